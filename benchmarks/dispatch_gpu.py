@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 
 
@@ -22,7 +22,7 @@ async def main(slots: int, low: float, high: float) -> None:
     spans: list[tuple[float, float]] = []
     chance = random.Random(1)
 
-    async def take_time(_: Job) -> Any:
+    async def take_time(_: GpuJob) -> Any:
         begun = time.monotonic()
         await asyncio.sleep(chance.uniform(low, high))
         spans.append((begun, time.monotonic()))

@@ -14,13 +14,13 @@ import time
 import uvicorn
 
 from taskqueue_dispatch.gpu_server.component import GpuServer
-from taskqueue_dispatch.gpu_server.jobs import Job, JobRefused
+from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobRefused
 
 SLOTS = 2
 STEPS = 4
 
 
-def generate(job: Job) -> dict[str, object]:
+def generate(job: GpuJob) -> dict[str, object]:
     """Run the model: a plain function runs in a thread, an async one in the event loop."""
     prompt = job.payload.get("prompt") if isinstance(job.payload, dict) else None
     if not isinstance(prompt, str):

@@ -15,6 +15,7 @@ CHECKS = {
     "files": [sys.executable, "tools/check_files.py"],
     "public names": [sys.executable, "tools/check_public_names.py"],
     "coverage": [sys.executable, "tools/coverage_table.py", "--check"],
+    "words": [sys.executable, "tools/check_words.py"],
     "lock": [sys.executable, "tools/check_lock.py"],
 }
 

@@ -45,12 +45,12 @@ class Commands(Protocol):
         """Add commands, or groups of them."""
 
 
-def mount(app: typer.Typer, found: Iterable[EntryPoint] | None = None) -> None:
+def mount(app: typer.Typer, matches: Iterable[EntryPoint] | None = None) -> None:
     """Add what is installed, in the order of the names.
 
     What cannot be imported is a command of its entry point's name that says so, and spoils no other.
     """
-    for point in sorted(entry_points(group=COMMANDS_GROUP) if found is None else found):
+    for point in sorted(entry_points(group=COMMANDS_GROUP) if matches is None else matches):
         try:
             cast("Commands", point.load()).add_to(app)
         except Exception as error:  # noqa: BLE001 - a package may raise anything; its command tells it

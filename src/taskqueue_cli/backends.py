@@ -22,7 +22,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, load_plugins
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import open_backend
 
 __all__ = [
@@ -77,8 +77,8 @@ class ServeCommand(typer.core.TyperCommand):
 def with_empty_value(args: list[str]) -> list[str]:
     """Return the words of a command; the option for an embedded store gets an empty value if it has none."""
     return [
-        f"{word}=" if word == OPTION and after.startswith("-") else word
-        for word, after in pairwise([*args, "-"])
+        f"{name}=" if name == OPTION and after.startswith("-") else name
+        for name, after in pairwise([*args, "-"])
     ]
 
 
@@ -155,4 +155,4 @@ async def _choose(settings: Settings, server: str | None) -> Backend:
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
     token = settings.token.get_secret_value() if settings.token else None
     remote = RemoteBackend(server or settings.server_url, token, tls_ca=settings.tls_ca)
-    return ObservedBackend(remote, hooks)
+    return InstrumentedBackend(remote, hooks)

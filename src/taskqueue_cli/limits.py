@@ -19,39 +19,39 @@ _NAMES = 3
 """tenants or queues that are named where there are many"""
 _RATE = re.compile(rf"({_NUMBER.pattern})/([0-9]{{0,7}})([smh])")
 _UNITS = {"s": IntervalUnit.SECONDS, "m": IntervalUnit.MINUTES, "h": IntervalUnit.HOURS}
-_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
+_LETTERS = {unit: dead_letter for dead_letter, unit in _UNITS.items()}
 
 
-def number_of(field: str, word: str) -> int | None:
+def number_of(field: str, text: str) -> int | None:
     """Read a number, or ``none``. Raises `InvalidInput`."""
-    if word == NONE:
+    if text == NONE:
         return None
-    if _NUMBER.fullmatch(word):
-        return int(word)
-    raise InvalidInput(field, f"text of length {len(word)}", f"a number, or {NONE}")
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    raise InvalidInput(field, f"text of length {len(text)}", f"a number, or {NONE}")
 
 
-def seconds_of(field: str, word: str) -> float | None:
+def seconds_of(field: str, text: str) -> float | None:
     """Read seconds, or ``none``. Raises `InvalidInput`."""
-    if word == NONE:
+    if text == NONE:
         return None
-    if _SECONDS.fullmatch(word):
-        return float(word)
-    raise InvalidInput(field, f"text of length {len(word)}", f"seconds, as 600 or 0.5, or {NONE}")
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    raise InvalidInput(field, f"text of length {len(text)}", f"seconds, as 600 or 0.5, or {NONE}")
 
 
-def weighted(weights: Mapping[str, int], words: Iterable[str]) -> dict[str, int]:
+def weighted(weights: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
     """Return weights as words change them. Raises `InvalidInput`.
 
     ``TENANT=N`` sets one, ``TENANT=none`` takes it away, and ``none`` takes all away.
     """
     changed = dict(weights)
-    for word in words:
-        tenant, sign, number = word.rpartition("=")
-        if word == NONE:
+    for text in names:
+        tenant, sign, number = text.rpartition("=")
+        if text == NONE:
             changed.clear()
         elif not (sign and tenant):
-            raise InvalidInput("weight", f"text of length {len(word)}", f"TENANT=N, or {NONE}")
+            raise InvalidInput("weight", f"text of length {len(text)}", f"TENANT=N, or {NONE}")
         elif (weight := number_of("weight", number)) is None:
             changed.pop(tenant, None)
         else:
@@ -59,19 +59,19 @@ def weighted(weights: Mapping[str, int], words: Iterable[str]) -> dict[str, int]
     return changed
 
 
-def rate_of(field: str, word: str) -> dict[str, Any] | None:
+def rate_of(field: str, text: str) -> dict[str, Any] | None:
     """Read ``100/1m`` (``100/m`` will do) as the fields of a rate limit, or ``none``. Raises `InvalidInput`."""
-    if word == NONE:
+    if text == NONE:
         return None
-    if found := _RATE.fullmatch(word):
-        tokens, interval, unit = found.groups()
+    if match := _RATE.fullmatch(text):
+        tokens, interval, unit = match.groups()
         return {
             "max_tokens": int(tokens),
             "interval": int(interval or 1),
             "interval_unit": _UNITS[unit],
         }
     allowed = f"tasks in a time, as 100/1m, 1000/1s or 15/1h, or {NONE}"
-    raise InvalidInput(field, f"text of length {len(word)}", allowed)
+    raise InvalidInput(field, f"text of length {len(text)}", allowed)
 
 
 def rate_text(limit: RateLimit) -> str:
@@ -81,7 +81,7 @@ def rate_text(limit: RateLimit) -> str:
 
 def limits_of(settings: QueueSettings) -> list[str]:
     """Say in a few words each what limits a queue."""
-    told = {
+    fields = {
         "paused": settings.paused,
         "intake paused": settings.intake_paused,
         f"moved to {settings.moved_to}": settings.moved_to,
@@ -98,7 +98,7 @@ def limits_of(settings: QueueSettings) -> list[str]:
         f"{settings.shards:,} shards": settings.shards > 1,
         f"copied to {_few(settings.bound_to)}": settings.bound_to,
     }
-    return [words for words, there in told.items() if there]
+    return [names for names, there in fields.items() if there]
 
 
 def _rate(limit: RateLimit | None) -> str:

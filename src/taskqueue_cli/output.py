@@ -67,19 +67,19 @@ def note(text: str, style: str = "") -> None:
 
 def fail(error: Exception, *, as_json: bool) -> None:
     """Say what went wrong in one red line on stderr; with ``as_json`` also as one object on stdout."""
-    detail = " ".join(_said(error).split())
+    detail = " ".join(_message_of(error).split())
     if as_json:
         code = error.code if isinstance(error, TaskQueueError) else "internal"
-        told: dict[str, object] = {"code": code, "detail": detail}
+        fields: dict[str, object] = {"code": code, "detail": detail}
         if isinstance(error, InvalidInput):
-            told["field"] = error.field
+            fields["field"] = error.field
         if isinstance(error, QueueFull):
-            told |= {"retry_after": error.retry_after, "depth": error.depth}
-        print_json({"error": told})
+            fields |= {"retry_after": error.retry_after, "depth": error.depth}
+        print_json({"error": fields})
     _errors.print(Text(f"error: {detail}", "bold red"), soft_wrap=True)
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     if isinstance(error, TaskQueueError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

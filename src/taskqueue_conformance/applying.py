@@ -40,8 +40,8 @@ def add_needs(test: Callable[..., Any], what: Collection[Need]) -> None:
 
 def needs_of(test: object) -> tuple[Need, ...]:
     """Return what a test needs."""
-    found: tuple[Need, ...] = getattr(test, _NEEDS, ())
-    return found
+    matches: tuple[Need, ...] = getattr(test, _NEEDS, ())
+    return matches
 
 
 def missing(harness: type[Harness], test: object) -> Need | None:

@@ -16,8 +16,8 @@ from taskqueue_core.capabilities import (
     DeadLetters,
     Order,
     QueueSettings,
-    RoomBell,
-    RoomBells,
+    RoomSignal,
+    RoomSignals,
     SlotPool,
     control_of,
     dead_lettering_of,
@@ -83,19 +83,19 @@ class Bench:
     @property
     def control(self) -> Control:
         """The operator's side."""
-        self._demand(Capability.CONTROL)
+        self._require(Capability.CONTROL)
         return control_of(self.backend)
 
     @property
     def dead_letters(self) -> DeadLetters:
         """The dead letters."""
-        self._demand(Capability.DEAD_LETTERS)
+        self._require(Capability.DEAD_LETTERS)
         return dead_letters_of(self.backend)
 
     @property
     def slots(self) -> SlotPool:
         """The pool of slots."""
-        self._demand(Capability.SLOTS)
+        self._require(Capability.SLOTS)
         return slots_of(self.backend)
 
     def task(self, task_id: str, **fields: Any) -> Task:
@@ -166,7 +166,7 @@ class Bench:
         self, subscription: Subscription, delivery: Delivery, reason: str = "bad"
     ) -> Settled:
         """Put a delivery among the dead letters."""
-        self._demand(Capability.DEAD_LETTERS)
+        self._require(Capability.DEAD_LETTERS)
         return await dead_lettering_of(self.backend, subscription).dead_letter(
             delivery, reason, f"{reason}: details"
         )
@@ -175,12 +175,12 @@ class Bench:
         self, subscription: Subscription, *receipts: str
     ) -> tuple[Delivery | None, ...]:
         """Move deliveries to ``subscription``."""
-        self._demand(Capability.HANDOVER)
+        self._require(Capability.HANDOVER)
         return await handover_of(self.backend, subscription).adopt(*receipts)
 
     async def revoked(self, subscription: Subscription) -> tuple[str, ...]:
         """Wait for the next revoked receipts of ``subscription``."""
-        self._demand(Capability.REVOCATION)
+        self._require(Capability.REVOCATION)
         return await revocation_of(self.backend, subscription).revoked()
 
     async def configure(self, key: str = KEY, **settings: Any) -> QueueSettings:
@@ -190,22 +190,22 @@ class Bench:
 
     async def limit(self, key: str = KEY, **settings: Any) -> None:
         """Change what limits the flow of a queue."""
-        self._demand(Capability.FLOW)
+        self._require(Capability.FLOW)
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
         """Change in which order the tasks of a queue are handed out."""
-        self._demand(Capability.ORDER)
+        self._require(Capability.ORDER)
         await self.configure(key, **settings)
 
     async def fair(self, key: str = KEY, **settings: Any) -> None:
         """Have the tenants of a queue take turns."""
         await self.arrange(key, order=Order.FAIR, **settings)
 
-    def bell(self, *keys: str) -> RoomBell:
+    def room_signal(self, *keys: str) -> RoomSignal:
         """Make a bell for room in ``keys``, or in `KEY`."""
-        self._demand(Capability.FLOW)
-        return cast("RoomBells", self.backend.publisher).room_bell(*(keys or (KEY,)))
+        self._require(Capability.FLOW)
+        return cast("RoomSignals", self.backend.publisher).room_signal(*(keys or (KEY,)))
 
     async def expect(self, **counts: int) -> None:
         """Compare the ledger of `KEY`: states that are not named must be 0. Does nothing without ``control``."""
@@ -261,23 +261,23 @@ class Bench:
 
     async def replica(self) -> Bench:
         """Open another backend on the same store, as another process would."""
-        return self._beside(await self._harness.replica(self.backend))
+        return self._sibling(await self._harness.replica(self.backend))
 
     async def reopen(self) -> Bench:
         """Close the backend and open another one on what it left behind."""
-        return self._beside(await self._harness.reopen(self.backend))
+        return self._sibling(await self._harness.reopen(self.backend))
 
-    def _demand(self, capability: Capability) -> None:
+    def _require(self, capability: Capability) -> None:
         assert has(self.backend, capability), (
             f"the backend does not declare {capability.value!r}: a test that uses it is to be marked "
             f"@needs(Capability.{capability.name})"
         )
 
-    def _beside(self, backend: Backend) -> Bench:
+    def _sibling(self, backend: Backend) -> Bench:
         self._opened.append(backend)
-        beside = Bench(self._harness, backend, self.clock)
-        beside._waiting = self._waiting
-        return beside
+        bench = Bench(self._harness, backend, self.clock)
+        bench._waiting = self._waiting
+        return bench
 
     async def check_books(self) -> None:
         """Fail where a ledger or the pool does not balance. A backend that the test has closed may refuse to tell."""
@@ -290,7 +290,7 @@ class Bench:
                     )
         if has(self.backend, Capability.SLOTS):
             with suppress(BackendUnavailable):
-                check_pool(await self.slots.look())
+                check_pool(await self.slots.inspect())
 
     async def close(self) -> None:
         """End what still waits and close every backend."""

@@ -63,9 +63,9 @@ class DeclaredSuite(Harness):
     async def test_binding_is_kept_or_refused(self, bench: Bench) -> None:
         """A binding is a setting like others; a backend without ``fan_out`` refuses it by its name."""
         if has(bench.backend, Capability.FAN_OUT):
-            one, two = await bound(bench, 2)
-            told = await bench.control.settings(KEY)
-            assert told.bound_to == (one, two)
+            name, two = await bound(bench, 2)
+            settings = await bench.control.settings(KEY)
+            assert settings.bound_to == (name, two)
             return
         with pytest.raises(InvalidInput) as refused:
             await bench.configure(bound_to=("copies",))

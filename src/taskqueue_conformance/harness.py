@@ -79,9 +79,9 @@ class Harness:
     @pytest.mark.asyncio(loop_scope="function")
     async def test_capabilities(self, bench: Bench) -> None:
         """The class declares what its backend declares: so no test is left out that applies (G6)."""
-        name, found = type(self).__name__, bench.backend.capabilities
-        assert self.capabilities == found, (
-            f"{name} declares {_told(self.capabilities)}; its backend declares {_told(found)}: "
+        name, capabilities = type(self).__name__, bench.backend.capabilities
+        assert self.capabilities == capabilities, (
+            f"{name} declares {_describe(self.capabilities)}; its backend declares {_describe(capabilities)}: "
             f"set `capabilities` of {name} to what the backend must have, and make both the same"
         )
         before = bench.now
@@ -93,6 +93,6 @@ class Harness:
         )
 
 
-def _told(capabilities: Capabilities) -> str:
+def _describe(capabilities: Capabilities) -> str:
     flags = [flag for flag in ("atomic_retry", "durable", "shared") if getattr(capabilities, flag)]
     return ", ".join([*sorted(capabilities.names), *flags]) or "nothing"

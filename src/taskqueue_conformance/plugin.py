@@ -132,8 +132,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take what a process of pytest-xdist found: each of them collects all tests."""
-    found = getattr(node, "workeroutput", {}).get(_KIT, [])
-    node.config.stash[_lines] = found or node.config.stash[_lines]
+    result = getattr(node, "workeroutput", {}).get(_KIT, [])
+    node.config.stash[_lines] = result or node.config.stash[_lines]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, NoReturn, TypeVar
 
 __all__ = [
-    "first",
-    "forever",
-    "together",
+    "first_completed",
+    "gather_all",
+    "wait_forever",
 ]
 
 T = TypeVar("T")
 
 
-async def first(*coroutines: Coroutine[Any, Any, T]) -> T:
+async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
     """Return or raise what the first to end ends with; cancel and await the others.
 
     Where several end in one turn the one named first counts.
@@ -30,7 +30,7 @@ async def first(*coroutines: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def forever() -> NoReturn:
+async def wait_forever() -> NoReturn:
     """Wait until cancelled."""
     while True:
         await asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ async def forever() -> NoReturn:
 Answer = TypeVar("Answer")
 
 
-async def together(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
+async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
     """Return what each call answers, in their order. Raises, once all have ended, what the first to fail has raised."""
     answers: list[Answer] = []
     failure: BaseException | None = None

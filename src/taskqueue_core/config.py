@@ -46,7 +46,7 @@ def _split(value: object) -> object:
 
 
 def _lower(value: object) -> object:
-    return [str(word).lower() for word in value] if isinstance(value, list) else value
+    return [str(name).lower() for name in value] if isinstance(value, list) else value
 
 
 COMMAS = (NoDecode, BeforeValidator(_split))
@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     """seconds the server waits at its end for workers to settle what they run"""
     prefect_version: str = Field("3.9.1", pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z.+]{1,32})?$")
     """the version of Prefect that the server gives to task workers which ask for one"""
-    parts: Annotated[frozenset[str], *COMMAS] = frozenset()
+    extensions: Annotated[frozenset[str], *COMMAS] = frozenset()
     """what other packages bring into the server, such as ``dispatch``"""
     plugins_allow: Annotated[frozenset[str] | None, *COMMAS] = None
     """names of the plugins that may be loaded; unset allows all that are installed"""

@@ -71,7 +71,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         names: tuple[object, ...] = (self.name, *self.verbs, *self.keys)
         several: tuple[object, object] = self.verbs, self.keys
         if not all(isinstance(name, str) for name in names) or any(
-            isinstance(one, str) for one in several
+            isinstance(item, str) for item in several
         ):
             raise TypeError("an identity has a name, a set of verbs and a tuple of keys")
         # A list would do, until somebody looks the identity up, or changes the list.
@@ -82,7 +82,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < inf):
                 raise TypeError("the limits of an identity are numbers above 0")
 
-    def may(self, verb: str, key: str | None = None) -> bool:
+    def is_allowed(self, verb: str, key: str | None = None) -> bool:
         """Whether ``verb`` is allowed with ``key``; without one, with all keys there are."""
         if verb not in self.verbs:
             return False
@@ -225,7 +225,7 @@ def load_plugins(
     *,
     allow: Collection[str] | None = None,
     deny: Collection[str] = (),
-    found: Collection[EntryPoint] | None = None,
+    matches: Collection[EntryPoint] | None = None,
 ) -> tuple[str, ...]:
     """Register the installed plugins; return the names of those that were.
 
@@ -234,7 +234,7 @@ def load_plugins(
     ``TASKQUEUE_HOOK_API``, or declares another than `HOOK_API` is logged and passed over.
     """
     loaded = []
-    for point in sorted(found if found is not None else entry_points(group=PLUGIN_GROUP)):
+    for point in sorted(matches if matches is not None else entry_points(group=PLUGIN_GROUP)):
         if point.name in deny or (allow is not None and point.name not in allow):
             continue
         try:

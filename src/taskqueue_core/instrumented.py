@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from taskqueue_core import telemetry
-from taskqueue_core.authoring.helpers import SubscriptionBase, demand_no_keys
+from taskqueue_core.authoring.helpers import SubscriptionBase, reject_ordering_keys
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
 from taskqueue_core.capabilities import Control, Maintained
 from taskqueue_core.errors import LeaseLost
@@ -19,14 +19,14 @@ from taskqueue_core.hooks import Hooks
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task
 
-__all__ = ["ObservedBackend"]
+__all__ = ["InstrumentedBackend"]
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
 _STALE = (Settled.LEASE_LOST,)
 """what a single stale receipt would answer in a batch"""
 
 
-class ObservedBackend:
+class InstrumentedBackend:
     """A backend with hooks. Capabilities pass through, and an ordering key is refused where there is no ``order``."""
 
     def __init__(self, inner: Backend, hooks: Hooks) -> None:
@@ -90,7 +90,7 @@ class _ObservedPublisher:
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         if not self._orders:
-            demand_no_keys(tasks)
+            reject_ordering_keys(tasks)
         with telemetry.publishing(tasks) as carrying:
             confirmations = await self._inner.publish(*carrying)
         self._hooks.fire("published", tasks=carrying, confirmations=confirmations)
@@ -130,10 +130,10 @@ class _ObservedSubscription(SubscriptionBase):
         self._hooks = hooks
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        with telemetry.operation("receive") as seen:
+        with telemetry.operation("receive") as operation:
             received = await self._inner.receive(limit, timeout)
-            if seen is not None:
-                seen.tasks = _tasks(received.deliveries)
+            if operation is not None:
+                operation.tasks = _tasks(received.deliveries)
         if received.deliveries:
             self._hooks.fire("delivered", deliveries=received.deliveries, consumer=self._consumer)
         if received.expired:

@@ -32,24 +32,24 @@ def installed_backends() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=BACKEND_GROUP)}))
 
 
-def load_backend(word: str) -> Backend:
+def load_backend(name: str) -> Backend:
     """Make the backend that ``word`` names.
 
     Raises `BackendNotFound` or `InvalidBackend` with what is installed, what the module lacks, or
     how to install; errors of the backend's own configuration (`ConfigurationError`) pass through.
     """
-    factory = _factory(word)
+    factory = _factory(name)
     try:
         backend = factory()
     except ConfigurationError:
         raise
     except Exception as error:
-        raise InvalidBackend(f"backend {word!r}: making it failed: {_describe(error)}") from error
-    check_backend(backend, word)
+        raise InvalidBackend(f"backend {name!r}: making it failed: {_describe(error)}") from error
+    check_backend(backend, name)
     return cast("Backend", backend)
 
 
-def check_backend(backend: object, word: str) -> None:
+def check_backend(backend: object, token: str) -> None:
     """Raise `InvalidBackend` that lists what ``backend`` lacks of the contract and of what it declares."""
     missing = [name for name in _MEMBERS if not _has(backend, name)]
     if not missing:
@@ -66,64 +66,66 @@ def check_backend(backend: object, word: str) -> None:
         missing += [f"publisher.{name}" for name in _PUBLISHER if not _has(publisher, name)]
     if missing:
         raise InvalidBackend(
-            f"backend {word!r}: {type(backend).__name__} is not a backend, it lacks: {', '.join(missing)}; "
+            f"backend {token!r}: {type(backend).__name__} is not a backend, it lacks: {', '.join(missing)}; "
             "see docs/writing-a-backend.md"
         )
 
 
-def _factory(word: str) -> Callable[[], Any]:
+def _factory(name: str) -> Callable[[], Any]:
     for point in entry_points(group=BACKEND_GROUP):
-        if point.name == word:
-            return _callable(word, lambda: point.load())  # noqa: B023, PLW0108 - called before the loop goes on
-    path, _, attribute = word.partition(":")
+        if point.name == name:
+            return _callable(name, lambda: point.load())  # noqa: B023, PLW0108 - called before the loop goes on
+    path, _, attribute = name.partition(":")
     if not all(
         part.isidentifier() for part in [*path.split("."), *filter(None, attribute.split("."))]
     ):
-        raise BackendNotFound(_not_found(word, "it is neither a name nor a module path"))
-    return _callable(word, lambda: _attribute(word, path, attribute or FACTORY))
+        raise BackendNotFound(_not_found(name, "it is neither a name nor a module path"))
+    return _callable(name, lambda: _attribute(name, path, attribute or FACTORY))
 
 
-def _attribute(word: str, path: str, attribute: str) -> object:
+def _attribute(token: str, path: str, attribute: str) -> object:
     try:
-        found: object = importlib.import_module(path)
+        module: object = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is not None and (path == error.name or path.startswith(error.name + ".")):
-            raise BackendNotFound(_not_found(word, f"there is no module {error.name!r}")) from error
+            raise BackendNotFound(
+                _not_found(token, f"there is no module {error.name!r}")
+            ) from error
         raise
     for name in attribute.split("."):
-        if not hasattr(found, name):
+        if not hasattr(module, name):
             raise InvalidBackend(
-                f"backend {word!r}: the module {path!r} lacks {attribute!r}, a callable without "
+                f"backend {token!r}: the module {path!r} lacks {attribute!r}, a callable without "
                 f"arguments that returns a backend; name another one as '{path}:NAME'; see docs/writing-a-backend.md"
             )
-        found = getattr(found, name)
-    return found
+        module = getattr(module, name)
+    return module
 
 
-def _callable(word: str, load: Callable[[], object]) -> Callable[[], Any]:
+def _callable(name: str, load: Callable[[], object]) -> Callable[[], Any]:
     try:
-        found = load()
+        result = load()
     except ConfigurationError:
         raise
     except ModuleNotFoundError as error:
         raise InvalidBackend(
-            f"backend {word!r}: importing it needs the module {error.name!r}, which is not installed; "
-            f"{_how_to_install(word)}"
+            f"backend {name!r}: importing it needs the module {error.name!r}, which is not installed; "
+            f"{_how_to_install(name)}"
         ) from error
     except Exception as error:
         raise InvalidBackend(
-            f"backend {word!r}: importing it failed: {_describe(error)}"
+            f"backend {name!r}: importing it failed: {_describe(error)}"
         ) from error
-    if not callable(found):
+    if not callable(result):
         raise InvalidBackend(
-            f"backend {word!r}: got {type(found).__name__}; "
+            f"backend {name!r}: got {type(result).__name__}; "
             "allowed: a callable without arguments that returns a backend"
         )
-    return found
+    return result
 
 
-def _how_to_install(word: str) -> str:
-    extra = word.removeprefix("taskqueue_").partition(".")[0].partition(":")[0]
+def _how_to_install(name: str) -> str:
+    extra = name.removeprefix("taskqueue_").partition(".")[0].partition(":")[0]
     try:
         ours = metadata(_DISTRIBUTION).get_all("Provides-Extra") or []
     except PackageNotFoundError:
@@ -133,10 +135,10 @@ def _how_to_install(word: str) -> str:
     return "install what the backend's own package asks for"
 
 
-def _not_found(word: str, why: str) -> str:
+def _not_found(name: str, why: str) -> str:
     names = ", ".join(installed_backends()) or "none"
     return (
-        f"no backend {word!r}: {why}. Installed backends: {names}. Set TASKQUEUE_BACKEND to one of "
+        f"no backend {name!r}: {why}. Installed backends: {names}. Set TASKQUEUE_BACKEND to one of "
         "them, to a module path or to 'module:attr'; install others with "
         "pip install 'taskqueue-backends[NAME]' or from their own packages"
     )

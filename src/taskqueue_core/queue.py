@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import msgspec
 
-from taskqueue_core.authoring.helpers import demand_no_keys
+from taskqueue_core.authoring.helpers import reject_ordering_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
-from taskqueue_core.capabilities import RoomBell, RoomBells, control_of, has
+from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
 from taskqueue_core.config import Settings, load_settings, of_the_old_side
 from taskqueue_core.errors import (
     ConfigurationError,
@@ -22,7 +22,7 @@ from taskqueue_core.errors import (
     QueueFull,
 )
 from taskqueue_core.hooks import Hooks, load_plugins
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.loading import load_backend
 from taskqueue_core.migration import MigratingBackend, MigrationMode, ShardedBackend
@@ -46,13 +46,13 @@ _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
 _SHORTEST = 0.02
 """seconds between two tries to get into a full queue, whatever its backend hints"""
-_BELL = 15.0
+_SIGNAL_SECONDS = 15.0
 """seconds after which a publisher that waits for a bell asks without it: the store may have lost a word"""
 _RINGING = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
 """refusals after which a bell tells of room"""
 
 
-def open_backend(word: str | None = None, settings: Settings | None = None) -> ObservedBackend:
+def open_backend(name: str | None = None, settings: Settings | None = None) -> InstrumentedBackend:
     """Make the configured backend (or the one that ``word`` names), with the installed plugins around it.
 
     With ``TASKQUEUE_MIGRATE_FROM`` it is two: that one is left for this one. See docs/migration.md.
@@ -60,14 +60,14 @@ def open_backend(word: str | None = None, settings: Settings | None = None) -> O
     settings = settings or load_settings(Settings)
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
-    return ObservedBackend(_load(word or settings.backend, settings), hooks)
+    return InstrumentedBackend(_load(name or settings.backend, settings), hooks)
 
 
-def _load(word: str, settings: Settings) -> Backend:
-    if word == _SERVER:  # which migrates and shards by itself
-        return load_backend(word)
+def _load(name: str, settings: Settings) -> Backend:
+    if name == _SERVER:  # which migrates and shards by itself
+        return load_backend(name)
     if settings.migrate_from is None:
-        return _spreadable(load_backend(word))
+        return _spreadable(load_backend(name))
     if settings.migrate_from == _SERVER:
         raise ConfigurationError("TASKQUEUE_MIGRATE_FROM: a server is no store; name its backend")
     with of_the_old_side():
@@ -75,9 +75,9 @@ def _load(word: str, settings: Settings) -> Backend:
             old = _spreadable(load_backend(settings.migrate_from))
         except ConfigurationError as error:
             raise type(error)(f"the backend to migrate from: {error}") from error
-    names = (settings.migrate_from[:100], word[:100])
+    names = (settings.migrate_from[:100], name[:100])
     mode = MigrationMode(settings.migrate_mode)
-    return MigratingBackend(old, _spreadable(load_backend(word)), mode=mode, names=names)
+    return MigratingBackend(old, _spreadable(load_backend(name)), mode=mode, names=names)
 
 
 def _spreadable(backend: Backend) -> Backend:
@@ -160,40 +160,44 @@ class Queue:
         end = asyncio.get_running_loop().time() + wait
         pending = list(tasks)
         if not self._orders:
-            demand_no_keys(pending)
+            reject_ordering_keys(pending)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
-            confirmations += await self._insist(pending[start : start + LIMITS.batch], end)
+            confirmations += await self._retry_until_available(
+                pending[start : start + LIMITS.batch], end
+            )
         return tuple(confirmations)
 
-    async def _insist(self, tasks: list[Task], end: float) -> list[Confirmation]:
+    async def _retry_until_available(self, tasks: list[Task], end: float) -> list[Confirmation]:
         confirmations = list(await self._send(tasks))
         hints = _hints(confirmations)
-        if not hints or _left(end) <= 0:
+        if not hints or _remaining(end) <= 0:
             return confirmations
-        async with await self._bell({tasks[place].key for place in hints}) as bell:
-            unheard = bell is not None  # what happened until it was open it has not told
-            while hints and (left := _left(end)) > 0:
+        async with await self._signal({tasks[hint].key for hint in hints}) as signal:
+            unheard = signal is not None  # what happened until it was open it has not told
+            while hints and (remaining := _remaining(end)) > 0:
                 if not unheard:
-                    codes = {confirmations[place].code for place in hints}
-                    await _pause(min(hints.values()), left, bell if codes <= _RINGING else None)
+                    codes = {confirmations[hint].code for hint in hints}
+                    await _pause(
+                        min(hints.values()), remaining, signal if codes <= _RINGING else None
+                    )
                 unheard = False
-                answers = await self._send([tasks[place] for place in hints])
-                for place, answer in zip(hints, answers, strict=True):
-                    confirmations[place] = answer
+                answers = await self._send([tasks[hint] for hint in hints])
+                for hint, answer in zip(hints, answers, strict=True):
+                    confirmations[hint] = answer
                 hints = _hints(confirmations)
         return confirmations
 
-    async def _bell(self, keys: set[str]) -> AbstractAsyncContextManager[RoomBell | None]:
+    async def _signal(self, keys: set[str]) -> AbstractAsyncContextManager[RoomSignal | None]:
         publisher, can = self.backend.publisher, self.backend.capabilities.names
-        if Capability.FLOW not in can or not hasattr(publisher, "room_bell"):
+        if Capability.FLOW not in can or not hasattr(publisher, "room_signal"):
             return nullcontext()
         # a full one among those that get the copies
         if can >= {Capability.FAN_OUT, Capability.CONTROL}:
             control = control_of(self.backend)
             for key in tuple(keys):
                 keys.update((await control.settings(key)).bound_to)
-        return cast("RoomBells", publisher).room_bell(*list(keys)[: LIMITS.keys])
+        return cast("RoomSignals", publisher).room_signal(*list(keys)[: LIMITS.keys])
 
     async def _send(self, tasks: list[Task]) -> tuple[Confirmation, ...]:
         for resend in range(1, _RESENDS + 1):
@@ -253,28 +257,28 @@ def stored(confirmation: Confirmation) -> Confirmation:
     return confirmation
 
 
-async def _pause(hint: float, left: float, bell: RoomBell | None) -> None:
+async def _pause(hint: float, remaining: float, signal: RoomSignal | None) -> None:
     """Wait until it is worth another try, or nothing is left of the time."""
     # Later than hinted, each publisher by something else: together they would meet at the door again.
     late = random.uniform(1, 1.5)  # noqa: S311 - no secret
-    if bell is None:
-        await asyncio.sleep(min(max(_SHORTEST, hint) * late, left))
+    if signal is None:
+        await asyncio.sleep(min(max(_SHORTEST, hint) * late, remaining))
         return
-    end = asyncio.get_running_loop().time() + left
-    await bell.rung(min(max(_BELL, hint) * late, left))
-    await asyncio.sleep(max(0.0, min(_SHORTEST * late, _left(end))))
+    end = asyncio.get_running_loop().time() + remaining
+    await signal.wait(min(max(_SIGNAL_SECONDS, hint) * late, remaining))
+    await asyncio.sleep(max(0.0, min(_SHORTEST * late, _remaining(end))))
 
 
-def _left(end: float) -> float:
+def _remaining(end: float) -> float:
     return end - asyncio.get_running_loop().time()
 
 
 def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
     """Return when to come again, by the places of those for whom that may help."""
     return {
-        place: one.retry_after
-        for place, one in enumerate(confirmations)
-        if one.status is Published.REFUSED and one.retry_after is not None
+        index: confirmation.retry_after
+        for index, confirmation in enumerate(confirmations)
+        if confirmation.status is Published.REFUSED and confirmation.retry_after is not None
     }
 
 

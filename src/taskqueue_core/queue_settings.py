@@ -37,7 +37,7 @@ def read_settings(text: bytes) -> QueueSettings:
     if not fault["loc"] and fault["type"] == "value_error":
         name, _, needs = fault["msg"].removeprefix("Value error, ").partition(" ")
         raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, for it {needs}")
-    *parents, name = map(str, _place(fault["loc"]) or ("settings",))
+    *parents, name = map(str, _field_of(fault["loc"]) or ("settings",))
     if fault["type"] == "extra_forbidden":  # what a stranger calls a field is not repeated
         parent = ".".join(parents)
         known = ", ".join(_PARTS[parent].model_fields)
@@ -50,7 +50,7 @@ def read_settings(text: bytes) -> QueueSettings:
     raise InvalidInput(field, kind_of(fault["input"]) + beyond, allowed)
 
 
-def _place(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _field_of(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
     # what tenants are called is not repeated
     return where[:1] if where[:1] == ("weights",) else where
 
@@ -94,17 +94,17 @@ async def _change(
     edit: Callable[[QueueSettings], QueueSettings],
     version: int | None,
 ) -> QueueSettings:
-    found = await control.settings(key)
+    settings = await control.settings(key)
     if version is not None:
-        found.followed_by(QueueSettings(version=version))  # for its error
-    wanted = edit(found)
-    return found if wanted == found else await control.configure(key, wanted)
+        settings.followed_by(QueueSettings(version=version))  # for its error
+    wanted = edit(settings)
+    return settings if wanted == settings else await control.configure(key, wanted)
 
 
 async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:
     """Pause or resume the hand-out, or the ``intake`` instead. Idempotent. Raises `SettingsConflict`, as above."""
     flag = {"intake_paused" if intake else "paused": paused}
-    return await change_settings(control, key, lambda found: found.model_copy(update=flag))
+    return await change_settings(control, key, lambda settings: settings.model_copy(update=flag))
 
 
 async def reset_settings(
@@ -112,5 +112,5 @@ async def reset_settings(
 ) -> QueueSettings:
     """Return to the defaults. The version goes on growing. Raises `SettingsConflict`, as above."""
     return await change_settings(
-        control, key, lambda found: QueueSettings(version=found.version), version=version
+        control, key, lambda settings: QueueSettings(version=settings.version), version=version
     )

@@ -99,8 +99,8 @@ def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
     queue or for where it runs, and the other is 0. The answer is between 0 and 1000: 0 where nothing can run, or no
     factor is set. Raises `InvalidInput` for a negative number.
     """
-    together = sum(_checked("concurrency", one) for one in concurrency)
-    largest = max((_checked("factor", one) for one in factor), default=0)
+    together = sum(_checked("concurrency", number) for number in concurrency)
+    largest = max((_checked("factor", number) for number in factor), default=0)
     return min(largest * together, _MOST)
 
 

@@ -68,15 +68,15 @@ async def reconcile(
     ask = has(queue.backend, Capability.CONTROL) and not compare
     report = Reconciled()
     async for part in _parts(tasks, batch):
-        report += await _one(queue, part, wait, ask=ask)
+        report += await _reconcile_page(queue, part, wait, ask=ask)
         if passed is not None:
             passed(part[-1], report)
     return report
 
 
-async def _one(queue: Queue, tasks: list[Task], wait: float, *, ask: bool) -> Reconciled:
+async def _reconcile_page(queue: Queue, tasks: list[Task], wait: float, *, ask: bool) -> Reconciled:
     unknown = await _unknown(queue, tasks) if ask else tasks
-    answers = [one.status for one in await queue.publish_many(unknown, wait=wait)]
+    answers = [confirmation.status for confirmation in await queue.publish_many(unknown, wait=wait)]
     stored, refused = answers.count(Published.ACCEPTED), answers.count(Published.REFUSED)
     if ask:  # one that was stored meanwhile, or whose first answer was lost, was missing too
         stored += answers.count(Published.DUPLICATE)

@@ -148,12 +148,12 @@ def decide(
         case Rejected(reason, error):
             return Bury(reason, error)
         case RetryLater(delay, error):
-            return _again(delivery, policy, error, uniform, delay)
+            return _next_retry(delivery, policy, error, uniform, delay)
         case Failed(error):
-            return _again(delivery, policy, error, uniform, None)
+            return _next_retry(delivery, policy, error, uniform, None)
 
 
-def _again(
+def _next_retry(
     delivery: Delivery,
     policy: RetryPolicy,
     error: str,

@@ -62,12 +62,12 @@ class Routes:
     def kinds(self, key: str) -> tuple[str, ...]:
         """Return the kinds of work that may be in a queue, sorted; none for a name of another rule."""
         prefix, digits = key[:-_DIGITS], key[-_DIGITS:]
-        found = (
+        matches = (
             route.kind
             for route in self._routes.values()
             if route.prefix == prefix and _is_id(digits) and route.shared in (None, UUID(digits))
         )
-        return tuple(sorted(found))
+        return tuple(sorted(matches))
 
 
 def _is_id(digits: str) -> bool:

@@ -140,27 +140,27 @@ def _attributes(name: str, tasks: Sequence[Carrier]) -> dict[str, Any]:
 
 
 def _metric_attributes(attributes: dict[str, Any], error: str | None) -> dict[str, Any]:
-    kept = {name: value for name, value in attributes.items() if name not in _OF_ONE}
+    retained = {name: value for name, value in attributes.items() if name not in _OF_ONE}
     if error is not None:
-        kept["error.type"] = error
-    destination = kept.get(_DESTINATION)
+        retained["error.type"] = error
+    destination = retained.get(_DESTINATION)
     if destination is not None and destination not in _destinations:
         if len(_destinations) < MOST_DESTINATIONS:
             _destinations.add(destination)
         else:
-            del kept[_DESTINATION]
-    return kept
+            del retained[_DESTINATION]
+    return retained
 
 
 def _links(tasks: Iterable[Carrier]) -> list[Link]:
-    found: list[Link] = []
+    links: list[Link] = []
     for task in tasks:
         headers = task.headers
-        if headers and _PARENT in headers and len(found) < _LINKS:
+        if headers and _PARENT in headers and len(links) < _LINKS:
             span = trace.get_current_span(_propagator.extract(headers)).get_span_context()
             if span.is_valid:
-                found.append(trace.Link(span))
-    return found
+                links.append(trace.Link(span))
+    return links
 
 
 class Operation:

@@ -64,8 +64,8 @@ def encode_json(field: str, value: object) -> bytes:
         text = _encoder.encode(value)
         check_json(field, text, LIMITS.payload)
         # The encoder writes NaN as null, bytes as base64 and turns keys into text, without a word.
-        told = _decoder.decode(text)
-        said = told == value or _same(told, msgspec.to_builtins(value, builtin_types=_BYTES))
+        decoded = _decoder.decode(text)
+        said = decoded == value or _same(decoded, msgspec.to_builtins(value, builtin_types=_BYTES))
     except InvalidInput:
         raise
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
@@ -75,12 +75,12 @@ def encode_json(field: str, value: object) -> bytes:
     return text
 
 
-def _same(told: object, meant: object) -> bool:
-    if isinstance(told, dict) and isinstance(meant, dict):
-        return told.keys() == meant.keys() and all(_same(told[key], meant[key]) for key in told)
-    if isinstance(told, list) and isinstance(meant, list | tuple):
-        return len(told) == len(meant) and all(map(_same, told, meant))
-    return told == meant
+def _same(value: object, meant: object) -> bool:
+    if isinstance(value, dict) and isinstance(meant, dict):
+        return value.keys() == meant.keys() and all(_same(value[key], meant[key]) for key in value)
+    if isinstance(value, list) and isinstance(meant, list | tuple):
+        return len(value) == len(meant) and all(map(_same, value, meant))
+    return value == meant
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["active", "consumed", "operation", "processing", "publishing"]
 
 _nothing = nullcontext()
-_LOOK_SECONDS = 0.5
+_REFRESH_SECONDS = 0.5
 _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
 
 
@@ -32,11 +32,11 @@ class _Provider:
 
     def __init__(self) -> None:
         self.is_set = False
-        self.look_at = 0.0
+        self.next_refresh = 0.0
 
-    def look(self, now: float) -> bool:
+    def refresh(self, now: float) -> bool:
         # The API takes some microseconds to say that there is none, which a batch of one task would feel.
-        self.look_at = now + _LOOK_SECONDS
+        self.next_refresh = now + _REFRESH_SECONDS
         if any(module in sys.modules for module in _APIS):
             self.is_set = _spans().listening()
         return self.is_set
@@ -54,7 +54,9 @@ def _spans() -> ModuleType:
 
 def active() -> bool:
     """Whether anybody listens. Who has set a provider has imported the package."""
-    return _provider.is_set or ((now := monotonic()) >= _provider.look_at and _provider.look(now))
+    return _provider.is_set or (
+        (now := monotonic()) >= _provider.next_refresh and _provider.refresh(now)
+    )
 
 
 def publishing(tasks: tuple[Task, ...]) -> AbstractContextManager[tuple[Task, ...]]:

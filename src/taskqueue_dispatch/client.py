@@ -23,11 +23,11 @@ __all__ = ["Confirmed", "SubmitRefused", "submit_until_confirmed", "submit_until
 _PAUSE = RetryPolicy(base=0.1, cap=10.0, jitter=0.5)
 _LONGEST = 60.0
 """seconds that a server may have a client wait until the next try"""
-_ONE_TRY = 30.0
+_TRY_SECONDS = 30.0
 _ANSWER = 64 * 1024
 _KEY = "idempotency_key"
 _SUCCESS = range(200, 300)
-_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+_RETRY_SECONDS = {408, 425, 429, 500, 502, 503, 504}
 """what proxies and servers answer that will do it later, or do not know whether they did; the key makes it harmless"""
 _NOT_READ = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -65,11 +65,11 @@ class _Course:
         clock: Callable[[], float],
     ) -> None:
         check_number("attempts", attempts, 1, 1_000_000)
-        told = dict(submission)
-        key = told.get(_KEY)
+        fields = dict(submission)
+        key = fields.get(_KEY)
         self.key: str = secrets.token_hex(16) if key is None else str(key)
         check_name(_KEY, self.key if key is None else key)
-        self.body = encode_json("submission", told | {_KEY: self.key})
+        self.body = encode_json("submission", fields | {_KEY: self.key})
         self.tries = 0
         self._attempts = attempts
         self._uniform = uniform
@@ -79,7 +79,7 @@ class _Course:
     @property
     def patience(self) -> float:
         """Seconds for one try."""
-        return max(0.001, min(_ONE_TRY, self._end - self._clock()))
+        return max(0.001, min(_TRY_SECONDS, self._end - self._clock()))
 
     def after(self, status: int, headers: Mapping[str, str], body: bytes) -> Confirmed | float:
         """Return the end of it, or the seconds until the next try. Raises `SubmitRefused`, `PublishUnconfirmed`."""
@@ -89,15 +89,15 @@ class _Course:
             except _NOT_READ:
                 return self.pause("an answer that is not whole", None)
             return Confirmed(idempotency_key=self.key, tries=self.tries, answer=answer)
-        if status not in _AGAIN:
+        if status not in _RETRY_SECONDS:
             raise SubmitRefused(status, _problem(body), self.key)
         return self.pause(f"status {status}", _seconds(headers.get("retry-after")))
 
-    def pause(self, why: str, asked: float | None) -> float:
+    def pause(self, why: str, requested: float | None) -> float:
         """Return the seconds until the next try. Raises `PublishUnconfirmed` where there is none."""
         pause = _PAUSE.delay(self.tries, self._uniform)
-        if asked is not None:  # together all would come again at the same time
-            pause = max(pause, min(asked, _LONGEST) * (1 + self._uniform() / 2))
+        if requested is not None:  # together all would come again at the same time
+            pause = max(pause, min(requested, _LONGEST) * (1 + self._uniform() / 2))
         if self.tries >= self._attempts or self._clock() + pause >= self._end:
             raise PublishUnconfirmed(
                 f"the job was not confirmed in {self.tries} tries, the last one ended with {why}: "
@@ -140,14 +140,14 @@ async def submit_until_confirmed(
                     body += part
                     if len(body) > _ANSWER:
                         break
-            told = course.after(response.status_code, response.headers, bytes(body))
+            result = course.after(response.status_code, response.headers, bytes(body))
         except httpx2.UnsupportedProtocol:
             raise
         except (httpx2.TransportError, httpx2.DecodingError, TimeoutError) as error:
-            told = course.pause(type(error).__name__, None)
-        if isinstance(told, Confirmed):
-            return told
-        await sleep(told)
+            result = course.pause(type(error).__name__, None)
+        if isinstance(result, Confirmed):
+            return result
+        await sleep(result)
 
 
 def submit_until_confirmed_sync(
@@ -176,23 +176,23 @@ def submit_until_confirmed_sync(
                     body += part
                     if len(body) > _ANSWER or clock() > until:
                         break
-            told = course.after(response.status_code, response.headers, bytes(body))
+            result = course.after(response.status_code, response.headers, bytes(body))
         except httpx2.UnsupportedProtocol:
             raise
         except (httpx2.TransportError, httpx2.DecodingError) as error:
-            told = course.pause(type(error).__name__, None)
-        if isinstance(told, Confirmed):
-            return told
-        sleep(told)
+            result = course.pause(type(error).__name__, None)
+        if isinstance(result, Confirmed):
+            return result
+        sleep(result)
 
 
 def _problem(body: bytes) -> str:
     """Return what a problem (RFC 9457) says."""
     try:
-        told = msgspec.json.decode(body, type=dict[str, Any])
+        decoded = msgspec.json.decode(body, type=dict[str, Any])
     except _NOT_READ:
         return "it does not say why"
-    said = told.get("detail") or told.get("title")
+    said = decoded.get("detail") or decoded.get("title")
     return said[: LIMITS.text] if isinstance(said, str) else "it does not say why"
 
 
@@ -201,10 +201,10 @@ def _seconds(header: str | None) -> float | None:
     if header is None:
         return None
     try:
-        found = float(header)
+        result = float(header)
     except ValueError:
         try:
-            found = parsedate_to_datetime(header).timestamp() - time.time()
+            result = parsedate_to_datetime(header).timestamp() - time.time()
         except (ValueError, OverflowError):
             return None
-    return max(0.0, found) if found < float("inf") else None
+    return max(0.0, result) if result < float("inf") else None

@@ -61,10 +61,10 @@ class Allowed:
             raise InvalidInput("endpoint", "an address elsewhere", _PLACES)
         if self._names(host):
             return
-        found = await self._resolve(host)
-        if not found:
+        matches = await self._resolve(host)
+        if not matches:
             raise InvalidInput("endpoint", "a host that is not found", "one that is, or an address")
-        if not self.holds(found):
+        if not self.holds(matches):
             raise InvalidInput("endpoint", "a host elsewhere", _PLACES)
 
     def follows(self, host: str) -> bool:
@@ -74,8 +74,8 @@ class Allowed:
 
     def holds(self, addresses: Iterable[str]) -> bool:
         """Whether every address is within the networks."""
-        found = [_address_of(told) for told in addresses]
-        return all(one is not None and self._holds(one) for one in found)
+        matches = [_address_of(address) for address in addresses]
+        return all(item is not None and self._holds(item) for item in matches)
 
     def _names(self, host: str) -> bool:
         return any(_matches(host, pattern) for pattern in self._hosts)

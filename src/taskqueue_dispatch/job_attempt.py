@@ -18,27 +18,27 @@ from typing import NamedTuple
 from taskqueue_core import retry
 from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Permit
-from taskqueue_core.consumer.outage import OUTAGES
-from taskqueue_core.consumer.settle import Settlements, settle
+from taskqueue_core.consumer.outage import OUTAGE_ERRORS
+from taskqueue_core.consumer.settle import SettlementQueue, settle
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.retry import Bury, Redeliver, Rejected, RetryPolicy, Verb
 from taskqueue_core.tasks import Delivery, Settled
 from taskqueue_dispatch.endpoint_client.answers import (
-    Accepted,
     Answer,
     Busy,
     Done,
-    Failed,
+    EndpointUnreachable,
+    JobAcceptedAnswer,
+    JobFailedAnswer,
+    JobRunningAnswer,
     Missing,
-    Running,
-    Unreachable,
 )
-from taskqueue_dispatch.lease_renewal import Held
+from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.runner_context import Parts
 from taskqueue_dispatch.slot_notes import accepted_note, answer_of
 
-__all__ = ["Ends", "Run"]
+__all__ = ["Ends", "JobAttempt"]
 
 _OVERTIME = "Exceeded max processing time"
 _REFUSED = "refused_by_server"
@@ -47,7 +47,7 @@ _ASKED = 16
 """servers asked for a job that may have been sent before"""
 _MARGIN = 60.0
 """seconds that a slot outlasts the polling of its job"""
-_LAST_WORD = 0.5
+_FINAL_SECONDS = 0.5
 """seconds to tell the store what becomes of a job without its dispatcher"""
 _log = logging.getLogger("taskqueue.dispatch")
 
@@ -56,17 +56,17 @@ class Ends(NamedTuple):
     """Where a run gives back what it owns."""
 
     subscription: Subscription
-    settlements: Settlements
-    free: Callable[[Held], None]
+    settlements: SettlementQueue
+    free: Callable[[RenewedLease], None]
     """takes the slot back once nothing of the job is on it"""
     look_in: Callable[[float], None]
     """has slots looked for after some seconds: a rest is over then"""
 
 
-class Run:
+class JobAttempt:
     """Owns a delivery and the slot that is bound to it."""
 
-    def __init__(self, delivery: Delivery, held: Held, parts: Parts, ends: Ends) -> None:
+    def __init__(self, delivery: Delivery, held: RenewedLease, parts: Parts, ends: Ends) -> None:
         """Do no input or output."""
         self._delivery = delivery
         self._held = held
@@ -85,7 +85,7 @@ class Run:
         """See the job to the end of this attempt. Cancelled, it leaves the job on its server, for who gets it next."""
         started = time.monotonic()
         try:
-            answer = await self._unless_lost(self._answer()) or await self._told_at_last()
+            answer = await self._unless_lost(self._answer()) or await self._final_answer()
         except asyncio.CancelledError:
             if self._sent:
                 await self._leave()
@@ -94,7 +94,7 @@ class Run:
             raise
         except Exception:  # noqa: BLE001 - whatever it is, neither the slot nor the job is kept for it
             _log.exception("a job could not be seen to its end")
-            answer = Unreachable("an error in the dispatcher", sent=True)
+            answer = EndpointUnreachable("an error in the dispatcher", sent=True)
         if answer is None:
             self._parts.breaker.undecided(self._held.lease.model, self._held.lease.server)
             self._ends.free(self._held)
@@ -126,12 +126,12 @@ class Run:
             lost.cancel()
             await asyncio.gather(working, lost, return_exceptions=True)
 
-    async def _told_at_last(self) -> Answer | None:
+    async def _final_answer(self) -> Answer | None:
         """Ask once more where the slot is gone: a server does not run the jobs that have ended either."""
         if not (self._sent and self._asks):
             return None
-        told = await self._ask(self._url)
-        return told if isinstance(told, Done | Failed) else None
+        response = await self._ask(self._url)
+        return response if isinstance(response, Done | JobFailedAnswer) else None
 
     async def _answer(self) -> Answer:
         before = await self._before()
@@ -144,34 +144,34 @@ class Run:
             return Busy()
         self._sent = True
         try:
-            async with asyncio.timeout(self._left):
+            async with asyncio.timeout(self._remaining):
                 sent = await self._parts.caller.send(
                     lease, delivery.task, self._config, attempt=delivery.attempt
                 )
         except TimeoutError:
-            return Failed(_OVERTIME)
+            return JobFailedAnswer(_OVERTIME)
         if isinstance(sent, Missing):
-            return Failed("the endpoint is not there")
+            return JobFailedAnswer("the endpoint is not there")
         return await self._follow(sent)
 
     async def _before(self) -> Answer | None:
         """Ask for a job that may have been sent before; ``None`` where it has to be sent."""
         lease, delivery = self._held.lease, self._delivery
-        if lease.note is not None and (told := answer_of(lease.note)) is not None:
-            return told
+        if lease.note is not None and (result := answer_of(lease.note)) is not None:
+            return result
         if not self._asks or not (delivery.losses or delivery.attempt > 1 or lease.resumed):
             return None
         if lease.resumed:
-            told = await self._ask(lease.url)
-            return None if isinstance(told, Missing) else _unheard(told)
+            result = await self._ask(lease.url)
+            return None if isinstance(result, Missing) else _unheard(result)
         view = self._parts.registry.view(lease.model)
         known = () if view is None else view.endpoints
         urls = dict.fromkeys([lease.url, *(info.endpoint.url for info in known)])
         answers = await asyncio.gather(*(self._ask(url) for url in list(urls)[:_ASKED]))
-        for url, told in zip(urls, answers, strict=False):
-            if isinstance(told, Done | Running):
+        for url, result in zip(urls, answers, strict=False):
+            if isinstance(result, Done | JobRunningAnswer):
                 self._url = url
-                return told
+                return result
         return None
 
     async def _follow(self, answer: Answer) -> Answer:
@@ -180,10 +180,10 @@ class Run:
         missing = 0
         while True:
             now = time.monotonic()
-            if isinstance(answer, Accepted | Running):
+            if isinstance(answer, JobAcceptedAnswer | JobRunningAnswer):
                 unheard_since, missing = None, 0
                 await self._go_on(answer)
-            elif isinstance(answer, Unreachable) and answer.sent and self._asks:
+            elif isinstance(answer, EndpointUnreachable) and answer.sent and self._asks:
                 unheard_since = unheard_since or now
                 if now - unheard_since > self._parts.settings.partition:
                     return answer
@@ -191,16 +191,18 @@ class Run:
                 missing += 1
                 # the server began anew, or its word that it has the job was not true
                 if missing > 1:
-                    return Unreachable("the server does not know the job any more", sent=True)
+                    return EndpointUnreachable(
+                        "the server does not know the job any more", sent=True
+                    )
             else:
                 return answer
-            if self._left <= 0:
-                return Failed(_OVERTIME)
+            if self._remaining <= 0:
+                return JobFailedAnswer(_OVERTIME)
             answer = await self._next(answer)
 
     async def _next(self, answer: Answer) -> Answer:
         """Wait for a push or until the server may be asked again, and return what there is to know."""
-        pause = min(self._config.poll_interval, max(0.0, self._left))
+        pause = min(self._config.poll_interval, max(0.0, self._remaining))
         try:
             async with asyncio.timeout(pause):
                 await self._held.noted.wait()
@@ -208,49 +210,53 @@ class Run:
             return _unheard(await self._ask(self._url)) if self._asks else answer
         self._held.noted.clear()
         note = self._held.note
-        told = None if note is None else answer_of(note)
-        return answer if told is None or isinstance(told, Accepted) else told
+        response = None if note is None else answer_of(note)
+        return answer if response is None or isinstance(response, JobAcceptedAnswer) else response
 
     async def _ask(self, url: str) -> Answer:
         return await self._parts.caller.ask(url, self._remote_id, self._config)
 
-    async def _go_on(self, answer: Accepted | Running) -> None:
+    async def _go_on(self, answer: JobAcceptedAnswer | JobRunningAnswer) -> None:
         """Note that the server has the job: the slot is the job's now, whatever becomes of this dispatcher."""
-        if isinstance(answer, Running):
+        if isinstance(answer, JobRunningAnswer):
             if answer.progress is not None:
-                with contextlib.suppress(*OUTAGES):  # the next one says more
+                with contextlib.suppress(*OUTAGE_ERRORS):  # the next one says more
                     await self._parts.control.progress(self._delivery, answer.progress)
         else:
             self._remote_id = answer.remote_id
         if self._held.lease.state is Permit.DETACHED:
             return
-        await self._parts.store.insist(self._detach)
+        await self._parts.store.retry_until_available(self._detach)
         if self._remote_id != self._delivery.task.id:
             await self._note(accepted_note(self._remote_id))
 
     async def _detach(self) -> None:
         held = self._held
-        (lease,) = await self._parts.pool.detach(held.lease, ttl=max(0.0, self._left) + _MARGIN)
+        (lease,) = await self._parts.pool.detach(
+            held.lease, ttl=max(0.0, self._remaining) + _MARGIN
+        )
         if lease is None:
             held.lost.set()
         else:
-            self._parts.keeper.change(held, lease)
+            self._parts.renewer.change(held, lease)
 
     async def _leave(self) -> None:
         """Let the job run on without this dispatcher: its slot stays the job's, for who gets the job next."""
         try:
-            async with asyncio.timeout(_LAST_WORD):
+            async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
         except (TaskQueueError, TimeoutError):
             _log.warning("a slot is left to run out")
-        self._parts.keeper.drop(self._held)
+        self._parts.renewer.drop(self._held)
 
     async def _give_up(self, answer: Answer) -> None:
         """Hand back as lost what has run, or may have, and could not be settled: who gets it next asks for it."""
-        if isinstance(answer, Busy) or (isinstance(answer, Unreachable) and not answer.sent):
+        if isinstance(answer, Busy) or (
+            isinstance(answer, EndpointUnreachable) and not answer.sent
+        ):
             return
         with contextlib.suppress(TaskQueueError, TimeoutError):
-            async with asyncio.timeout(_LAST_WORD):
+            async with asyncio.timeout(_FINAL_SECONDS):
                 await self._ends.subscription.redeliver(self._delivery, lost=True)
 
     @property
@@ -258,7 +264,7 @@ class Run:
         return self._config.poll_endpoint_template is not None
 
     @property
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         return self._until - time.monotonic()
 
     # To its end.
@@ -274,11 +280,11 @@ class Run:
                 rest = parts.settings.busy_rest if retry_after is None else retry_after
                 if self._allowed:
                     parts.breaker.undecided(model, server)
-            case Unreachable() | Failed(final=False):
+            case EndpointUnreachable() | JobFailedAnswer(final=False):
                 rest = parts.breaker.failed(model, server)
-                parts.keeper.poke(model, server)
+                parts.renewer.poke(model, server)
         if rest:
-            await parts.store.insist(partial(parts.pool.rest, model, server, rest))
+            await parts.store.retry_until_available(partial(parts.pool.rest, model, server, rest))
             self._ends.look_in(rest)
 
     async def _conclude(self, answer: Answer) -> None:
@@ -288,14 +294,14 @@ class Run:
                 late = task.deadline is not None and task.deadline <= self._parts.backend.now()
                 if not late:
                     await self._parts.report(task, "done", result, None)
-                told = await self._ends.settlements.ack([(self._delivery, result)])
-                if not told[self._delivery.receipt]:
+                results = await self._ends.settlements.ack([(self._delivery, result)])
+                if not results[self._delivery.receipt]:
                     await self._note(result)  # the job is not this dispatcher's any more
                 elif late:  # it might have expired meanwhile; if this is not told, who watches the deadline does it
                     await self._parts.report(task, "done", result, None)
-            case Unreachable(sent=True):
+            case EndpointUnreachable(sent=True):
                 await self._settle(Redeliver(lost=True))
-            case Failed(error, final):
+            case JobFailedAnswer(error, final):
                 outcome = Rejected(_REFUSED, error) if final else retry.Failed(error)
                 policy = RetryPolicy(max_attempts=self._config.max_retries + 1)
                 await self._settle(
@@ -308,7 +314,7 @@ class Run:
         parts, task = self._parts, self._delivery.task
         if isinstance(verb, Bury):  # told first: to tell twice is better than not at all
             await parts.report(task, "failed", None, verb.error or verb.reason)
-        settled = await parts.store.insist(
+        settled = await parts.store.retry_until_available(
             partial(settle, parts.backend, self._ends.subscription, self._delivery, verb)
         )
         if settled is Settled.DEAD and isinstance(verb, Redeliver):
@@ -318,13 +324,13 @@ class Run:
         """Leave a note at the slot: for who has the job next, or put aside where the slot is not the job's any more."""
         lease, job = self._held.lease, self._delivery.task.id
         leave = partial(self._parts.pool.leave, lease.model, job, lease.token, note)
-        await self._parts.store.insist(leave)
+        await self._parts.store.retry_until_available(leave)
 
 
 def _unheard(answer: Answer) -> Answer:
     """Return what an answer to a question means: a server that is away, or too busy to answer, may have the job."""
     if isinstance(answer, Busy):
-        return Running()
-    if isinstance(answer, Unreachable):
-        return Unreachable(answer.error, sent=True)
+        return JobRunningAnswer()
+    if isinstance(answer, EndpointUnreachable):
+        return EndpointUnreachable(answer.error, sent=True)
     return answer

@@ -72,10 +72,10 @@ def model_of(task: Task) -> str:
     model = task.headers.get(_MODEL)
     if model and queue_of(model) == task.key:
         return model
-    found = model_of_queue(task.key)
-    if found is None:
+    name = model_of_queue(task.key)
+    if name is None:
         raise InvalidInput("task", "a task without its model", "a job of the dispatcher")
-    return found
+    return name
 
 
 def model_of_queue(key: str) -> str | None:
@@ -90,5 +90,5 @@ def model_of_queue(key: str) -> str | None:
     return model if queue_of(model) == key else None
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    return bytes.fromhex(found[0].replace("=", "")).decode()
+def _unescaped(match: re.Match[str]) -> str:
+    return bytes.fromhex(match[0].replace("=", "")).decode()

@@ -15,16 +15,16 @@ from taskqueue_core.capabilities import EndpointInfo, Seen, SlotLease, SlotPool
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 
 if TYPE_CHECKING:
-    from taskqueue_dispatch.lease_renewal import Looks
+    from taskqueue_dispatch.lease_renewal import NoteChecks
 
 __all__ = ["Checks"]
 
 _AT_ONCE = 32
 _JITTER = 0.2
-_SOON = 1.0
+_POLL_SECONDS = 1.0
 """seconds until an endpoint is asked again of which one answer does not tell enough"""
 _IN_A_ROW = 2
 """so many failures make an endpoint unwell"""
@@ -52,8 +52,8 @@ class Checks:
     def __init__(
         self,
         pool: SlotPool,
-        registry: Registry,
-        caller: Looks,
+        registry: ModelRegistry,
+        caller: NoteChecks,
         settings: DispatchSettings,
         *,
         ended: Callable[[Sequence[SlotLease]], None],
@@ -110,13 +110,13 @@ class Checks:
             if info.endpoint.reports
         }
         self._watches = {name: self._watches.get(name) or _Watch(now) for name in known}
-        found = []
+        matches = []
         for name, (info, config) in known.items():
             watch = self._watches[name]
             if not watch.asking and watch.due <= now:
                 watch.asking, watch.due = True, math.inf
-                found.append((info, config, watch))
-        return found
+                matches.append((info, config, watch))
+        return matches
 
     async def check(self, info: EndpointInfo, config: ModelConfig, watch: _Watch) -> None:
         """Ask a server, tell the pool, and say when to ask again. What goes wrong is logged, once in a row."""
@@ -141,21 +141,21 @@ class Checks:
     async def _check(self, info: EndpointInfo, config: ModelConfig, watch: _Watch) -> float:
         """Return the seconds until the next look."""
         endpoint, settings = info.endpoint, self._settings
-        seen = await self._ask(info, config)
-        if seen is None:
+        observed = await self._ask(info, config)
+        if observed is None:
             watch.failures += 1
             if watch.failures < _IN_A_ROW:
-                return min(_SOON, settings.health_interval)
+                return min(_POLL_SECONDS, settings.health_interval)
         else:
             watch.failures = 0
         ended = await self._pool.reconcile(
-            endpoint.model, endpoint.server, seen, settled=settings.settled
+            endpoint.model, endpoint.server, observed, settled=settings.settled
         )
         if ended:
             figures = {"model": endpoint.model, "server": endpoint.server, "leases": len(ended)}
             _log.warning("slots came back whose jobs their server does not run", extra=figures)
             self._ended(ended)
-        if seen is not None and (info.overdue or (seen.active and not info.healthy)):
+        if observed is not None and (info.overdue or (observed.active and not info.healthy)):
             return min(settings.settled, settings.health_interval)  # a second look tells
         return settings.health_interval
 

@@ -18,16 +18,16 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.lease_check import Checks
 from taskqueue_dispatch.models import ModelConfig
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 
-__all__ = ["Held", "Keeper", "Looks"]
+__all__ = ["LeaseRenewer", "NoteChecks", "RenewedLease"]
 
-_LOOK_PAUSE = 0.1
+_CHECK_SECONDS = 0.1
 """seconds between two looks for notes"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
-class Looks(Protocol):
+class NoteChecks(Protocol):
     """What asks a server how it is: `taskqueue_dispatch.endpoint_client.client.Caller`."""
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
@@ -35,11 +35,11 @@ class Looks(Protocol):
         ...
 
 
-class Held:
+class RenewedLease:
     """A lease in hand."""
 
     def __init__(self, lease: SlotLease) -> None:
-        """Made by `Keeper.hold`."""
+        """Made by `LeaseRenewer.hold`."""
         self.lease = lease
         """as it is now"""
         self.lost = asyncio.Event()
@@ -58,7 +58,7 @@ class Held:
             self.noted.set()
 
 
-class Keeper:
+class LeaseRenewer:
     """Renews all leases in hand, in one batch, three times while one lasts; and checks endpoints (see `Checks`).
 
     A store that is out of reach ends nothing here: it is tried again, and says then which leases are lost.
@@ -67,8 +67,8 @@ class Keeper:
     def __init__(
         self,
         pool: SlotPool,
-        registry: Registry,
-        caller: Looks,
+        registry: ModelRegistry,
+        caller: NoteChecks,
         settings: DispatchSettings,
         *,
         monotonic: Callable[[], float] = time.monotonic,
@@ -78,8 +78,8 @@ class Keeper:
         self._pool = pool
         self._lease = settings.lease
         self._monotonic = monotonic
-        self._held: dict[Held, None] = {}
-        self._asked: set[str] = set()
+        self._held: dict[RenewedLease, None] = {}
+        self._requested: set[str] = set()
         """models whose leases may have got notes"""
         self._stirred = asyncio.Event()
         self._failing = False
@@ -95,25 +95,25 @@ class Keeper:
 
     # What is in hand. None of it does input or output.
 
-    def hold(self, lease: SlotLease) -> Held:
+    def hold(self, lease: SlotLease) -> RenewedLease:
         """Keep a lease from now on."""
-        held = Held(lease)
+        held = RenewedLease(lease)
         held.take(lease)
         self._held[held] = None
         return held
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: RenewedLease) -> None:
         """Keep it no more: it was released, or is to run out. Idempotent."""
         self._held.pop(held, None)
 
-    def change(self, held: Held, lease: SlotLease) -> None:
+    def change(self, held: RenewedLease, lease: SlotLease) -> None:
         """Go on with another lease, or with the same one in another state."""
         held.doubted = False
         held.take(lease)
 
-    def look(self, model: str) -> None:
+    def check_notes(self, model: str) -> None:
         """Look soon whether notes were left for jobs of a model."""
-        self._asked.add(model)
+        self._requested.add(model)
         self._stirred.set()
 
     def poke(self, model: str, server: str) -> None:
@@ -131,47 +131,47 @@ class Keeper:
     async def _renewals(self) -> None:
         pause, due = self._lease / 3, self._monotonic()
         while True:
-            asked = await self._rest(due)
+            requested = await self._rest(due)
             if self._monotonic() >= due:
                 begun, good = self._monotonic(), await self.renew()
                 due = begun + (pause if good else pause / 10)
-            elif asked:
-                await self.renew(*asked)
+            elif requested:
+                await self.renew(*requested)
 
     async def _rest(self, due: float) -> set[str]:
         """Wait until ``due``, or for a word on notes; return the models that it was of."""
-        left = max(0.0, due - self._monotonic())
+        remaining = max(0.0, due - self._monotonic())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 await self._stirred.wait()
-                await asyncio.sleep(_LOOK_PAUSE)  # the next words are likely of the same
+                await asyncio.sleep(_CHECK_SECONDS)  # the next words are likely of the same
         self._stirred.clear()
-        asked, self._asked = self._asked, set()
-        return asked
+        requested, self._requested = self._requested, set()
+        return requested
 
     async def renew(self, *models: str) -> bool:
         """Renew all leases in hand, or those of some models that have a job. False where that has failed."""
         held = [
-            one
-            for one in self._held
-            if not one.lost.is_set()
-            and (not models or (one.lease.model in models and one.lease.job is not None))
+            lease
+            for lease in self._held
+            if not lease.lost.is_set()
+            and (not models or (lease.lease.model in models and lease.lease.job is not None))
         ]
         good = True
         for start in range(0, len(held), LIMITS.batch):
-            good = await self._renew_some(held[start : start + LIMITS.batch]) and good
-        if any(one.doubted for one in held):
-            await asyncio.sleep(_LOOK_PAUSE)  # by then its holder knows better, or nobody does
-        doubted = [one for one in held if one.doubted and one in self._held]
+            good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
+        if any(lease.doubted for lease in held):
+            await asyncio.sleep(_CHECK_SECONDS)  # by then its holder knows better, or nobody does
+        doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):
-            good = await self._renew_some(doubted[start : start + LIMITS.batch]) and good
+            good = await self._renew_batch(doubted[start : start + LIMITS.batch]) and good
         return good
 
-    async def _renew_some(self, held: Sequence[Held]) -> bool:
-        leases = [one.lease for one in held]
+    async def _renew_batch(self, held: Sequence[RenewedLease]) -> bool:
+        leases = [lease.lease for lease in held]
         try:
             async with asyncio.timeout(self._lease / 3):
-                told = await self._pool.renew(*leases, ttl=self._lease)
+                results = await self._pool.renew(*leases, ttl=self._lease)
         except (TaskQueueError, TimeoutError) as error:
             self._say(error)
             return False
@@ -179,16 +179,16 @@ class Keeper:
             _log.exception("renewing slots failed")
             return False
         self._failing = False
-        for one, sent, lease in zip(held, leases, told, strict=True):
-            _learn(one, sent, lease)
+        for item, sent, lease in zip(held, leases, results, strict=True):
+            _learn(item, sent, lease)
         return True
 
     def _ended(self, leases: Sequence[SlotLease]) -> None:
         """Learn at once that leases were ended by a check of this process."""
         fences = {(lease.model, lease.server, lease.fence) for lease in leases}
-        for one in self._held:
-            if (one.lease.model, one.lease.server, one.lease.fence) in fences:
-                one.lost.set()
+        for item in self._held:
+            if (item.lease.model, item.lease.server, item.lease.fence) in fences:
+                item.lost.set()
 
     def _say(self, error: Exception) -> None:
         if not self._failing:
@@ -197,23 +197,23 @@ class Keeper:
         self._failing = True
 
 
-def _learn(one: Held, sent: SlotLease, lease: SlotLease | None) -> None:
+def _learn(item: RenewedLease, sent: SlotLease, lease: SlotLease | None) -> None:
     """Take in the answer to one renewal: what the holder has changed meanwhile is newer."""
-    if one.lease.token != sent.token:
+    if item.lease.token != sent.token:
         return
     if lease is None:
         # The answer to an `assign` that took another lease over may be on its way to the holder: ask once more.
-        if one.doubted:
-            one.lost.set()
-        one.doubted = not one.doubted
+        if item.doubted:
+            item.lost.set()
+        item.doubted = not item.doubted
         return
-    one.doubted = False
-    if one.lease is not sent:
+    item.doubted = False
+    if item.lease is not sent:
         lease = structs.replace(
-            one.lease,
+            item.lease,
             token=lease.token,
             fence=lease.fence,
             expires_at=lease.expires_at,
             note=lease.note,
         )
-    one.take(lease)
+    item.take(lease)

@@ -5,7 +5,7 @@ came, or a while has passed without any of it.
 
 ::
 
-    acquire (what was freed goes back in the same step) -> who waits here -> receive -> assign -> a `Run` for each
+    acquire (what was freed goes back in the same step) -> who waits here -> receive -> assign -> a `JobAttempt` for each
 
 Behind a backlog the first and the third of these are one: the slots of the jobs that have just ended are still held
 when the next jobs are received for them, and change hands meanwhile. A job whose slot somebody else got goes back.
@@ -23,19 +23,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 
-from taskqueue_core.capabilities import RoomBell, SlotLease
+from taskqueue_core.capabilities import RoomSignal, SlotLease
 from taskqueue_core.consumer.outage import close
-from taskqueue_core.consumer.settle import Settlements
+from taskqueue_core.consumer.settle import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed, TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
-from taskqueue_dispatch.job_attempt import Ends, Run
-from taskqueue_dispatch.lease_renewal import Held
+from taskqueue_dispatch.job_attempt import Ends, JobAttempt
+from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.runner_context import Parts
-from taskqueue_dispatch.shared_capacity import Turns
+from taskqueue_dispatch.shared_capacity import CapacityTurns
 
-__all__ = ["Runner"]
+__all__ = ["ModelRunner"]
 
 _MOST = 64
 """slots asked for in one step"""
@@ -45,12 +45,12 @@ _UNSETTLED = 256
 """jobs beyond which no more are taken until some are settled: each is kept here with its result"""
 _GRACE = 0.3
 """seconds in which the loop may come to the end of its turn"""
-_LAST_WORD = 0.5
+_FINAL_SECONDS = 0.5
 """seconds for what is told to the store in the end"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
-class Runner:
+class ModelRunner:
     """Takes slots of a model, and jobs for them, until stopped. Runs once."""
 
     def __init__(self, model: str, parts: Parts) -> None:
@@ -58,12 +58,12 @@ class Runner:
         self.model = model
         self._parts = parts
         self._subscription = parts.backend.subscribe([queue_of(model)], parts.holder)
-        self._settlements = Settlements(parts.backend, self._subscription, parts.store)
-        self._ends = Ends(self._subscription, self._settlements, self._take_back, self._stir_in)
+        self._settlements = SettlementQueue(parts.backend, self._subscription, parts.store)
+        self._ends = Ends(self._subscription, self._settlements, self._take_back, self._check_later)
         self._runs: set[asyncio.Task[None]] = set()
         self._placed = 0
         """how many of them have a slot"""
-        self._spare: list[Held] = []
+        self._spare: list[RenewedLease] = []
         self._freed: list[SlotLease] = []
         self._fetch: asyncio.Task[Received] | None = None
         self._appetite = 1
@@ -71,7 +71,7 @@ class Runner:
         """whether the last receive brought as much as was asked for"""
         self._early: list[Delivery] = []
         """received while slots changed hands"""
-        self._turns = Turns(parts.registry, parts.settings)
+        self._turns = CapacityTurns(parts.registry, parts.settings)
         self._lain = False
         self._stirred = asyncio.Event()
         self._odd = 1
@@ -86,19 +86,19 @@ class Runner:
         """How many jobs it has on servers."""
         return self._placed
 
-    def stir(self) -> None:
+    def check_now(self) -> None:
         """Have it look for slots and jobs soon."""
         self._stirred.set()
 
-    def _stir_in(self, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self.stir)
+    def _check_later(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self.check_now)
 
     async def run(self) -> None:
         """Work until `stop`, then wind up. Never ends otherwise: what goes wrong is logged, and tried again.
 
         Cancelled, it winds up at once. In no case does it wait long for a store that is away.
         """
-        self._parts.waiters.on_stir(self.model, self.stir)
+        self._parts.waiters.on_change(self.model, self.check_now)
         working = asyncio.create_task(self._work())
         try:
             await self._ending.wait()
@@ -110,7 +110,7 @@ class Runner:
             raise
         finally:
             self._ending.set()
-            self._parts.waiters.on_stir(self.model, None)
+            self._parts.waiters.on_change(self.model, None)
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
             await self._wind_up()
@@ -119,7 +119,7 @@ class Runner:
         """Have `run` take no more, wait for what is on servers up to ``seconds``, hand back the rest, and end."""
         self._until = time.monotonic() + seconds
         self._ending.set()
-        self.stir()
+        self.check_now()
 
     async def _wind_up(self) -> None:
         try:
@@ -127,8 +127,8 @@ class Runner:
                 self._fetch.cancel()
                 await asyncio.wait([self._fetch])
             if self._runs:
-                left = max(0.0, self._until - time.monotonic())
-                await asyncio.wait(self._runs, timeout=left)
+                remaining = max(0.0, self._until - time.monotonic())
+                await asyncio.wait(self._runs, timeout=remaining)
         finally:
             for run in self._runs:
                 run.cancel()
@@ -154,8 +154,8 @@ class Runner:
         while not self._ending.is_set():
             self._stirred.clear()
             try:
-                async with self._parts.pool.bell(self.model) as bell:
-                    await self._turn_around(bell)
+                async with self._parts.pool.slot_signal(self.model) as signal:
+                    await self._turn_around(signal)
             except TaskQueueError as error:
                 _log.warning("dispatching is held up", extra={"code": error.code})
                 await self._pause()
@@ -163,8 +163,8 @@ class Runner:
                 _log.exception("dispatching failed")
                 await self._pause()
 
-    async def _turn_around(self, bell: RoomBell) -> None:
-        listening = asyncio.create_task(self._listen(bell))
+    async def _turn_around(self, signal: RoomSignal) -> None:
+        listening = asyncio.create_task(self._listen(signal))
         try:
             while not self._ending.is_set():
                 self._stirred.clear()
@@ -182,11 +182,11 @@ class Runner:
             async with asyncio.timeout(self._parts.settings.safety_pass):
                 await self._stirred.wait()
 
-    async def _listen(self, bell: RoomBell) -> None:
+    async def _listen(self, signal: RoomSignal) -> None:
         while True:
-            await bell.rung(_IDLE)
-            self.stir()
-            self._parts.keeper.look(self.model)
+            await signal.wait(_IDLE)
+            self.check_now()
+            self._parts.renewer.check_notes(self.model)
 
     async def _take_slots(self) -> None:
         parts, freed = self._parts, self._freed[: LIMITS.batch]
@@ -208,7 +208,7 @@ class Runner:
                 self._freed += freed
                 raise
             self._turns.take(*leases)
-            self._spare += [parts.keeper.hold(lease) for lease in leases]
+            self._spare += [parts.renewer.hold(lease) for lease in leases]
             self._spare.sort(key=lambda held: self._turns.merit(held.lease))
 
     async def _exchange(self, freed: Sequence[SlotLease], wanted: int) -> Sequence[SlotLease]:
@@ -245,7 +245,7 @@ class Runner:
 
     def _offer(self, *leases: SlotLease) -> None:
         """Take no slots for a moment, so that the other models of some servers get those that come back now."""
-        self._stir_in(self._turns.offer(*leases))
+        self._check_later(self._turns.offer(*leases))
 
     async def _give(self) -> None:
         """Give every other slot to who waits for one in this process; the rest is for the queue's jobs."""
@@ -275,17 +275,17 @@ class Runner:
                 return
             await self._call_off()
         while self._spare and not self._ending.is_set():
-            asked = len(self._spare)
-            received = await self._subscription.receive(asked, 0)
+            requested = len(self._spare)
+            received = await self._subscription.receive(requested, 0)
             await self._start(received.deliveries)
-            self._backlog = len(received.deliveries) == asked
+            self._backlog = len(received.deliveries) == requested
             if not self._backlog:
                 if not received.again:
                     self._lie_down()
                     return
-            elif self._appetite == asked:
+            elif self._appetite == requested:
                 self._appetite = min(2 * self._appetite, _MOST)
-                self.stir()
+                self.check_now()
 
     def _lie_down(self) -> None:
         """Wait for the next job with one slot in hand; the others are for who waits here, or go back."""
@@ -293,7 +293,7 @@ class Runner:
         self._hand_out(len(self._spare))
         self._keep_one()
         if not self._spare:
-            self.stir()  # for one to wait with
+            self.check_now()  # for one to wait with
             return
         shared = self._turns.is_shared(self._spare[0].lease)
         if shared and self._lain:
@@ -332,14 +332,14 @@ class Runner:
     def _fetched(self, fetch: asyncio.Task[Received]) -> None:
         if not fetch.cancelled() and isinstance(fetch.exception(), SubscriptionClosed):
             self._ending.set()
-        self.stir()
+        self.check_now()
 
-    def _let_go(self, held: Held) -> None:
-        self._parts.keeper.drop(held)
+    def _let_go(self, held: RenewedLease) -> None:
+        self._parts.renewer.drop(held)
         self._freed.append(held.lease)
-        self.stir()
+        self.check_now()
 
-    def _take_back(self, held: Held) -> None:
+    def _take_back(self, held: RenewedLease) -> None:
         self._placed -= 1
         self._let_go(held)
 
@@ -353,22 +353,22 @@ class Runner:
         parts = self._parts
         housed = deliveries[: len(self._spare)]
         held, self._spare = self._spare[: len(housed)], self._spare[len(housed) :]
-        pairs = [(one.lease, job.task.id) for one, job in zip(held, housed, strict=True)]
+        pairs = [(lease.lease, job.task.id) for lease, job in zip(held, housed, strict=True)]
         try:
-            leases = await parts.store.insist(
+            leases = await parts.store.retry_until_available(
                 partial(parts.pool.assign, *pairs, ttl=parts.settings.lease)
             )
         except BaseException:
             self._spare += held
             self._homeless += deliveries
             raise
-        for one, job, lease in zip(held, housed, leases, strict=True):
+        for item, job, lease in zip(held, housed, leases, strict=True):
             if lease is None:
-                parts.keeper.drop(one)
+                parts.renewer.drop(item)
                 self._homeless.append(job)
             else:
-                parts.keeper.change(one, lease)
-                self._launch(job, one)
+                parts.renewer.change(item, lease)
+                self._launch(job, item)
         self._homeless += deliveries[len(housed) :]
         await self._rehome()
 
@@ -377,8 +377,8 @@ class Runner:
             await self._settlements.redeliver(self._homeless)
             self._homeless.clear()
 
-    def _launch(self, delivery: Delivery, held: Held) -> None:
-        task = asyncio.create_task(Run(delivery, held, self._parts, self._ends).go())
+    def _launch(self, delivery: Delivery, held: RenewedLease) -> None:
+        task = asyncio.create_task(JobAttempt(delivery, held, self._parts, self._ends).go())
         self._runs.add(task)
         self._placed += 1
         task.add_done_callback(self._ended)
@@ -386,7 +386,7 @@ class Runner:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._runs.discard(task)
         if self._unsettled == _UNSETTLED - 1:
-            self.stir()
+            self.check_now()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a job was left to its lease", exc_info=error)
 
@@ -394,5 +394,5 @@ class Runner:
 async def _within(work: Callable[[], Awaitable[object]]) -> None:
     """Do the last of all, if the store is there for it."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LAST_WORD):
+        async with asyncio.timeout(_FINAL_SECONDS):
             await work()

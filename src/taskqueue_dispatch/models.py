@@ -68,7 +68,7 @@ class ModelConfig(BaseModel):
 
     @field_validator("poll_endpoint_template")
     @classmethod
-    def _has_place(cls, template: str | None) -> str | None:
+    def _check_placeholder(cls, template: str | None) -> str | None:
         if template is not None and template.count("{id}") != 1:
             raise ValueError("one {id} is needed in it")
         if template is not None and set("{}") & set(template.replace("{id}", "")):
@@ -85,7 +85,7 @@ class ModelConfig(BaseModel):
         A queue's capacity is 1 at least: who submits to a model without any room is refused before its queue is asked.
         """
         fair, capacity = self.order is Order.FAIR, max(1, self.capacity(slots))
-        told = {
+        fields = {
             "retry": RetryPolicy(max_attempts=self.max_retries + 1),
             "result_ttl": self.result_ttl,
             "max_processing_time": self.max_poll_time + _MARGIN,
@@ -95,4 +95,4 @@ class ModelConfig(BaseModel):
             "weights": self.weights if fair else {},
             "floor_share": self.floor_share,
         }
-        return QueueSettings.model_validate(settings.model_dump() | told)
+        return QueueSettings.model_validate(settings.model_dump() | fields)

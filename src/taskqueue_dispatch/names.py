@@ -25,11 +25,11 @@ def queue_of(model: str) -> str:
     Raises `InvalidInput` for what is no model's name.
     """
     check_label("model", model)
-    told = "".join(c if _PLAIN.match(c) else _escaped(c) for c in model)
-    if len(JOBS) + len(told) <= LIMITS.name:
-        return JOBS + told
-    kept = LIMITS.name - len(JOBS) - _DIGEST - 1
-    return f"{JOBS}{told[:kept]}~{_digest(model)[:_DIGEST]}"
+    text = "".join(c if _PLAIN.match(c) else _escaped(c) for c in model)
+    if len(JOBS) + len(text) <= LIMITS.name:
+        return JOBS + text
+    retained = LIMITS.name - len(JOBS) - _DIGEST - 1
+    return f"{JOBS}{text[:retained]}~{_digest(model)[:_DIGEST]}"
 
 
 def mark_of(model: str) -> str:
@@ -42,8 +42,8 @@ def job_id(model: str, idempotency_key: str | None = None, tenant: str | None = 
     if idempotency_key is None:
         return f"{mark_of(model)}-{secrets.token_hex(16)}"
     check_name("idempotency_key", idempotency_key)
-    told = _digest(f"{tenant or ''}/{idempotency_key}")
-    return f"{mark_of(model)}-{told[:_DIGEST]}"
+    text = _digest(f"{tenant or ''}/{idempotency_key}")
+    return f"{mark_of(model)}-{text[:_DIGEST]}"
 
 
 def _escaped(character: str) -> str:

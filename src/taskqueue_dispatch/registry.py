@@ -31,7 +31,7 @@ from taskqueue_dispatch.endpoint_policy import Allowed, Resolve, resolve
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
 
-__all__ = ["ModelView", "Registry"]
+__all__ = ["ModelRegistry", "ModelView"]
 
 _TRIES = 20
 _PAUSE = RetryPolicy(base=0.01, cap=0.1, jitter=1)
@@ -61,7 +61,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         return any(info.usable for info in self.endpoints)
 
 
-class Registry:
+class ModelRegistry:
     """What there is to dispatch to. Safe for concurrent use, and for any number of replicas.
 
     Methods that change something raise `InvalidInput` for what can't be, and `BackendUnavailable`; what they began
@@ -100,9 +100,9 @@ class Registry:
         """Return all models as they were at the last look."""
         return tuple(self._views.values())
 
-    def listen(self, told: Callable[[], None]) -> None:
+    def listen(self, result: Callable[[], None]) -> None:
         """Call ``told`` after each change of what is known, but for who holds and rests."""
-        self._listeners.append(told)
+        self._listeners.append(result)
 
     # Endpoints.
 
@@ -119,7 +119,7 @@ class Registry:
     ) -> EndpointInfo:
         """Add an endpoint, at the URL ``endpoint``, or change one; the capacity of the model's queue follows."""
         await self._allowed.check(endpoint)
-        told = Endpoint(
+        result = Endpoint(
             model=model,
             server=server,
             url=endpoint,
@@ -128,24 +128,24 @@ class Registry:
             reports=reports,
             together=together,
         )
-        info = await self._pool.register(told)
+        info = await self._pool.register(result)
         await self._follow(model)
         return info
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
         """Give an endpoint no more jobs, or some again. False if there is no such endpoint."""
-        found = await self._pool.drain(model, server, draining=draining)
+        exists = await self._pool.drain(model, server, draining=draining)
         await self._follow(model)
-        return found
+        return exists
 
     async def remove(self, model: str, server: str) -> bool:
         """Take an endpoint away; what runs there goes on. False if there is no such endpoint.
 
         The model's queue and configuration stay, also without any endpoint.
         """
-        found = await self._pool.remove(model, server)
+        exists = await self._pool.remove(model, server)
         await self._follow(model)
-        return found
+        return exists
 
     async def models(self) -> tuple[ModelView, ...]:
         """Look, and return all models."""
@@ -185,13 +185,13 @@ class Registry:
         Where the pool was emptied, what was known comes back. Raises `BackendUnavailable`, and knows what it knew.
         """
         async with self._looking:
-            view, documents = await self._pool.look(), await self._pool.documents()
+            view, documents = await self._pool.inspect(), await self._pool.documents()
             if (
                 self._documents.keys() - documents.keys()
             ):  # removed, or the pool was emptied in between
-                view = await self._pool.look()
+                view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
-                view, documents = await self._pool.look(), await self._pool.documents()
+                view, documents = await self._pool.inspect(), await self._pool.documents()
             if view.epoch != self._epoch:
                 self._followed.clear()
             self._epoch = view.epoch
@@ -241,12 +241,12 @@ class Registry:
                 endpoints=tuple(endpoints.get(model, ())),
             )
         self._views = views
-        for kept in (self._configs, self._followed):
-            for model in kept.keys() - views.keys():
-                del kept[model]
+        for config in (self._configs, self._followed):
+            for model in config.keys() - views.keys():
+                del config[model]
         if _gist(views) != _gist(before):
-            for told in self._listeners:
-                told()
+            for listener in self._listeners:
+                listener()
 
     def _read(self, model: str, document: bytes | None) -> ModelConfig:
         """Return what a document says. One that says nothing of use is passed over, with a word in the log."""
@@ -287,25 +287,25 @@ class Registry:
         key = queue_of(model)
         settings = await self._control.settings(key)
         async with self._looking:
-            view, documents = await self._pool.look(model), await self._pool.documents()
-            mine = {model: documents[model]} if model in documents else {}
-            if model in self._documents and not mine:  # removed, or the pool was emptied in between
-                view = await self._pool.look(model)
+            view, documents = await self._pool.inspect(model), await self._pool.documents()
+            own = {model: documents[model]} if model in documents else {}
+            if model in self._documents and not own:  # removed, or the pool was emptied in between
+                view = await self._pool.inspect(model)
             if not self._was_emptied(
                 view
             ):  # else `refresh` restores what is known: it must not be forgotten here
-                self._documents = {**self._documents, **mine}
-                if not mine:
+                self._documents = {**self._documents, **own}
+                if not own:
                     self._documents.pop(model, None)
-                self._know(view.endpoints, mine, {model})
-        seen = self._views.get(model)
-        if seen is None:  # its last endpoint is gone: its queue stays as it is
+                self._know(view.endpoints, own, {model})
+        observed = self._views.get(model)
+        if observed is None:  # its last endpoint is gone: its queue stays as it is
             return
         self._followed.pop(model, None)
-        wanted = _applied(seen.config, settings, seen.slots)
+        wanted = _applied(observed.config, settings, observed.slots)
         if wanted != settings:
             await self._control.configure(key, wanted)
-        self._followed[model] = seen.slots, seen.config
+        self._followed[model] = observed.slots, observed.config
 
     async def _catch_up(self) -> None:
         """Let follow what others have changed: they may not have come to it."""
@@ -341,7 +341,7 @@ def _applied(config: ModelConfig, settings: QueueSettings, slots: int) -> QueueS
         return config.applied_to(settings, slots)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False)[0]["msg"]
-        told = fault.removeprefix("Value error, ")
+        text = fault.removeprefix("Value error, ")
         raise InvalidInput(
-            "settings of the queue", told, "settings that go with a model's"
+            "settings of the queue", text, "settings that go with a model's"
         ) from None

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Control, SlotPool
-from taskqueue_core.consumer.outage import StoreLink
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.breaker import Breaker
 from taskqueue_dispatch.endpoint_client.client import Caller
-from taskqueue_dispatch.lease_renewal import Keeper
-from taskqueue_dispatch.registry import Registry
-from taskqueue_dispatch.slot_finder import Waiters
+from taskqueue_dispatch.lease_renewal import LeaseRenewer
+from taskqueue_dispatch.registry import ModelRegistry
+from taskqueue_dispatch.slot_finder import SlotWaiters
 from taskqueue_dispatch.submit import Estimates
 
 __all__ = ["Parts", "Report"]
@@ -31,14 +31,14 @@ class Parts:
     backend: Backend
     control: Control
     pool: SlotPool
-    registry: Registry
-    keeper: Keeper
+    registry: ModelRegistry
+    renewer: LeaseRenewer
     caller: Caller
-    waiters: Waiters
+    waiters: SlotWaiters
     breaker: Breaker
     estimates: Estimates
     settings: DispatchSettings
-    store: StoreLink
+    store: OutageRetry
     holder: str
     """who this dispatcher is, for slots and as a consumer"""
     report: Report

@@ -21,8 +21,8 @@ from msgspec import structs
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of, slots_of
 from taskqueue_core.config import load_settings
-from taskqueue_core.consumer.maintenance import keep_house
-from taskqueue_core.consumer.outage import PATIENCE, StoreLink
+from taskqueue_core.consumer.maintenance import run_maintenance
+from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, OutageRetry
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Published, Task, new_id
 from taskqueue_dispatch.callbacks import Sender, callback_id, callback_task, expiry_task
@@ -30,12 +30,12 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.breaker import Breaker
 from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.jobs import Submission, callback_url_of, task_of
-from taskqueue_dispatch.lease_renewal import Keeper
-from taskqueue_dispatch.model_runner import Runner
+from taskqueue_dispatch.lease_renewal import LeaseRenewer
+from taskqueue_dispatch.model_runner import ModelRunner
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.runner_context import Parts
-from taskqueue_dispatch.slot_finder import Finder, Waiters
+from taskqueue_dispatch.slot_finder import SlotFinder, SlotWaiters
 from taskqueue_dispatch.status import Jobs
 from taskqueue_dispatch.submit import Estimates, Leased, NoSlots, Queued, Submitter
 
@@ -70,25 +70,25 @@ class Dispatcher:
         self.pool = slots_of(backend)
         self.holder = _name()
         self.caller = caller or Caller(self.settings, tls_ca=self.settings.tls_ca)
-        self.registry = Registry(backend, self.settings)
-        self.keeper = Keeper(self.pool, self.registry, self.caller, self.settings)
-        self.waiters = Waiters(self.registry)
+        self.registry = ModelRegistry(backend, self.settings)
+        self.renewer = LeaseRenewer(self.pool, self.registry, self.caller, self.settings)
+        self.waiters = SlotWaiters(self.registry)
         self.estimates = Estimates()
         self.sender = Sender(backend, self.settings)
         self.submitter = Submitter(
             backend, self.registry, self.estimates, check_callback=self.sender.check
         )
-        self.finder = Finder(
-            self.pool, self.registry, self.keeper, self.waiters, self.settings, holder=self.holder
+        self.finder = SlotFinder(
+            self.pool, self.registry, self.renewer, self.waiters, self.settings, holder=self.holder
         )
         self.jobs = Jobs(backend, self.registry)
-        self._store = StoreLink(self._tell)
+        self._store = OutageRetry(self._log_outage)
         self._parts = Parts(
             backend=backend,
             control=self.control,
             pool=self.pool,
             registry=self.registry,
-            keeper=self.keeper,
+            renewer=self.renewer,
             caller=self.caller,
             waiters=self.waiters,
             breaker=Breaker(self.settings),
@@ -100,7 +100,7 @@ class Dispatcher:
             uniform=uniform,
         )
         self._housekeeping = housekeeping
-        self._runners: dict[str, tuple[Runner, asyncio.Task[None]]] = {}
+        self._runners: dict[str, tuple[ModelRunner, asyncio.Task[None]]] = {}
         self._chores: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self.registry.listen(self._changed.set)
@@ -124,10 +124,10 @@ class Dispatcher:
     async def __aenter__(self) -> Self:
         """Begin to work. A store that is out of reach is waited for."""
         works: list[Coroutine[Any, Any, None]] = [
-            self._keep_up(), self.keeper.run(), self.sender.run()
+            self._run_loop(), self.renewer.run(), self.sender.run()
         ]  # fmt: skip
         if self._housekeeping:
-            works.append(keep_house(self.control))
+            works.append(run_maintenance(self.control))
         await self._refresh()
         self._chores = [asyncio.create_task(work) for work in works]
         return self
@@ -164,7 +164,7 @@ class Dispatcher:
 
     # Models come and go.
 
-    async def _keep_up(self) -> None:
+    async def _run_loop(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.settings.safety_pass):
@@ -175,13 +175,13 @@ class Dispatcher:
     async def _refresh(self) -> None:
         try:
             before = self.registry.epoch
-            await self._store.insist(self.registry.refresh)
+            await self._store.retry_until_available(self.registry.refresh)
             # emptied: jobs get their slots again before anybody gets new ones
             if self.registry.epoch != before:
-                await self.keeper.renew()
+                await self.renewer.renew()
             known = {view.model for view in self.registry.known()}
             for model in known - self._runners.keys():
-                runner = Runner(model, self._parts)
+                runner = ModelRunner(model, self._parts)
                 self._runners[model] = runner, asyncio.create_task(runner.run())
             for model in self._runners.keys() - known:
                 await self._stop(*self._runners[model], 0)
@@ -189,7 +189,7 @@ class Dispatcher:
         except TaskQueueError as error:
             _log.warning("the registry cannot be read", extra={"code": error.code})
 
-    async def _stop(self, runner: Runner, task: asyncio.Task[None], seconds: float) -> None:
+    async def _stop(self, runner: ModelRunner, task: asyncio.Task[None], seconds: float) -> None:
         runner.stop(seconds)
         try:
             await asyncio.wait([task])
@@ -206,18 +206,18 @@ class Dispatcher:
         await self._publish(callback_task(task, status, result, error))
         if task.deadline is not None:
             cancel = partial(self.control.cancel, CALLBACKS, callback_id(task.id, "expired"))
-            await self._store.insist(cancel)
+            await self._store.retry_until_available(cancel)
 
     async def _publish(self, callback: Task) -> None:
         """Store a callback, however long the store has no room: nobody else would tell the client."""
         for tries in itertools.count(1):
             publish = partial(self.backend.publisher.publish, callback)
-            (told,) = await self._store.insist(publish)
-            if told.status is not Published.REFUSED:
+            (confirmation,) = await self._store.retry_until_available(publish)
+            if confirmation.status is not Published.REFUSED:
                 return
-            await asyncio.sleep(PATIENCE.delay(tries))
+            await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
 
-    async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `StoreLink` calls it
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
         if ok:
             _log.info("the store is back")
         else:

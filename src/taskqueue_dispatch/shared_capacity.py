@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from taskqueue_core.capabilities import SlotLease
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 
-__all__ = ["Turns"]
+__all__ = ["CapacityTurns"]
 
 _AHEAD = 0.05
 """seconds for which the other models go first"""
@@ -18,12 +18,12 @@ _IDLE = 0.125
 """of the safety pass: how long a slot of such a server is kept for a job that may come"""
 
 
-class Turns:
+class CapacityTurns:
     """One model's turns on the servers that it shares. No input or output."""
 
     def __init__(
         self,
-        registry: Registry,
+        registry: ModelRegistry,
         settings: DispatchSettings,
         *,
         monotonic: Callable[[], float] = time.monotonic,
@@ -68,8 +68,12 @@ class Turns:
         """Return what slots in hand are used by, the least first: as the pool gives them."""
         view = self._registry.view(lease.model)
         known = () if view is None else view.endpoints
-        found = [one.endpoint.priority for one in known if one.endpoint.server == lease.server]
-        return -max(found, default=0), lease.switched
+        matches = [
+            endpoint.endpoint.priority
+            for endpoint in known
+            if endpoint.endpoint.server == lease.server
+        ]
+        return -max(matches, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
         """Whether models of its server can be kept waiting by one of them."""

@@ -19,13 +19,13 @@ from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost, T
 from taskqueue_core.limits import check_duration, check_label, check_name
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.lease_renewal import Held, Keeper
+from taskqueue_dispatch.lease_renewal import LeaseRenewer, RenewedLease
 from taskqueue_dispatch.models import ModelConfig, WhenDown
-from taskqueue_dispatch.registry import ModelView, Registry
+from taskqueue_dispatch.registry import ModelRegistry, ModelView
 from taskqueue_dispatch.submit import Reason
-from taskqueue_dispatch.wait_queue import Waiter, Waiters
+from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 
-__all__ = ["Finder", "FoundLeased", "FoundNone", "FoundQueued", "Permit", "Waiters"]
+__all__ = ["FoundLeased", "FoundNone", "FoundQueued", "SlotFinder", "SlotPermit", "SlotWaiters"]
 
 _IDLE = 0.05
 """seconds for which other dispatchers may have a slot in hand for a job that may come"""
@@ -38,15 +38,15 @@ _MARK = "find:"
 _log = logging.getLogger("taskqueue.dispatch")
 
 
-class Permit:
+class SlotPermit:
     """A slot of an endpoint, for one request. An async context manager that releases it at its end.
 
     It is kept while this object lives: one that is forgotten is released. Requests to the endpoint must have `headers`:
     a server that tells which jobs it runs is to know this one, else the slot is taken back after a while.
     """
 
-    def __init__(self, held: Held, finder: Finder) -> None:
-        """Made by `Finder.find_endpoint`."""
+    def __init__(self, held: RenewedLease, finder: SlotFinder) -> None:
+        """Made by `SlotFinder.find_endpoint`."""
         self._held = held
         self._finder = finder
         self._forgotten = weakref.finalize(
@@ -106,7 +106,7 @@ class Permit:
 class FoundLeased(msgspec.Struct, frozen=True):
     """A slot was free."""
 
-    permit: Permit
+    permit: SlotPermit
 
 
 class FoundNone(msgspec.Struct, frozen=True):
@@ -124,25 +124,25 @@ class FoundQueued:
     Raises `TimeoutError` where no slot came in time, and `BackendUnavailable` where the dispatcher is being stopped.
     """
 
-    def __init__(self, place: _Place, position: int) -> None:
-        """Made by `Finder.find_endpoint`."""
+    def __init__(self, slot: _WaitingPosition, position: int) -> None:
+        """Made by `SlotFinder.find_endpoint`."""
         self.position = position
         """how many were in line before it"""
-        self._place = place
-        self._forgotten = weakref.finalize(self, _in_loop, asyncio.get_running_loop(), place.leave)
+        self._place = slot
+        self._forgotten = weakref.finalize(self, _in_loop, asyncio.get_running_loop(), slot.leave)
         self._forgotten.atexit = False
 
-    def __await__(self) -> Generator[Any, None, Permit]:
+    def __await__(self) -> Generator[Any, None, SlotPermit]:
         """Wait for the permit."""
         if self._forgotten.detach() is None:
             raise InvalidInput("place in line", "one that was awaited before", "a new one")
         return self._place.wait().__await__()
 
 
-class _Place:
+class _WaitingPosition:
     """What a place in line needs beyond the object that its owner has: it must not keep that alive."""
 
-    def __init__(self, finder: Finder, waiter: Waiter, job: str, timeout: float) -> None:
+    def __init__(self, finder: SlotFinder, waiter: Waiter, job: str, timeout: float) -> None:
         self._finder = finder
         self._waiter = waiter
         self._job = job
@@ -150,7 +150,7 @@ class _Place:
         self._taken = False
         self._timer = asyncio.get_running_loop().call_later(timeout, self._time_out)
 
-    async def wait(self) -> Permit:
+    async def wait(self) -> SlotPermit:
         try:
             while True:
                 held = None if self._late else await self._waiter.given
@@ -161,7 +161,7 @@ class _Place:
                 if permit is not None:
                     return permit
                 self._taken = False
-                self._finder.waiters.again(self._waiter)
+                self._finder.waiters.requeue(self._waiter)
         finally:
             self.leave()
 
@@ -189,15 +189,15 @@ class _Place:
         return BackendUnavailable("the dispatcher is being stopped")
 
 
-class Finder:
+class SlotFinder:
     """Finds endpoints for this process. What it hands out, the keeper renews."""
 
     def __init__(
         self,
         pool: SlotPool,
-        registry: Registry,
-        keeper: Keeper,
-        waiters: Waiters,
+        registry: ModelRegistry,
+        renewer: LeaseRenewer,
+        waiters: SlotWaiters,
         settings: DispatchSettings,
         *,
         holder: str,
@@ -206,7 +206,7 @@ class Finder:
         self.waiters = waiters
         self._pool = pool
         self._registry = registry
-        self._keeper = keeper
+        self._renewer = renewer
         self._settings = settings
         self._holder = holder
         self._releases: set[asyncio.Task[None]] = set()
@@ -245,7 +245,7 @@ class Finder:
         if isinstance(waiter, Reason):
             return FoundNone(waiter, "as many wait as may", 1.0)
         seconds = self._settings.find_timeout if timeout is None else timeout
-        return FoundQueued(_Place(self, waiter, job, seconds), before)
+        return FoundQueued(_WaitingPosition(self, waiter, job, seconds), before)
 
     async def aclose(self) -> None:
         """Turn away who waits, and see to it that what is being released is. Permits that are in use stay so."""
@@ -258,7 +258,7 @@ class Finder:
 
     # For permits and places.
 
-    async def bound(self, held: Held, job: str) -> Permit | None:
+    async def bound(self, held: RenewedLease, job: str) -> SlotPermit | None:
         """Bind a slot to a request; ``None`` if it is not there any more."""
         try:
             (lease,) = await self._pool.assign((held.lease, job), ttl=self._settings.lease)
@@ -266,26 +266,26 @@ class Finder:
             self.give_back(held)
             raise
         if lease is None:
-            self._keeper.drop(held)
+            self._renewer.drop(held)
             return None
-        self._keeper.change(held, lease)
-        return Permit(held, self)
+        self._renewer.change(held, lease)
+        return SlotPermit(held, self)
 
-    async def detach(self, held: Held, ttl: float) -> SlotLease:
-        """See `Permit.detach`."""
+    async def detach(self, held: RenewedLease, ttl: float) -> SlotLease:
+        """See `SlotPermit.detach`."""
         (lease,) = await self._pool.detach(held.lease, ttl=ttl)
         if lease is None:
             raise LeaseLost("the slot was taken back")
-        self._keeper.drop(held)
+        self._renewer.drop(held)
         return lease
 
-    async def release(self, held: Held) -> None:
+    async def release(self, held: RenewedLease) -> None:
         """Give a slot back, and wait a moment for the store."""
         await asyncio.wait([self.give_back(held)], timeout=_PATIENCE)
 
-    def give_back(self, held: Held) -> asyncio.Task[None]:
+    def give_back(self, held: RenewedLease) -> asyncio.Task[None]:
         """Begin to give a slot back. It is tried until it may have run out."""
-        self._keeper.drop(held)
+        self._renewer.drop(held)
         task = asyncio.get_running_loop().create_task(self._give_back(held.lease))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
@@ -311,14 +311,14 @@ class Finder:
             view = self._registry.view(model)
         return view
 
-    async def _at_once(self, model: str, job: str) -> Permit | None:
+    async def _at_once(self, model: str, job: str) -> SlotPermit | None:
         leases = await self._pool.acquire(model, self._holder, ttl=self._settings.lease, idle=_IDLE)
-        return await self.bound(self._keeper.hold(leases[0]), job) if leases else None
+        return await self.bound(self._renewer.hold(leases[0]), job) if leases else None
 
     async def _is_down(self, model: str, config: ModelConfig) -> bool:
         if config.when_down is WhenDown.QUEUE:
             return False
-        return not any(info.usable for info in (await self._pool.look(model)).endpoints)
+        return not any(info.usable for info in (await self._pool.inspect(model)).endpoints)
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Any) -> None:

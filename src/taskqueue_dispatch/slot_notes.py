@@ -9,10 +9,10 @@ import msgspec
 from taskqueue_dispatch.endpoint_client.answers import (
     DONE,
     FAILED,
-    Accepted,
     Answer,
     Done,
-    Failed,
+    JobAcceptedAnswer,
+    JobFailedAnswer,
     shown,
 )
 
@@ -38,11 +38,11 @@ def accepted_note(remote_id: str) -> bytes:
 def answer_of(note: bytes) -> Answer | None:
     """Return what a note says; ``None`` where that is nothing of use."""
     try:
-        told = _decoder.decode(note)
+        decoded = _decoder.decode(note)
     except msgspec.MsgspecError:
         return None
-    if told.status in DONE:
-        return Done(bytes(told.result))
-    if told.status in FAILED:
-        return Failed(shown(told.error), final=told.final is True)
-    return None if told.accepted is None else Accepted(told.accepted)
+    if decoded.status in DONE:
+        return Done(bytes(decoded.result))
+    if decoded.status in FAILED:
+        return JobFailedAnswer(shown(decoded.error), final=decoded.final is True)
+    return None if decoded.accepted is None else JobAcceptedAnswer(decoded.accepted)

@@ -12,7 +12,7 @@ from taskqueue_core.limits import check_name, check_number
 from taskqueue_core.tasks import DeadLetter, State, TaskStatus
 from taskqueue_dispatch.jobs import model_of_queue
 from taskqueue_dispatch.names import JOBS, mark_of, queue_of
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 
 __all__ = ["JobState", "JobStatus", "Jobs", "mark_of_queue", "state_of"]
 
@@ -71,23 +71,25 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Jobs:
     """The jobs of all models. Methods raise `InvalidInput` for what is no id, and `BackendUnavailable`."""
 
-    def __init__(self, backend: Backend, registry: Registry) -> None:
+    def __init__(self, backend: Backend, registry: ModelRegistry) -> None:
         """Do no input or output. Raises `CapabilityMissing`."""
         self._control = control_of(backend)
-        self._letters = dead_letters_of(backend)
+        self._dead_letters = dead_letters_of(backend)
         self._pool = slots_of(backend)
         self._registry = registry
 
     async def status(self, job_id: str) -> JobStatus | None:
         """Say what is known of a job; ``None`` if it is unknown or forgotten."""
-        found = await self.find(job_id)
-        if found is None:
+        matches = await self.find(job_id)
+        if matches is None:
             return None
-        key, status = found
+        key, status = matches
         reason, error = None, status.error
-        if status.state is State.DEAD and (letter := await self._letters.get(key, job_id)):
-            reason = letter.reason
-            error = letter.history[-1].error if letter.history else status.error
+        if status.state is State.DEAD and (
+            dead_letter := await self._dead_letters.get(key, job_id)
+        ):
+            reason = dead_letter.reason
+            error = dead_letter.history[-1].error if dead_letter.history else status.error
         model = self.model_of(key)
         running = status.state is State.IN_FLIGHT and model is not None
         return JobStatus(
@@ -105,13 +107,13 @@ class Jobs:
 
     async def result(self, job_id: str) -> bytes | None:
         """Return a job's result as JSON text; ``None`` where there is none (yet, or any more)."""
-        found = await self.find(job_id)
-        return None if found is None else (await self._control.results(found[0], job_id))[0]
+        matches = await self.find(job_id)
+        return None if matches is None else (await self._control.results(matches[0], job_id))[0]
 
     async def cancel(self, job_id: str) -> bool:
         """End a job that has not ended. False if there is none."""
-        found = await self.find(job_id)
-        return found is not None and await self._control.cancel(found[0], job_id)
+        matches = await self.find(job_id)
+        return matches is not None and await self._control.cancel(matches[0], job_id)
 
     # Dead letters.
 
@@ -127,29 +129,35 @@ class Jobs:
             check_name("after", after)
         keys = [queue_of(model)] if model is not None else await self.queues()
         start = "" if after is None else _mark_in(after)
-        found: tuple[DeadLetter, ...] = ()
+        matches: tuple[DeadLetter, ...] = ()
         for key in keys:
             mark = mark_of_queue(key)
             if mark < start:
                 continue
-            place = after if mark == start else None
-            found += await self._letters.list(key, limit=limit - len(found), after=place)
-            if len(found) == limit:
+            position = after if mark == start else None
+            matches += await self._dead_letters.list(
+                key, limit=limit - len(matches), after=position
+            )
+            if len(matches) == limit:
                 break
-        return found
+        return matches
 
     async def redrive(self, job_id: str) -> bool:
         """Have a dead job done again. False if it is not dead."""
-        return any([await self._letters.redrive(key, job_id) for key in await self._of(job_id)])
+        return any(
+            [await self._dead_letters.redrive(key, job_id) for key in await self._of(job_id)]
+        )
 
     async def redrive_all(self, model: str | None = None) -> int:
         """Have all dead jobs of a model, or of all, done again; return how many."""
         keys = [queue_of(model)] if model is not None else await self.queues()
-        return sum([await self._letters.redrive(key) for key in keys])
+        return sum([await self._dead_letters.redrive(key) for key in keys])
 
     async def discard(self, job_id: str) -> bool:
         """Give a dead job up for good. False if it is not dead."""
-        return any([await self._letters.discard(key, job_id) for key in await self._of(job_id)])
+        return any(
+            [await self._dead_letters.discard(key, job_id) for key in await self._of(job_id)]
+        )
 
     # Names.
 
@@ -183,7 +191,7 @@ class Jobs:
         return model_of_queue(key)
 
     async def _server(self, model: str, job_id: str) -> str | None:
-        leases = (await self._pool.look(model)).leases
+        leases = (await self._pool.inspect(model)).leases
         return next((lease.server for lease in leases if lease.job == job_id), None)
 
 

@@ -15,7 +15,7 @@ from taskqueue_core.queue import Queue, stored
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, TaskStatus
 from taskqueue_dispatch.jobs import Submission, task_of
 from taskqueue_dispatch.models import ModelConfig, WhenDown
-from taskqueue_dispatch.registry import ModelView, Registry
+from taskqueue_dispatch.registry import ModelRegistry, ModelView
 from taskqueue_dispatch.status import JobState, state_of
 
 __all__ = ["Estimates", "Leased", "NoSlots", "Queued", "Reason", "Submitter"]
@@ -97,7 +97,7 @@ class Submitter:
     def __init__(
         self,
         backend: Backend,
-        registry: Registry,
+        registry: ModelRegistry,
         estimates: Estimates,
         *,
         check_callback: Callable[[str], Awaitable[object]] | None = None,
@@ -127,18 +127,18 @@ class Submitter:
         if refused is not None:
             known = None if submission.idempotency_key is None else await self._status(task)
             return refused if known is None else await self._before(model, task, known, glance)
-        (told,) = await self._queue.publish_many([task])
-        if told.status is Published.DUPLICATE:
+        (confirmation,) = await self._queue.publish_many([task])
+        if confirmation.status is Published.DUPLICATE:
             known = await self._status(task)
             if known is None:  # it was forgotten just then
                 raise PublishUnconfirmed(
                     "the job was known, and is forgotten: submit it again", task_id=task.id
                 )
             return await self._before(model, task, known, glance)
-        if told.status is Published.REFUSED and told.code in _REASONS:
-            return self._no_room(told, model, glance)
-        stored(told)
-        position = told.position
+        if confirmation.status is Published.REFUSED and confirmation.code in _REASONS:
+            return self._no_room(confirmation, model, glance)
+        stored(confirmation)
+        position = confirmation.position
         if position is None:
             position = max(0, (await self._control.stats(task.key)).ledger.waiting - 1)
         later = task.not_before is not None and task.not_before > self._backend.now()
@@ -154,9 +154,9 @@ class Submitter:
     async def _glance(self, model: str) -> _Glance:
         view = self._registry.view(model)
         config = await self._registry.config(model) if view is None else view.config
-        pool = await self._pool.look(model)
+        pool = await self._pool.inspect(model)
         if any(info.endpoint.together for info in pool.endpoints):
-            pool = await self._pool.look()
+            pool = await self._pool.inspect()
         return _glance_of(pool, model, config, self._backend.now())
 
     async def _status(self, task: Task) -> TaskStatus | None:
@@ -178,12 +178,12 @@ class Submitter:
             wait = max(wait or 0.0, task.not_before - self._backend.now())
         return Queued(task.id, position, wait)
 
-    def _no_room(self, told: Confirmation, model: str, glance: _Glance) -> NoSlots:
-        hint = told.retry_after
+    def _no_room(self, confirmation: Confirmation, model: str, glance: _Glance) -> NoSlots:
+        hint = confirmation.retry_after
         if hint is None:
             hint = self._estimates.wait(model, 0, glance.slots) or _LATER
-        reason = Reason(told.code or Refusal.QUEUE_FULL)
-        return NoSlots(reason, told.reason or reason.value, max(_SHORTEST, hint))
+        reason = Reason(confirmation.code or Refusal.QUEUE_FULL)
+        return NoSlots(reason, confirmation.reason or reason.value, max(_SHORTEST, hint))
 
 
 _REASONS = {
@@ -207,8 +207,8 @@ class _Glance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _glance_of(pool: PoolView, model: str, config: ModelConfig, now: float) -> _Glance:
-    mine = tuple(info for info in pool.endpoints if info.endpoint.model == model)
-    view = ModelView(model=model, key="", config=config, endpoints=mine)
+    endpoints = tuple(info for info in pool.endpoints if info.endpoint.model == model)
+    view = ModelView(model=model, key="", config=config, endpoints=endpoints)
     held: dict[str, int] = {}
     for info in pool.endpoints:
         held[info.endpoint.server] = held.get(info.endpoint.server, 0) + info.held
@@ -216,7 +216,7 @@ def _glance_of(pool: PoolView, model: str, config: ModelConfig, now: float) -> _
         config=config,
         slots=view.slots,
         usable=view.usable,
-        open=sum(_open(info, held[info.endpoint.server], now) for info in mine),
+        open=sum(_open(info, held[info.endpoint.server], now) for info in endpoints),
         servers={
             lease.job: lease.server
             for lease in pool.leases

@@ -7,14 +7,14 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 
-from taskqueue_core.authoring.fair_order import Walk
+from taskqueue_core.authoring.fair_order import FairRotation
 from taskqueue_core.capabilities import Order
-from taskqueue_dispatch.lease_renewal import Held
+from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import Reason
 
-__all__ = ["Waiter", "Waiters"]
+__all__ = ["SlotWaiters", "Waiter"]
 
 _MOST = 10_000
 """who wait in one process, over all models and tenants"""
@@ -26,12 +26,12 @@ class Waiter:
     __slots__ = ("given", "model", "number", "tenant")
 
     def __init__(self, model: str, tenant: str | None, number: int) -> None:
-        """Made by `Waiters.enter`."""
+        """Made by `SlotWaiters.enter`."""
         self.model = model
         self.tenant = tenant
         self.number = number
         """by order of coming"""
-        self.given: asyncio.Future[Held | None] = asyncio.get_running_loop().create_future()
+        self.given: asyncio.Future[RenewedLease | None] = asyncio.get_running_loop().create_future()
         """the slot, unassigned; ``None`` where there will be none"""
 
 
@@ -41,7 +41,7 @@ class _Line:
     def __init__(self) -> None:
         self.all: OrderedDict[int, Waiter] = OrderedDict()
         self.tenants: dict[str | None, OrderedDict[int, Waiter]] = {}
-        self._walk: Walk[str | None] = Walk()
+        self._walk: FairRotation[str | None] = FairRotation()
 
     def add(self, waiter: Waiter, *, first: bool = False) -> None:
         """Let somebody in, at the end or the head."""
@@ -77,14 +77,14 @@ class _Line:
         return waiter
 
 
-class Waiters:
+class SlotWaiters:
     """All lines of one process. Slots come to them by `give`.
 
     The order and the room in a line are those of the model's configuration at the time of asking; who is in a line
     stays, also where that has less room now or no endpoint is well.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: ModelRegistry) -> None:
         """Start empty."""
         self._registry = registry
         self._lines: dict[str, _Line] = {}
@@ -98,7 +98,7 @@ class Waiters:
         line = self._lines.get(model)
         return 0 if line is None else len(line.all)
 
-    def on_stir(self, model: str, callback: Callable[[], None] | None) -> None:
+    def on_change(self, model: str, callback: Callable[[], None] | None) -> None:
         """Call ``callback``, in place of an earlier one, when somebody begins to wait; ``None`` takes it away."""
         if callback is None:
             self._stirs.pop(model, None)
@@ -114,7 +114,7 @@ class Waiters:
         self._add(waiter)
         return waiter
 
-    def again(self, waiter: Waiter) -> None:
+    def requeue(self, waiter: Waiter) -> None:
         """Let somebody wait on, at the head, whose slot was no good."""
         waiter.given = asyncio.get_running_loop().create_future()
         if self._closed:
@@ -131,7 +131,7 @@ class Waiters:
             self._waiting -= before - len(line.all)
             self._tidy(waiter.model, line)
 
-    def give(self, model: str, held: Held) -> bool:
+    def give(self, model: str, held: RenewedLease) -> bool:
         """Hand a slot to who is next. False if nobody waits, and nothing was done with it."""
         line = self._lines.get(model)
         if line is None:

@@ -14,11 +14,11 @@ from taskqueue_core.config import load_settings
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Task
 from taskqueue_memory.control import MemoryControl, MemoryDeadLetters
-from taskqueue_memory.journal import Journal
-from taskqueue_memory.room_signal import MemoryRoomBell
+from taskqueue_memory.journal import MemoryJournal
+from taskqueue_memory.room_signal import MemoryRoomSignal
 from taskqueue_memory.slots.pool import MemorySlots
 from taskqueue_memory.subscription import MemorySubscription
-from taskqueue_memory.transitions import Store
+from taskqueue_memory.transitions import MemoryStore
 
 __all__ = [
     "MemoryBackend",
@@ -42,7 +42,7 @@ class MemorySettings(BaseSettings):
 class MemoryPublisher:
     """See `taskqueue_core.backend.Publisher`. Every call is one atomic step."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
@@ -60,9 +60,9 @@ class MemoryPublisher:
     ) -> Confirmation:
         return self._store.retry(task, at, error, token, settles)
 
-    def room_bell(self, *keys: str) -> MemoryRoomBell:
-        """See `taskqueue_core.capabilities.room.RoomBells`."""
-        return MemoryRoomBell(self._store.bells, checked_keys(keys))
+    def room_signal(self, *keys: str) -> MemoryRoomSignal:
+        """See `taskqueue_core.capabilities.room.RoomSignals`."""
+        return MemoryRoomSignal(self._store.signals, checked_keys(keys))
 
 
 class MemoryBackend:
@@ -75,8 +75,8 @@ class MemoryBackend:
     ) -> None:
         """Start empty. A ``clock`` other than the system's is for tests."""
         settings = settings or MemorySettings()
-        self._journal = Journal(settings.journal) if settings.journal else None
-        self._store = Store(clock or SystemClock(), self._journal)
+        self._journal = MemoryJournal(settings.journal) if settings.journal else None
+        self._store = MemoryStore(clock or SystemClock(), self._journal)
         self._closed = False
         self.publisher = MemoryPublisher(self._store)
         self.control = MemoryControl(self._store)

@@ -18,8 +18,8 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
-from taskqueue_memory.records import Record
-from taskqueue_memory.transitions import Store
+from taskqueue_memory.records import TaskRecord
+from taskqueue_memory.transitions import MemoryStore
 
 __all__ = ["MemoryControl", "MemoryDeadLetters"]
 
@@ -30,7 +30,7 @@ _AT_ONCE = 500
 class MemoryControl:
     """See `taskqueue_core.capabilities.Control`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
     async def queues(self) -> tuple[str, ...]:
@@ -43,8 +43,10 @@ class MemoryControl:
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
         journal = self._store.journal is not None
-        kept = {Durability.MEMORY}
-        checked_settings(settings, kept, journal=journal, flow=True, order=True, fan_out=True)
+        durabilities = {Durability.MEMORY}
+        checked_settings(
+            settings, durabilities, journal=journal, flow=True, order=True, fan_out=True
+        )
         return self._store.configure(key, settings)
 
     async def ledger(self, key: str) -> Ledger:
@@ -87,7 +89,9 @@ class MemoryControl:
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         queues = self._store.queues.values()
-        return workers_of({one: None for queue in queues for one in queue.subscribers})
+        return workers_of(
+            {subscriber: None for queue in queues for subscriber in queue.subscribers}
+        )
 
     async def maintain(self) -> Maintained:
         promoted = self._store.catch_up()
@@ -111,7 +115,7 @@ class MemoryControl:
 class MemoryDeadLetters:
     """See `taskqueue_core.capabilities.DeadLetters`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
     async def list(
@@ -126,8 +130,8 @@ class MemoryDeadLetters:
         return tuple(record.dead_letter for _, record in islice(rest, limit))
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        found = self._dead(key, (task_id,))
-        return found[0].dead_letter if found else None
+        task_records = self._dead(key, (task_id,))
+        return task_records[0].dead_letter if task_records else None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         return await _each(self._dead(key, task_ids), self._store.redrive)
@@ -135,7 +139,7 @@ class MemoryDeadLetters:
     async def discard(self, key: str, *task_ids: str) -> int:
         return await _each(self._dead(key, task_ids), self._store.discard)
 
-    def _dead(self, key: str, task_ids: tuple[str, ...] = ()) -> Sequence[Record]:
+    def _dead(self, key: str, task_ids: tuple[str, ...] = ()) -> Sequence[TaskRecord]:
         queue = self._store.queues.get(key)
         if queue is None:
             return []
@@ -144,7 +148,7 @@ class MemoryDeadLetters:
         return [queue.dead[task_id] for task_id in dict.fromkeys(task_ids) if task_id in queue.dead]
 
 
-async def _each(dead: Sequence[Record], end: Callable[[Record], None]) -> int:
+async def _each(dead: Sequence[TaskRecord], end: Callable[[TaskRecord], None]) -> int:
     done = 0
     async for record in _in_turn(dead):
         if record.state is State.DEAD:
@@ -153,7 +157,7 @@ async def _each(dead: Sequence[Record], end: Callable[[Record], None]) -> int:
     return done
 
 
-async def _in_turn(records: Sequence[Record]) -> AsyncIterator[Record]:
+async def _in_turn(records: Sequence[TaskRecord]) -> AsyncIterator[TaskRecord]:
     """Yield records; between so many of them everybody else has a turn, in which they may change."""
     for number, record in enumerate(records, 1):
         yield record

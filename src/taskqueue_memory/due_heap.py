@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["ROOM", "Agenda"]
+__all__ = ["ROOM", "DueHeap"]
 
 ROOM = 64
 """so many items may be out of date before anything is cleared"""
@@ -16,7 +16,7 @@ ROOM = 64
 R = TypeVar("R")
 
 
-class Agenda(Generic[R]):
+class DueHeap(Generic[R]):
     """A heap of records with a date each, in memory proportional to those that still matter."""
 
     def __init__(self, matters: Callable[[R, int], bool]) -> None:

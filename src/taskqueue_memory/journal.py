@@ -23,13 +23,13 @@ import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_memory.records import Record
+from taskqueue_memory.records import TaskRecord
 
 __all__ = [
     "JOURNAL_VERSION",
-    "Journal",
-    "Line",
-    "keep",
+    "JournalLine",
+    "MemoryJournal",
+    "keep_journal",
     "variables",
 ]
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("taskqueue.memory")
 _encoder = msgspec.json.Encoder()
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class JournalLine(msgspec.Struct, frozen=True, kw_only=True):
     """One transition."""
 
     v: int = JOURNAL_VERSION
@@ -61,7 +61,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float | None
 
 
-class Journal:
+class MemoryJournal:
     """Appends lines, each by one write, so that a killed process leaves whole lines."""
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class Journal:
     def write(
         self,
         event: str,
-        record: Record,
+        record: TaskRecord,
         now: float,
         *,
         worker: str | None,
@@ -115,7 +115,7 @@ class Journal:
 
     def _append(self, **fields: Any) -> None:
         self._seq += 1
-        line = Line(run=self._run, seq=self._seq, **fields)
+        line = JournalLine(run=self._run, seq=self._seq, **fields)
         data = _encoder.encode(line) + b"\n"
         try:
             if self._torn:  # so that what came through of that line does not spoil this one
@@ -145,5 +145,5 @@ def variables(path: Path) -> Mapping[str, str]:
     return {"TASKQUEUE_MEMORY_JOURNAL": str(path)}
 
 
-async def keep(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
+async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
     """Do nothing: it is there."""

@@ -11,12 +11,12 @@ from taskqueue_core.tasks import State
 from taskqueue_memory.due_heap import ROOM
 
 if TYPE_CHECKING:
-    from taskqueue_memory.records import Record
+    from taskqueue_memory.records import TaskRecord
 
 __all__ = [
     "Lane",
     "Lanes",
-    "Turns",
+    "OrderingKeys",
 ]
 
 
@@ -30,26 +30,26 @@ class Lane:
     def __init__(self) -> None:
         """Start empty."""
         self._bound = ROOM
-        self._fresh: deque[tuple[int, Record]] = deque()
-        self._late: list[tuple[int, Record]] = []
+        self._fresh: deque[tuple[int, TaskRecord]] = deque()
+        self._late: list[tuple[int, TaskRecord]] = []
         """became available before some of the fresh, and were let in after them"""
-        self._returned: list[tuple[int, Record]] = []
+        self._returned: list[tuple[int, TaskRecord]] = []
 
-    def append(self, record: Record) -> None:
+    def append(self, record: TaskRecord) -> None:
         """Add a newly available entry."""
         if len(self._fresh) >= self._bound:  # before the new item, which waits only in a moment
             self._clear()
         self._fresh.append((record.seq, record))
 
-    def let_in(self, record: Record) -> None:
+    def let_in(self, record: TaskRecord) -> None:
         """Add an entry that became available earlier, at the place of its original sequence."""
         self._push(self._late, record)
 
-    def put_back(self, record: Record) -> None:
+    def put_back(self, record: TaskRecord) -> None:
         """Add a returned entry, at the place of its original sequence."""
         self._push(self._returned, record)
 
-    def pop(self) -> Record | None:
+    def pop(self) -> TaskRecord | None:
         """Take the first entry."""
         record = self.peek()
         if record is not None:
@@ -61,7 +61,7 @@ class Lane:
                 self._fresh.popleft()
         return record
 
-    def peek(self) -> Record | None:
+    def peek(self) -> TaskRecord | None:
         """Return the first entry, after dropping those that are out of date."""
         while self._fresh and not _waits(self._fresh[0]):
             self._fresh.popleft()
@@ -77,15 +77,15 @@ class Lane:
         heads = [self.peek(), _first(self._late), self._fresh[0][1] if self._fresh else None]
         return min((head.available_at for head in heads if head is not None), default=None)
 
-    def returned(self) -> list[Record]:
+    def returned(self) -> list[TaskRecord]:
         """Return the entries that were handed back, in any order."""
         return [item[1] for item in self._returned if _waits(item)]
 
-    def others(self) -> list[Record]:
+    def others(self) -> list[TaskRecord]:
         """Return the entries that were not handed back, in any order."""
         return [item[1] for item in (*self._fresh, *self._late) if _waits(item)]
 
-    def _push(self, heap: list[tuple[int, Record]], record: Record) -> None:
+    def _push(self, heap: list[tuple[int, TaskRecord]], record: TaskRecord) -> None:
         if len(self._late) + len(self._returned) >= self._bound:
             self._clear()
         heapq.heappush(heap, (record.seq, record))
@@ -109,7 +109,7 @@ class Lanes:
         """Iterate over all lanes."""
         return iter(self._lanes.values())
 
-    def lane(self, record: Record) -> Lane:
+    def lane(self, record: TaskRecord) -> Lane:
         """Return the lane of an entry."""
         priority = record.task.priority
         if priority not in self._lanes:
@@ -117,7 +117,7 @@ class Lanes:
             self._lanes = dict(sorted(self._lanes.items(), reverse=True))
         return self._lanes[priority]
 
-    def pop(self) -> Record | None:
+    def pop(self) -> TaskRecord | None:
         """Take the first entry of the highest priority."""
         for lane in self._lanes.values():
             record = lane.pop()
@@ -130,7 +130,7 @@ class Lanes:
         return [lane for lane in self if lane.peek() is not None]
 
 
-def _first(heap: list[tuple[int, Record]]) -> Record | None:
+def _first(heap: list[tuple[int, TaskRecord]]) -> TaskRecord | None:
     while heap:
         if _waits(heap[0]):
             return heap[0][1]
@@ -138,17 +138,17 @@ def _first(heap: list[tuple[int, Record]]) -> Record | None:
     return None
 
 
-def _waits(item: tuple[int, Record]) -> bool:
+def _waits(item: tuple[int, TaskRecord]) -> bool:
     seq, record = item
     return record.state is State.WAITING and record.seq == seq
 
 
-class Turns:
+class OrderingKeys:
     """Who holds each ordering key of a queue, and who is next."""
 
     def __init__(self) -> None:
         """Start with no keys."""
-        self._holders: dict[str, Record] = {}
+        self._holders: dict[str, TaskRecord] = {}
         self._held: dict[str, Lane] = {}
 
     def __iter__(self) -> Iterator[Lane]:
@@ -159,13 +159,13 @@ class Turns:
         """Count the keys that somebody holds."""
         return len(self._holders)
 
-    def comes(self, record: Record, key: str) -> None:
+    def comes(self, record: TaskRecord, key: str) -> None:
         """Have an entry that becomes available hold its key, or wait for it: it is ``held`` then."""
         record.held = self._holders.setdefault(key, record) is not record
         if record.held:
             self._held.setdefault(key, Lane()).append(record)
 
-    def goes(self, record: Record, key: str) -> Record | None:
+    def goes(self, record: TaskRecord, key: str) -> TaskRecord | None:
         """Have an entry that ended or died hold its key no more. Return who holds it now, ready for its lane."""
         if self._holders.get(key) is not record:
             return None

@@ -10,8 +10,8 @@ from typing import Protocol
 import msgspec
 
 from taskqueue_core.authoring.entries import Entry
-from taskqueue_core.authoring.fair_order import Floor
-from taskqueue_core.authoring.helpers import UNLIMITED, Room, room_of
+from taskqueue_core.authoring.fair_order import PriorityFloor
+from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, room_of
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import Bucket, bucket_after
 from taskqueue_core.tasks import (
@@ -19,11 +19,11 @@ from taskqueue_core.tasks import (
     QueueStats,
     State,
 )
-from taskqueue_memory.due_heap import Agenda
-from taskqueue_memory.lanes import Lane, Lanes, Turns
-from taskqueue_memory.tenants import Account, Tenants
+from taskqueue_memory.due_heap import DueHeap
+from taskqueue_memory.lanes import Lane, Lanes, OrderingKeys
+from taskqueue_memory.tenants import Tenants, TenantUsage
 
-__all__ = ["Consumer", "QueueState", "Record", "is_in_flight", "is_scheduled"]
+__all__ = ["Consumer", "QueueState", "TaskRecord", "is_in_flight", "is_scheduled"]
 
 _SMALL = 512  # bytes of a payload that are not worth a digest
 
@@ -34,7 +34,7 @@ class Consumer(Protocol):
     consumer: str
     keys: tuple[str, ...]
     since: float
-    owned: dict[str, Record]
+    owned: dict[str, TaskRecord]
     """what it has in flight, by receipt"""
     ready: dict[QueueState, None]
     """queues that may have work, the next one to be served first"""
@@ -61,7 +61,7 @@ class Consumer(Protocol):
         ...
 
 
-class Record(Entry, kw_only=True, eq=False):
+class TaskRecord(Entry, kw_only=True, eq=False):
     """An entry and its place."""
 
     queue: QueueState
@@ -72,7 +72,7 @@ class Record(Entry, kw_only=True, eq=False):
     owner: Consumer | None = None
     held: bool = False
     """waiting for its ordering key, in no lane"""
-    account: Account | None = None
+    usage: TenantUsage | None = None
     """of its tenant, in fair order"""
     seated: bool = False
     """in flight, by its tenant's account"""
@@ -100,12 +100,12 @@ class Record(Entry, kw_only=True, eq=False):
         return max(window, self.result_until) if self.result else window
 
 
-def is_scheduled(record: Record, seq: int) -> bool:
+def is_scheduled(record: TaskRecord, seq: int) -> bool:
     """Whether a record still waits for the date it had at that sequence."""
     return record.state is State.SCHEDULED and record.seq == seq
 
 
-def is_in_flight(record: Record, watch: int) -> bool:
+def is_in_flight(record: TaskRecord, watch: int) -> bool:
     """Whether a record is still in the delivery, and without progress since, that was watched under that mark."""
     return record.watch == watch
 
@@ -120,13 +120,13 @@ class QueueState:
     def __init__(self, key: str) -> None:
         self.key = key
         self.settings = QueueSettings()
-        self.records: dict[str, Record] = {}
-        self.dead: dict[str, Record] = {}
+        self.records: dict[str, TaskRecord] = {}
+        self.dead: dict[str, TaskRecord] = {}
         self.subscribers: dict[Consumer, None] = {}
         self.waiting: dict[Consumer, None] = {}
         """subscribers in a waiting receive, the longest first"""
-        self.scheduled = Agenda(is_scheduled)
-        self.flights = Agenda(is_in_flight)
+        self.scheduled = DueHeap(is_scheduled)
+        self.flights = DueHeap(is_in_flight)
         self.bounded = False
         """something limits what is taken in"""
         self.limited = False
@@ -142,11 +142,11 @@ class QueueState:
         self.delivered = self.redelivered = self.retried = self.lost = 0
         self.available = 0
         """entries that wait for nothing but a limit"""
-        self.turns = Turns()
+        self.turns = OrderingKeys()
         self.fair: Tenants | None = None
         """the lines, if the order is fair"""
         self._lines: Lanes | Tenants = Lanes()
-        self._floor: Floor | None = None
+        self._floor: PriorityFloor | None = None
         self._choice = False
         """several priorities could be served when the last entry was taken"""
 
@@ -167,13 +167,13 @@ class QueueState:
             or settings.tenant_max_inflight
             or settings.tenant_rate_limit
         )
-        self._floor = (self._floor or Floor()) if settings.floor_share else None
+        self._floor = (self._floor or PriorityFloor()) if settings.floor_share else None
         if settings.order is not before.order:
             self._reorder(settings)
         if self.fair is not None:
             self.fair.configure(settings, now)
 
-    def room(self, now: float) -> Room:
+    def room(self, now: float) -> QueueRoom:
         """Say what the limits leave to be handed out."""
         if not self.limited:
             return UNLIMITED
@@ -187,28 +187,28 @@ class QueueState:
 
     # order
 
-    def lane(self, record: Record) -> Lane:
+    def lane(self, record: TaskRecord) -> Lane:
         """Return the lane that an entry is about to enter."""
         return self._lines.lane(record)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: TaskRecord) -> None:
         """Have a newly available entry wait."""
         self._lines.lane(record).append(record)
         self._offered(record)
 
-    def let_in(self, record: Record, now: float) -> None:
+    def let_in(self, record: TaskRecord, now: float) -> None:
         """Have an entry wait at its place that waited for its ordering key until now."""
         self._lines.lane(record).let_in(record)
         self._offered(record)
         if self.fair is not None:
             self.fair.entered(record, 0, now)
 
-    def put_back(self, record: Record) -> None:
+    def put_back(self, record: TaskRecord) -> None:
         """Have a returned entry wait."""
         self._lines.lane(record).put_back(record)
         self._offered(record)
 
-    def withdraw(self, record: Record) -> None:
+    def withdraw(self, record: TaskRecord) -> None:
         """Note that an entry is about to wait no more."""
         if record.held:
             record.held = False
@@ -217,7 +217,7 @@ class QueueState:
             if self.fair is not None:
                 self.fair.withdrawn(record)
 
-    def pop(self) -> Record | None:
+    def pop(self) -> TaskRecord | None:
         """Take the waiting entry that is next."""
         if self._floor is None:
             return self._lines.pop()
@@ -227,7 +227,7 @@ class QueueState:
             return heads[-1].pop()
         return self._lines.pop()
 
-    def handed_out(self, record: Record, now: float) -> None:
+    def handed_out(self, record: TaskRecord, now: float) -> None:
         """Charge for an entry that is about to be in flight."""
         self.delivered += 1
         if self.bucket is not None:
@@ -237,7 +237,7 @@ class QueueState:
         if self._floor is not None and self._choice:
             self._floor.handed_out(self.settings.floor_share)
 
-    def _offered(self, record: Record) -> None:
+    def _offered(self, record: TaskRecord) -> None:
         self.available += 1
         if self.fair is not None:
             self.fair.offered(record)
@@ -246,12 +246,12 @@ class QueueState:
         """Have all that waits do so in the other order. What does not wait counts for its tenant when it does."""
         former, self.available = tuple(self._lines), 0
         for record in self.records.values():
-            record.account, record.seated = None, False
+            record.usage, record.seated = None, False
         self.fair = Tenants(settings) if settings.order is Order.FAIR else None
         self._lines = Lanes() if self.fair is None else self.fair
-        for record in _by_place(record for lane in former for record in lane.returned()):
+        for record in _by_position(record for lane in former for record in lane.returned()):
             self.put_back(record)
-        for record in _by_place(record for lane in former for record in lane.others()):
+        for record in _by_position(record for lane in former for record in lane.others()):
             self.append(record)
         if self.fair is not None:
             for record in (record for lane in self.turns for record in lane.others()):
@@ -282,5 +282,5 @@ class QueueState:
         )
 
 
-def _by_place(records: Iterable[Record]) -> list[Record]:
+def _by_position(records: Iterable[TaskRecord]) -> list[TaskRecord]:
     return sorted(records, key=lambda record: record.seq)

@@ -8,16 +8,16 @@ from typing import Self
 
 from taskqueue_core.clock import Clock
 
-__all__ = ["Bells", "MemoryRoomBell"]
+__all__ = ["MemoryRoomSignal", "RoomNotifier"]
 
 
-class Bells:
+class RoomNotifier:
     """The open bells by queue, and who publishes to a queue by way of another one."""
 
     def __init__(self, clock: Clock) -> None:
         """Start with none."""
         self.clock = clock
-        self.open: dict[str, dict[MemoryRoomBell, None]] = {}
+        self.open: dict[str, dict[MemoryRoomSignal, None]] = {}
         self._sources: dict[str, set[str]] = {}
 
     def bind(self, key: str, before: Iterable[str], after: Iterable[str]) -> None:
@@ -29,44 +29,44 @@ class Bells:
         for target in after:
             self._sources.setdefault(target, set()).add(key)
 
-    def ring(self, key: str) -> None:
+    def notify(self, key: str) -> None:
         """Ring for a queue, and for those that are bound to it."""
         for name in (key, *self._sources.get(key, ())):
             for bell in self.open.get(name, ()):
-                bell.ring()
+                bell.notify()
 
 
-class MemoryRoomBell:
+class MemoryRoomSignal:
     """See `taskqueue_core.capabilities.RoomBell`."""
 
-    def __init__(self, bells: Bells, keys: tuple[str, ...]) -> None:
-        self._bells = bells
+    def __init__(self, signals: RoomNotifier, keys: tuple[str, ...]) -> None:
+        self._signals = signals
         self._keys = keys
-        self._rung = asyncio.Event()
+        self._notified = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake who waits, or who is about to."""
-        self._rung.set()
+        self._notified.set()
 
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         """See `taskqueue_core.capabilities.RoomBell.rung`."""
         if timeout > 0:
-            clock = self._bells.clock
-            timer = clock.call_at(clock.now() + timeout, self.ring)
+            clock = self._signals.clock
+            timer = clock.call_at(clock.now() + timeout, self.notify)
             try:
-                await self._rung.wait()
+                await self._notified.wait()
             finally:
                 timer.cancel()
-        self._rung.clear()
+        self._notified.clear()
 
     async def __aenter__(self) -> Self:
         for key in self._keys:
-            self._bells.open.setdefault(key, {})[self] = None
+            self._signals.open.setdefault(key, {})[self] = None
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for key in self._keys:
-            bells = self._bells.open.get(key, {})
-            bells.pop(self, None)
-            if not bells:
-                self._bells.open.pop(key, None)
+            signals = self._signals.open.get(key, {})
+            signals.pop(self, None)
+            if not signals:
+                self._signals.open.pop(key, None)

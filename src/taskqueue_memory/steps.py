@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.tasks import Delivery, Expired, Settled, State
-from taskqueue_memory.journal import Journal
-from taskqueue_memory.records import QueueState, Record
-from taskqueue_memory.room_signal import Bells
-from taskqueue_memory.timers import Calendar
+from taskqueue_memory.journal import MemoryJournal
+from taskqueue_memory.records import QueueState, TaskRecord
+from taskqueue_memory.room_signal import RoomNotifier
+from taskqueue_memory.timers import Timers
 
 __all__ = ["Steps"]
 
@@ -19,16 +19,16 @@ __all__ = ["Steps"]
 class Steps:
     """All queues of one backend. Every change of state goes through `_enter`."""
 
-    def __init__(self, clock: Clock, journal: Journal | None) -> None:
+    def __init__(self, clock: Clock, journal: MemoryJournal | None) -> None:
         self.clock = clock
         self.journal = journal
         self.queues: dict[str, QueueState] = {}
-        self.receipts: dict[str, Record] = {}
-        self.bells = Bells(clock)
+        self.receipts: dict[str, TaskRecord] = {}
+        self.signals = RoomNotifier(clock)
         self.recovered = 0
         """deliveries taken back, for want of progress, that nobody has been told of"""
         self._seq = itertools.count(1)
-        self._calendar = Calendar(clock, self.catch_up)
+        self._timers = Timers(clock, self.catch_up)
 
     def queue(self, key: str) -> QueueState:
         """Return the queue of a key, made on first sight."""
@@ -42,7 +42,7 @@ class Steps:
             if not (queue.subscribers or queue.published or queue.settings.version):
                 self.queues.pop(queue.key, None)
 
-    def find(self, key: str, task_id: str) -> Record | None:
+    def find(self, key: str, task_id: str) -> TaskRecord | None:
         """Return what is known of a task."""
         queue = self.queues.get(key)
         return queue.records.get(task_id) if queue else None
@@ -54,34 +54,34 @@ class Steps:
         queue.configure(after, self.clock.now())
         if self.journal is not None:
             self.journal.write_settings(key, after, self.clock.now())
-        self.bells.bind(key, before.bound_to, after.bound_to)
-        self.bells.ring(key)
-        self.ring(queue, queue.available)
+        self.signals.bind(key, before.bound_to, after.bound_to)
+        self.signals.notify(key)
+        self.notify(queue, queue.available)
         return after
 
     # time
 
     def catch_up(self) -> int:
         """Take back what was without progress for too long. Make available what has fallen due, and count that."""
-        due, hung = self._calendar.due(self.clock.now())
+        due, hung = self._timers.due(self.clock.now())
         for record in due:
             self._make_available(record, "available")
         for record in hung:
-            self.hand_back(record, lost=True, told=False)
+            self.hand_back(record, lost=True, reported=False)
         self.recovered += len(hung)
         return len(due)
 
     def follow(self) -> None:
         """Have the timer ring in the running event loop."""
-        self._calendar.follow()
+        self._timers.follow()
 
     def stop(self) -> None:
         """Forget the timer."""
-        self._calendar.stop()
+        self._timers.stop()
 
     # wake-ups
 
-    def ring(self, queue: QueueState, tasks: int) -> None:
+    def notify(self, queue: QueueState, tasks: int) -> None:
         """Wake as many waiting subscriptions as can take one of so many tasks, the one that waits longest first."""
         if not queue.waiting:
             return
@@ -97,13 +97,13 @@ class Steps:
 
     # steps
 
-    def hand_back(self, record: Record, *, lost: bool, told: bool = True) -> None:
+    def hand_back(self, record: TaskRecord, *, lost: bool, reported: bool = True) -> None:
         """Take an in-flight entry back; one that was lost too often dies. Its owner ``told`` so, or is told."""
         queue = record.queue
         queue.redelivered += 1
         queue.lost += lost
         worker = record.owner.consumer if record.owner else None
-        if told:
+        if reported:
             self._end_receipt(record, "lost" if lost else "redeliver")
         dies = lost and record.lose(queue.settings.max_losses, self.clock.now())
         self._end_receipt(record, None, revoke=True)
@@ -113,11 +113,11 @@ class Steps:
         self._offer(queue)
         queue.put_back(record)
         self._enter(record, State.WAITING, "lost" if lost else "redelivered", worker=worker)
-        self.ring(queue, 1)
+        self.notify(queue, 1)
 
     def _enter(
         self,
-        record: Record,
+        record: TaskRecord,
         state: State,
         event: str,
         *,
@@ -151,24 +151,24 @@ class Steps:
         if record.task.ordering_key is not None and not state.live:
             self._pass_key_on(record, record.task.ordering_key)
         if before is State.IN_FLIGHT and queue.limited and queue.available:
-            self.ring(queue, 1)
-        if change < 0 and self.bells.open and queue.bounded:
-            self.bells.ring(queue.key)
+            self.notify(queue, 1)
+        if change < 0 and self.signals.open and queue.bounded:
+            self.signals.notify(queue.key)
 
-    def _leave_dead(self, record: Record) -> None:
+    def _leave_dead(self, record: TaskRecord) -> None:
         del record.queue.dead[record.task.id]
         deadline = record.task.deadline
         if deadline is not None and deadline <= record.updated_at:  # it came while it was dead
-            self._calendar.note_deadline(record, deadline)
+            self._timers.note_deadline(record, deadline)
 
-    def _begin(self, record: Record) -> Record:
+    def _begin(self, record: TaskRecord) -> TaskRecord:
         """Put a new entry on the books; its first state follows."""
         queue = record.queue
         queue.records[record.task.id] = record
         if queue.fair is not None:
             queue.fair.attach(record)
         if record.task.deadline is not None:
-            self._calendar.note_deadline(record, record.task.deadline)
+            self._timers.note_deadline(record, record.task.deadline)
         return record
 
     def _offer(self, queue: QueueState) -> None:
@@ -176,7 +176,7 @@ class Steps:
             for subscription in queue.subscribers:
                 subscription.ready[queue] = None
 
-    def _make_available(self, record: Record, event: str) -> None:
+    def _make_available(self, record: TaskRecord, event: str) -> None:
         """Have an entry wait, in its lane or for its ordering key, and wake who can take it."""
         record.seq = next(self._seq)
         queue, key = record.queue, record.task.ordering_key
@@ -188,29 +188,29 @@ class Steps:
             self._offer(queue)
             queue.append(record)
             self._enter(record, State.WAITING, event)
-            self.ring(queue, 1)
+            self.notify(queue, 1)
         record.available_at = record.updated_at
 
-    def _pass_key_on(self, record: Record, key: str) -> None:
+    def _pass_key_on(self, record: TaskRecord, key: str) -> None:
         """Have the next of those that waited for an ordering key wait in its lane."""
         queue = record.queue
         following = queue.turns.goes(record, key)
         if following is not None:
             self._offer(queue)
             queue.let_in(following, record.updated_at)
-            self.ring(queue, 1)
+            self.notify(queue, 1)
 
-    def _schedule(self, record: Record, at: float, event: str, **told: str | None) -> None:
+    def _schedule(self, record: TaskRecord, at: float, event: str, **fields: str | None) -> None:
         record.seq = next(self._seq)
-        self._enter(record, State.SCHEDULED, event, due_at=at, **told)
-        self._calendar.schedule(record, at)
+        self._enter(record, State.SCHEDULED, event, due_at=at, **fields)
+        self._timers.schedule(record, at)
 
-    def _watch(self, record: Record) -> None:
+    def _watch(self, record: TaskRecord) -> None:
         """Note when a delivery will have been without progress for too long."""
         record.watch = next(self._seq)
-        self._calendar.watch(record, self.clock.now() + record.patience)
+        self._timers.watch(record, self.clock.now() + record.patience)
 
-    def _end_receipt(self, record: Record, verb: str | None, *, revoke: bool = False) -> None:
+    def _end_receipt(self, record: TaskRecord, verb: str | None, *, revoke: bool = False) -> None:
         receipt, owner = record.receipt, record.owner
         if receipt is None:
             return
@@ -226,7 +226,7 @@ class Steps:
 
     def _finish(
         self,
-        record: Record,
+        record: TaskRecord,
         state: State,
         event: str,
         *,
@@ -239,9 +239,9 @@ class Steps:
         self._enter(record, state, event, worker=worker, error=error)
         if state is not State.DEAD:
             record.shed()
-            self._calendar.note_end(record, record.kept_until)
+            self._timers.note_end(record, record.kept_until)
 
-    def _expire(self, record: Record) -> Expired:
+    def _expire(self, record: TaskRecord) -> Expired:
         self._finish(record, State.EXPIRED, "expired", revoke=True)
         return Expired(record.task.key, record.task.id, record.attempt)
 

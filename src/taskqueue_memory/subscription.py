@@ -15,8 +15,8 @@ from taskqueue_core.authoring.helpers import (
 )
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Expired, Received, Settled
-from taskqueue_memory.records import QueueState, Record
-from taskqueue_memory.transitions import Store
+from taskqueue_memory.records import QueueState, TaskRecord
+from taskqueue_memory.transitions import MemoryStore
 
 __all__ = ["MemorySubscription"]
 
@@ -24,11 +24,11 @@ __all__ = ["MemorySubscription"]
 class MemorySubscription(SubscriptionBase):
     """Owns its deliveries until they are settled, adopted or handed back."""
 
-    def __init__(self, store: Store, keys: tuple[str, ...], consumer: str) -> None:
+    def __init__(self, store: MemoryStore, keys: tuple[str, ...], consumer: str) -> None:
         self.consumer = consumer
         self.keys = keys
         self.since = store.clock.now()
-        self.owned: dict[str, Record] = {}
+        self.owned: dict[str, TaskRecord] = {}
         self.ready: dict[QueueState, None] = {}
         """queues that may have work, the next one to be served first"""
         self._store = store
@@ -139,11 +139,11 @@ class MemorySubscription(SubscriptionBase):
         deliveries: list[Delivery] = []
         expired: list[Expired] = []
         held: dict[QueueState, None] = {}
-        left: dict[QueueState, int] = {}
+        remaining: dict[QueueState, int] = {}
         while self.ready and len(deliveries) < limit:
             queue = next(iter(self.ready))
             del self.ready[queue]
-            if queue.limited and not _has_room(queue, left, now):
+            if queue.limited and not _has_room(queue, remaining, now):
                 if queue.available:
                     held[queue] = None
                 continue
@@ -152,8 +152,8 @@ class MemorySubscription(SubscriptionBase):
                 self.ready[queue] = None  # to the end: one each in turn, so that no key starves
             if delivery is not None:
                 deliveries.append(delivery)
-                if queue in left:
-                    left[queue] -= 1
+                if queue in remaining:
+                    remaining[queue] -= 1
             elif queue in self.ready:
                 break  # enough has expired for one call
         again = any(queue.available and queue.room(now).left for queue in self.ready)
@@ -210,14 +210,14 @@ class MemorySubscription(SubscriptionBase):
     def _pass_on(self) -> None:
         """Wake others for the work that this one was woken for, or had an alarm for, and has not taken."""
         for queue in self.ready:
-            self._store.ring(queue, queue.available)
+            self._store.notify(queue, queue.available)
 
 
-def _has_room(queue: QueueState, left: dict[QueueState, int], now: float) -> bool:
+def _has_room(queue: QueueState, remaining: dict[QueueState, int], now: float) -> bool:
     """Whether a queue has something to hand out, by what was ``left`` when it was asked first."""
-    if queue not in left:
-        left[queue] = queue.room(now).left
-    return left[queue] > 0 and queue.ready > 0
+    if queue not in remaining:
+        remaining[queue] = queue.room(now).left
+    return remaining[queue] > 0 and queue.ready > 0
 
 
 def _first(times: Iterable[float | None]) -> float | None:

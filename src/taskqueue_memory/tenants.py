@@ -9,23 +9,23 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from taskqueue_core.authoring.fair_order import Walk
-from taskqueue_core.authoring.helpers import Room, room_of
+from taskqueue_core.authoring.fair_order import FairRotation
+from taskqueue_core.authoring.helpers import QueueRoom, room_of
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.rate_limit import Bucket, bucket_after
 from taskqueue_core.tasks import State
-from taskqueue_memory.due_heap import Agenda
+from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.lanes import Lane
 
 if TYPE_CHECKING:
-    from taskqueue_memory.records import Record
+    from taskqueue_memory.records import TaskRecord
 
-__all__ = ["Account", "Tenants"]
+__all__ = ["TenantUsage", "Tenants"]
 
 _DUST = 1e-6
 
 
-class Account:
+class TenantUsage:
     """What is kept of one tenant, as long as it has anything."""
 
     __slots__ = ("alarm", "bucket", "fills", "fresh", "in_flight", "lanes", "name", "resting", "waiting")  # fmt: skip
@@ -53,9 +53,9 @@ class Account:
 
 
 class _TenantLane(Lane):
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: TenantUsage) -> None:
         super().__init__()
-        self.account = account
+        self.usage = account
         self.count = 0
         """of the entries that wait"""
         self.spent: int | None = None
@@ -69,8 +69,8 @@ class Tenants:
         """Start empty."""
         self.resting = 0
         """entries that wait for their tenant's limit"""
-        self._accounts: dict[str | None, Account] = {}
-        self._walks: dict[int, Walk[_TenantLane]] = {}
+        self._accounts: dict[str | None, TenantUsage] = {}
+        self._walks: dict[int, FairRotation[_TenantLane]] = {}
         self._marks = itertools.count(1)
         self._adopt(settings)
 
@@ -94,15 +94,15 @@ class Tenants:
 
     # entries
 
-    def attach(self, record: Record) -> Account:
+    def attach(self, record: TaskRecord) -> TenantUsage:
         """Have an entry count for its tenant."""
         name = record.task.tenant
         account = self._accounts.get(name)
         if account is None:
             limit = self._limits.rate_limit
-            account = self._accounts[name] = Account(name, bucket_after(None, None, limit, 0.0))
-        if record.account is not account:
-            record.account = account
+            account = self._accounts[name] = TenantUsage(name, bucket_after(None, None, limit, 0.0))
+        if record.usage is not account:
+            record.usage = account
             account.fresh += record.counted
         return account
 
@@ -111,16 +111,16 @@ class Tenants:
         account = self._accounts.get(name)
         return 0 if account is None else account.fresh
 
-    def lane(self, record: Record) -> Lane:
+    def lane(self, record: TaskRecord) -> Lane:
         """Return the lane that an entry is about to enter."""
         account, priority = self.attach(record), record.task.priority
         if priority not in account.lanes:
             account.lanes[priority] = _TenantLane(account)
         return account.lanes[priority]
 
-    def offered(self, record: Record) -> None:
+    def offered(self, record: TaskRecord) -> None:
         """Note that an entry is in its lane. A tenant joins the walk with its first one."""
-        account, lane = self._place(record)
+        account, lane = self._lane_of(record)
         lane.count += 1
         account.waiting += 1
         if account.resting:
@@ -128,9 +128,9 @@ class Tenants:
         elif lane.count == 1:
             self._walk(record.task.priority).join(lane)
 
-    def withdrawn(self, record: Record) -> None:
+    def withdrawn(self, record: TaskRecord) -> None:
         """Note that an entry has left its lane. A tenant leaves the walk with its last one."""
-        account, lane = self._place(record)
+        account, lane = self._lane_of(record)
         lane.count -= 1
         account.waiting -= 1
         if account.resting:
@@ -141,18 +141,18 @@ class Tenants:
             if not account.resting:
                 self._walk(record.task.priority).leave(lane)
 
-    def handed_out(self, record: Record, now: float) -> None:
+    def handed_out(self, record: TaskRecord, now: float) -> None:
         """Charge a tenant for an entry that it is about to have in flight."""
-        account, lane = self._place(record)
+        account, lane = self._lane_of(record)
         weight = self._weights.get(account.name or "", 1) if self._weights else 1
         self._walks[record.task.priority].spend(lane, weight)
         if account.bucket is not None and self._limits.rate_limit is not None:
             account.bucket.fill(self._limits.rate_limit, now)
             account.bucket.tokens -= 1
 
-    def entered(self, record: Record, fresh: int, now: float) -> None:
+    def entered(self, record: TaskRecord, fresh: int, now: float) -> None:
         """Note that an entry is in another place, and by how much that changed what was never handed out."""
-        account = record.account
+        account = record.usage
         if account is None:  # of before the order was fair
             return
         account.fresh += fresh
@@ -165,7 +165,7 @@ class Tenants:
 
     # order
 
-    def pop(self) -> Record | None:
+    def pop(self) -> TaskRecord | None:
         """Take the first entry of who is next in the highest priority."""
         for walk in self._walks.values():
             lane = walk.next()
@@ -177,7 +177,7 @@ class Tenants:
         """Return the lane that is next in each priority that can be served, the highest first."""
         return [lane for walk in self._walks.values() if (lane := walk.next()) is not None]
 
-    def narrow(self, room: Room, available: int, now: float) -> Room:
+    def narrow(self, room: QueueRoom, available: int, now: float) -> QueueRoom:
         """Return what is left of a queue's room by the limits of those who have something waiting."""
         if self._openings:
             for account in tuple(self._openings.take(now)):
@@ -185,11 +185,11 @@ class Tenants:
                 self._review(account, now)
         ready = available - self.resting
         if ready:
-            return Room(min(room.left, ready), room.opens_at)
+            return QueueRoom(min(room.left, ready), room.opens_at)
         opens_at = self._openings.next_at()
         if room.left or opens_at is None:
-            return Room(0, opens_at)
-        return Room(0, None if room.opens_at is None else max(opens_at, room.opens_at))
+            return QueueRoom(0, opens_at)
+        return QueueRoom(0, None if room.opens_at is None else max(opens_at, room.opens_at))
 
     def forget(self, now: float, chunk: int) -> None:
         """Drop what is kept of tenants who have nothing left, and a full bucket by now, up to ``chunk`` of them."""
@@ -206,20 +206,20 @@ class Tenants:
         )
         self._weights = settings.weights
         self._limited = bool(settings.tenant_max_inflight or settings.tenant_rate_limit)
-        self._openings = Agenda[Account](lambda account, mark: account.alarm == mark)
-        self._fillings = Agenda[Account](lambda account, mark: account.fills == mark)
+        self._openings = DueHeap[TenantUsage](lambda account, mark: account.alarm == mark)
+        self._fillings = DueHeap[TenantUsage](lambda account, mark: account.fills == mark)
 
-    def _place(self, record: Record) -> tuple[Account, _TenantLane]:
-        account = record.account or self.attach(record)
+    def _lane_of(self, record: TaskRecord) -> tuple[TenantUsage, _TenantLane]:
+        account = record.usage or self.attach(record)
         return account, account.lanes[record.task.priority]
 
-    def _walk(self, priority: int) -> Walk[_TenantLane]:
+    def _walk(self, priority: int) -> FairRotation[_TenantLane]:
         if priority not in self._walks:
-            self._walks[priority] = Walk()
+            self._walks[priority] = FairRotation()
             self._walks = dict(sorted(self._walks.items(), reverse=True))
         return self._walks[priority]
 
-    def _review(self, account: Account, now: float) -> None:
+    def _review(self, account: TenantUsage, now: float) -> None:
         """Have a tenant that is at its limit rest, and one that no longer is go on."""
         if account.resting or self._may_rest(account):
             room = room_of(self._limits, account.bucket, account.in_flight, now)
@@ -231,20 +231,20 @@ class Tenants:
         if account.idle:
             self._retire(account, now)
 
-    def _may_rest(self, account: Account) -> bool:
+    def _may_rest(self, account: TenantUsage) -> bool:
         """Whether a tenant may be at its limit, as far as is seen without bringing its bucket up to date."""
         most, bucket = self._limits.max_inflight, account.bucket
         if most and account.in_flight >= most:
             return True
         return bucket is not None and bucket.tokens < 1
 
-    def _rest(self, account: Account) -> None:
+    def _rest(self, account: TenantUsage) -> None:
         account.resting = True
         self.resting += account.waiting
         for priority, lane in account.lanes.items():
             lane.spent = self._walk(priority).leave(lane)
 
-    def _wake(self, account: Account) -> None:
+    def _wake(self, account: TenantUsage) -> None:
         account.resting, account.alarm = False, 0
         self.resting -= account.waiting
         for priority, lane in account.lanes.items():
@@ -253,7 +253,7 @@ class Tenants:
             else:
                 self._walk(priority).come_back(lane, lane.spent)
 
-    def _retire(self, account: Account, now: float) -> None:
+    def _retire(self, account: TenantUsage, now: float) -> None:
         """Forget a tenant of whom nothing is there, once it has its tokens again."""
         limit, bucket = self._limits.rate_limit, account.bucket
         if limit is not None and bucket is not None:

@@ -6,43 +6,43 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from taskqueue_core.clock import Clock, Timer
-from taskqueue_memory.due_heap import Agenda
-from taskqueue_memory.records import Record, is_in_flight, is_scheduled
+from taskqueue_memory.due_heap import DueHeap
+from taskqueue_memory.records import TaskRecord, is_in_flight, is_scheduled
 
-__all__ = ["Calendar"]
+__all__ = ["Timers"]
 
 _NEVER = float("inf")
 
 
-class Calendar:
+class Timers:
     """Dates of records. A record that has moved on since is passed over when its date comes."""
 
     def __init__(self, clock: Clock, on_due: Callable[[], object]) -> None:
         """Call ``on_due`` when a scheduled entry falls due, or a delivery has been without progress for too long."""
         self._clock = clock
         self._on_due = on_due
-        self._scheduled = Agenda(is_scheduled)
-        self._flights = Agenda(is_in_flight)
-        self._deadlines = Agenda(_may_expire)
-        self._ends = Agenda(_may_be_forgotten)
+        self._scheduled = DueHeap(is_scheduled)
+        self._flights = DueHeap(is_in_flight)
+        self._deadlines = DueHeap(_may_expire)
+        self._ends = DueHeap(_may_be_forgotten)
         self._timer: Timer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.next_at = _NEVER
         """when the timer rings"""
 
-    def schedule(self, record: Record, at: float) -> None:
+    def schedule(self, record: TaskRecord, at: float) -> None:
         """Note when an entry falls due. Its sequence must be new."""
         self._scheduled.add(at, record, record.seq)
         record.queue.scheduled.add(at, record, record.seq)
         self._arm(at)
 
-    def watch(self, record: Record, at: float) -> None:
+    def watch(self, record: TaskRecord, at: float) -> None:
         """Note when a delivery will have been without progress for too long. Its mark must be new."""
         self._flights.add(at, record, record.watch)
         record.queue.flights.add(at, record, record.watch)
         self._arm(at)
 
-    def due(self, now: float) -> tuple[list[Record], list[Record]]:
+    def due(self, now: float) -> tuple[list[TaskRecord], list[TaskRecord]]:
         """Take the scheduled entries that have fallen due, and those that hang, in the order of their times."""
         if now < self.next_at:
             return [], []
@@ -65,19 +65,19 @@ class Calendar:
             self._timer.cancel()
         self._timer, self.next_at = None, _NEVER
 
-    def note_deadline(self, record: Record, at: float) -> None:
+    def note_deadline(self, record: TaskRecord, at: float) -> None:
         """Note a task's deadline."""
         self._deadlines.add(at, record, record.seq)
 
-    def note_end(self, record: Record, at: float) -> None:
+    def note_end(self, record: TaskRecord, at: float) -> None:
         """Note when an ended record may be forgotten."""
         self._ends.add(at, record, record.seq)
 
-    def past_deadline(self, now: float, chunk: int) -> Iterator[Record]:
+    def past_deadline(self, now: float, chunk: int) -> Iterator[TaskRecord]:
         """Take up to ``chunk`` records, live or dead, that are past their deadline."""
         return self._deadlines.take(now, chunk)
 
-    def forgettable(self, now: float, chunk: int) -> Iterator[Record]:
+    def forgettable(self, now: float, chunk: int) -> Iterator[TaskRecord]:
         """Take up to ``chunk`` records that ended so long ago that they may be forgotten."""
         return self._ends.take(now, chunk)
 
@@ -86,9 +86,9 @@ class Calendar:
             self.stop()
             self.next_at = at
             self._loop = asyncio.get_running_loop()
-            self._timer = self._clock.call_at(at, self._ring)
+            self._timer = self._clock.call_at(at, self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         at = self.next_at
         if self._clock.now() < at:  # event loops may ring a hair too early
             self.stop()
@@ -97,11 +97,11 @@ class Calendar:
             self._on_due()
 
 
-def _may_expire(record: Record, _seq: int) -> bool:
+def _may_expire(record: TaskRecord, _seq: int) -> bool:
     # A dead one may rise before its date: noting that again each time would fill the heap.
     return not record.ended and record.queue.records.get(record.task.id) is record
 
 
-def _may_be_forgotten(record: Record, _seq: int) -> bool:
+def _may_be_forgotten(record: TaskRecord, _seq: int) -> bool:
     # What has ended remains so: a retry begins another record.
     return record.queue.records.get(record.task.id) is record

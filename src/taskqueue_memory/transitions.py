@@ -21,15 +21,15 @@ from taskqueue_core.tasks import (
     State,
     Task,
 )
-from taskqueue_memory.records import Consumer, QueueState, Record
+from taskqueue_memory.records import Consumer, QueueState, TaskRecord
 from taskqueue_memory.steps import Steps
 
-__all__ = ["Store"]
+__all__ = ["MemoryStore"]
 
 _CHUNK = 1000
 
 
-class Store(Steps):
+class MemoryStore(Steps):
     """All queues of one backend, and what may be done to them."""
 
     # publish
@@ -55,7 +55,7 @@ class Store(Steps):
 
     def _take_in(self, task: Task, queue: QueueState, now: float) -> Confirmation:
         position = queue.states[State.WAITING]
-        record = self._begin(Record(queue=queue, task=task))
+        record = self._begin(TaskRecord(queue=queue, task=task))
         if task.not_before is not None and task.not_before > now:
             self._schedule(record, task.not_before, "published")
         else:
@@ -71,9 +71,9 @@ class Store(Steps):
         answers = {
             key: self._known_or_refused(copy, self.queue(key), now) for key, copy in copies.items()
         }
-        told = {answer.status: answer for answer in answers.values() if answer is not None}
-        refused = told.get(Published.REFUSED)
-        if Published.CONFLICT in told:
+        fields = {answer.status: answer for answer in answers.values() if answer is not None}
+        refused = fields.get(Published.REFUSED)
+        if Published.CONFLICT in fields:
             status = Published.CONFLICT
         elif all(answers.values()) and refused is None:
             status = Published.DUPLICATE
@@ -95,7 +95,7 @@ class Store(Steps):
         check_time("at", at)
         error = error and error[: LIMITS.text]
         queue = self.queue(task.key)
-        record = queue.records.get(task.id) or Record(queue=queue, task=task)
+        record = queue.records.get(task.id) or TaskRecord(queue=queue, task=task)
         token = record.retry_token(token, settles)
         if token in record.tokens:
             return Confirmation(key=task.key, task_id=task.id, status=Published.DUPLICATE)
@@ -188,16 +188,16 @@ class Store(Steps):
             self._watch(record)
         return True
 
-    def redrive(self, record: Record) -> None:
+    def redrive(self, record: TaskRecord) -> None:
         """Make a dead entry waiting again, at the end of its lane."""
         record.redrive()
         self._make_available(record, "redriven")
 
-    def discard(self, record: Record) -> None:
+    def discard(self, record: TaskRecord) -> None:
         """Give a dead entry up for good."""
         self._finish(record, State.DISCARDED, "discarded")
 
-    def cancel(self, record: Record) -> bool:
+    def cancel(self, record: TaskRecord) -> bool:
         """End a live entry as cancelled."""
         if not record.live:
             return False
@@ -208,16 +208,16 @@ class Store(Steps):
 
     def expire(self) -> Iterator[Expired]:
         """End live entries that are past their deadline, a bounded number of them."""
-        for record in self._calendar.past_deadline(self.clock.now(), _CHUNK):
+        for record in self._timers.past_deadline(self.clock.now(), _CHUNK):
             if record.live:
                 yield self._expire(record)
 
     def forget(self, chunk: int = _CHUNK) -> int:
         """Drop ended records whose windows have passed, a bounded number of them."""
         now, gone = self.clock.now(), 0
-        for record in tuple(self._calendar.forgettable(now, chunk)):
+        for record in tuple(self._timers.forgettable(now, chunk)):
             if (until := record.kept_until) > now:  # the window has been widened since
-                self._calendar.note_end(record, until)
+                self._timers.note_end(record, until)
             else:
                 del record.queue.records[record.task.id]
                 gone += 1

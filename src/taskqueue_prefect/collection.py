@@ -19,11 +19,11 @@ _REFUSED = 3
 """the exit code of a server that does not start"""
 
 
-def _look() -> None:
+def _check_strict() -> None:
     if _SERVER not in sys.modules:
         return  # a client
-    told = {**environment(), **os.environ}
-    if not told.get(BACKEND) or hasattr(sys.modules[_SERVER], "taskqueue_stock"):
+    values = {**environment(), **os.environ}
+    if not values.get(BACKEND) or hasattr(sys.modules[_SERVER], "taskqueue_stock"):
         return
     from prefect.settings import get_current_settings
 
@@ -65,4 +65,4 @@ def _refuse() -> None:
 
 
 _serving: list[asyncio.Task[None]] = []
-_look()
+_check_strict()

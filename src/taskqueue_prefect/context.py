@@ -14,7 +14,7 @@ from taskqueue_core.capabilities import control_of, has
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.hooks import Hooks, load_plugins
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.loading import load_backend
 from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.settings import PrefectSettings
@@ -40,7 +40,7 @@ class Host:
         hooks = Hooks()
         load_plugins(hooks, allow=core.plugins_allow, deny=core.plugins_deny)
         self.name = core.backend
-        self.backend = ObservedBackend(load_backend(core.backend), hooks)
+        self.backend = InstrumentedBackend(load_backend(core.backend), hooks)
         self.control = control_of(self.backend)
         self.serves = False
         """whether a server of this process has begun to serve"""
@@ -74,8 +74,8 @@ class Host:
         now = time.monotonic()
         if now - self._known.get(key, -_SURE) < _SURE:
             return
-        found = await self.control.settings(key)
-        if found.version == 0:
+        settings = await self.control.settings(key)
+        if settings.version == 0:
             changes: dict[str, Any] = {
                 "max_losses": self.settings.max_losses,
                 "dedupe_window": self.settings.remember,
@@ -84,7 +84,7 @@ class Host:
             if has(self.backend, Capability.FLOW):
                 changes["capacity"] = self.settings.capacity or _stock_capacity()
             with contextlib.suppress(SettingsConflict):  # another replica was first
-                await self.control.configure(key, found.model_copy(update=changes))
+                await self.control.configure(key, settings.model_copy(update=changes))
         if len(self._known) >= _MOST:
             self._known.clear()
         self._known[key] = now

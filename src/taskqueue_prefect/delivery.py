@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import StoreLink, close
-from taskqueue_core.consumer.settle import Settlements, settle
+from taskqueue_core.consumer.outage import OutageRetry, close
+from taskqueue_core.consumer.settle import SettlementQueue, settle
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
@@ -35,14 +35,14 @@ from taskqueue_prefect import task_runs
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.names import connection_of, name_of
-from taskqueue_prefect.task_runs import Accepted
+from taskqueue_prefect.task_runs import AcceptedRun
 
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
 __all__ = [
-    "HandingOver",
-    "Line",
+    "ClientListener",
+    "SharedQueueDelivery",
     "Socket",
 ]
 
@@ -56,58 +56,60 @@ class Socket(Protocol):
         """Return the next message. Cancelled, it has taken none."""
 
 
-class Line:
+class ClientListener:
     """Listens to one worker."""
 
     def __init__(self, hung_up: Callable[[], None]) -> None:
         """``hung_up`` is called when the worker has gone, if it is listened to."""
         self._hung_up = hung_up
-        self._heard: asyncio.Task[MutableMapping[str, Any]] | None = None
+        self._received: asyncio.Task[MutableMapping[str, Any]] | None = None
 
     def is_up(self, socket: Socket) -> bool:
         """Listen from now on; return whether the worker is there, so far. What it says unasked is dropped."""
         if self.is_down:
             return False
-        if self._heard is None or self._heard.done():
-            self._heard = asyncio.ensure_future(socket.receive())
-            self._heard.add_done_callback(self._tell)
+        if self._received is None or self._received.done():
+            self._received = asyncio.ensure_future(socket.receive())
+            self._received.add_done_callback(self._log_outage)
         return True
 
     @property
     def is_down(self) -> bool:
         """Whether the worker was heard to go."""
-        heard = self._heard
+        heard = self._received
         if heard is None or not heard.done() or heard.cancelled():
             return False
         return heard.exception() is not None or heard.result()["type"] == _END
 
-    def _tell(self, _: object) -> None:
+    def _log_outage(self, _: object) -> None:
         if self.is_down:
             self._hung_up()
 
     async def stop(self) -> None:
         """Listen no more, so that the handler hears what the worker answers. That it has gone stays known."""
-        if self._heard is None or self.is_down:
+        if self._received is None or self.is_down:
             return
-        self._heard.cancel()
-        await asyncio.wait([self._heard])
+        self._received.cancel()
+        await asyncio.wait([self._received])
         if not self.is_down:
-            self._heard = None
+            self._received = None
 
 
 _NOBODY = "unknown"
 _COMMIT = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
 """seconds between looks at the database for a run whose transaction is just being committed"""
-_LOOKS = 4
+_CHECK_SECONDS = 4
 """hand-outs, seconds apart, after which a run that the database never had is dropped"""
-_AWAY = 1.0
+_DOWN_SECONDS = 1.0
 """seconds between looks at a database that is away"""
 _BAD = "bad_task_run"
 _VIOLATION = 4001
-_current: ContextVar[HandingOver | None] = ContextVar("taskqueue_prefect_socket", default=None)
+_current: ContextVar[SharedQueueDelivery | None] = ContextVar(
+    "taskqueue_prefect_socket", default=None
+)
 
 
-class HandingOver:
+class SharedQueueDelivery:
     """Hands runs over to one worker, for as long as the task lives in which it is made."""
 
     def __init__(self, host: Host, task_keys: object) -> None:
@@ -118,7 +120,7 @@ class HandingOver:
         self._client = _NOBODY
         self._connection = connection_of(_NOBODY, self._mark)
         self._subscription: Subscription | None = None
-        self._store = StoreLink(self._tell)
+        self._store = OutageRetry(self._log_outage)
         self._out: Delivery | None = None
         """what the worker was sent, and has not acknowledged"""
         self._state = ""
@@ -126,13 +128,13 @@ class HandingOver:
         self._taking: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
         self._news = asyncio.Event()
         """that something was taken, or the worker has gone"""
-        self._line = Line(self._news.set)
+        self._line = ClientListener(self._news.set)
         _current.set(self)
         if (handler := asyncio.current_task()) is not None:
             handler.add_done_callback(lambda _: host.begin(self._end()))
 
     @classmethod
-    def of_this_context(cls) -> HandingOver | None:
+    def of_this_context(cls) -> SharedQueueDelivery | None:
         """Return the socket whose handler this is called from, if any."""
         return _current.get()
 
@@ -181,8 +183,8 @@ class HandingOver:
     # Taking.
 
     @property
-    def _settlements(self) -> Settlements:
-        return Settlements(self._host.backend, self._subscribed(), self._store)
+    def _settlements(self) -> SettlementQueue:
+        return SettlementQueue(self._host.backend, self._subscribed(), self._store)
 
     def _subscribed(self) -> Subscription:
         if self._subscription is None:
@@ -194,7 +196,9 @@ class HandingOver:
             await self._settling
         subscription = self._subscribed()
         while True:
-            received = await self._store.insist(partial(subscription.receive, 1, None))
+            received = await self._store.retry_until_available(
+                partial(subscription.receive, 1, None)
+            )
             for delivery in received.deliveries:
                 run = await self._wanted(delivery)
                 if run is not None and await self._is_held(delivery):
@@ -203,10 +207,10 @@ class HandingOver:
     async def _is_held(self, delivery: Delivery) -> bool:
         """Whether a delivery is still this socket's: it is another's if this process stood still for a lease."""
         task = delivery.task
-        look = partial(self._host.control.statuses, task.key, task.id)
-        (found,) = await self._store.insist(look)
-        mine = State.IN_FLIGHT, delivery.attempt, delivery.losses
-        return found is not None and (found.state, found.attempt, found.losses) == mine
+        poll = partial(self._host.control.statuses, task.key, task.id)
+        (status,) = await self._store.retry_until_available(poll)
+        own = State.IN_FLIGHT, delivery.attempt, delivery.losses
+        return status is not None and (status.state, status.attempt, status.losses) == own
 
     async def _wanted(self, delivery: Delivery) -> TaskRun | None:
         """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""
@@ -219,11 +223,11 @@ class HandingOver:
         if why is not None:
             await self._bury(delivery, why)
             return None
-        if run is None and delivery.attempt < _LOOKS:
-            await self._look_again(delivery)
+        if run is None and delivery.attempt < _CHECK_SECONDS:
+            await self._recheck(delivery)
         else:
             state = "" if run is None else task_runs.state_id(run)
-            await self._accepted(delivery, Accepted(state=state))
+            await self._accepted(delivery, AcceptedRun(state=state))
         return None
 
     async def _current_run(self, task: Task) -> TaskRun | None:
@@ -241,34 +245,36 @@ class HandingOver:
                 return run
         return None
 
-    async def _look_again(self, delivery: Delivery) -> None:
+    async def _recheck(self, delivery: Delivery) -> None:
         later = ScheduleRetry(float(delivery.attempt), "its transaction is not committed")
         backend, subscription = self._host.backend, self._subscribed()
         with contextlib.suppress(LeaseLost):
-            await self._store.insist(partial(settle, backend, subscription, delivery, later))
+            await self._store.retry_until_available(
+                partial(settle, backend, subscription, delivery, later)
+            )
 
     async def _read(self, run_id: str) -> TaskRun | None:
-        told = False
+        result = False
         while True:
             try:
                 return await task_runs.read(run_id)
             except Exception:  # noqa: BLE001 - whatever it is: a run is not given up for the database's sake
-                if not told:
+                if not result:
                     LOG.exception("the database could not be asked for a task run")
-                told = True
-                await asyncio.sleep(_AWAY)
+                result = True
+                await asyncio.sleep(_DOWN_SECONDS)
 
     # Settling.
 
     def _accept(self) -> None:
         delivery, self._out = self._out, None
         if delivery is not None:
-            word = Accepted(worker=self._connection, state=self._state)
-            self._settling = asyncio.create_task(self._accepted(delivery, word))
+            run = AcceptedRun(worker=self._connection, state=self._state)
+            self._settling = asyncio.create_task(self._accepted(delivery, run))
 
-    async def _accepted(self, delivery: Delivery, word: Accepted) -> None:
-        told = await self._settlements.ack([(delivery, msgspec.json.encode(word))])
-        if word.worker is not None and not all(told.values()):
+    async def _accepted(self, delivery: Delivery, run: AcceptedRun) -> None:
+        results = await self._settlements.ack([(delivery, msgspec.json.encode(run))])
+        if run.worker is not None and not all(results.values()):
             LOG.warning("a worker's word came too late: run %s is out again", delivery.task.id)
 
     async def _bury(self, delivery: Delivery, why: str) -> None:
@@ -277,7 +283,7 @@ class HandingOver:
             delivery.task.id,
             why,
         )
-        await self._settlements.judge(delivery, Rejected(_BAD, why))
+        await self._settlements.settle_outcome(delivery, Rejected(_BAD, why))
 
     async def _end(self) -> None:
         """Settle what was acknowledged, and hand back the rest."""
@@ -290,7 +296,7 @@ class HandingOver:
         if self._subscription is not None:
             await close(self._subscription)
 
-    async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
         if ok:
             self._host.forget()
             LOG.info("the task queue's store is back")
@@ -301,8 +307,8 @@ class HandingOver:
 def _names(task_keys: object) -> list[str]:
     most = LIMITS.keys
     if not isinstance(task_keys, list) or not 0 < len(task_keys) <= most:
-        found = len(task_keys) if isinstance(task_keys, list) else f"a {type(task_keys).__name__}"
-        raise _violation(f"keys: {found}; allowed: a list of 1 to {most}")
+        result = len(task_keys) if isinstance(task_keys, list) else f"a {type(task_keys).__name__}"
+        raise _violation(f"keys: {result}; allowed: a list of 1 to {most}")
     for key in task_keys:
         if not isinstance(key, str):
             raise _violation(f"keys: one is a {type(key).__name__}; allowed: text")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from taskqueue_core.consumer.outage import OUTAGES
+from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.tasks import Confirmation, Published
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.logs import LOG
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = ["answered", "offer", "put", "schedule"]
 
-_SOON = 1.0
+_RETRY_SECONDS = 1.0
 
 
 async def put(host: Host, run: TaskRun) -> None:
     """Put a run in, for its time if it has one. Idempotent by run and state. HTTP 503 where that cannot be now."""
     async with answered(host):
-        told = await offer(host, run)
-    if not told.stored:
-        LOG.warning("a run was not taken: %s", told.reason)
-        _busy(told.reason or "the queue has no room", told.retry_after)
+        confirmation = await offer(host, run)
+    if not confirmation.stored:
+        LOG.warning("a run was not taken: %s", confirmation.reason)
+        _busy(confirmation.reason or "the queue has no room", confirmation.retry_after)
 
 
 async def offer(host: Host, run: Run) -> Confirmation:
@@ -44,20 +44,20 @@ async def offer(host: Host, run: Run) -> Confirmation:
     await host.prepare(task.key)
     if at is not None and at > host.backend.now():
         task = msgspec.structs.replace(task, not_before=at)
-    (told,) = await host.backend.publisher.publish(task)
-    if told.status is Published.CONFLICT:  # the run is known, in another state
-        told = await _again(host, run)
-    return told
+    (confirmation,) = await host.backend.publisher.publish(task)
+    if confirmation.status is Published.CONFLICT:  # the run is known, in another state
+        confirmation = await _schedule_again(host, run)
+    return confirmation
 
 
 async def schedule(host: Host, run: TaskRun) -> None:
     """Schedule another attempt of a run, for the time that its state says. As `put`, but never for want of room."""
     async with answered(host):
         await host.prepare(task_of(run).key)
-        await _again(host, run)
+        await _schedule_again(host, run)
 
 
-async def _again(host: Host, run: Run) -> Confirmation:
+async def _schedule_again(host: Host, run: Run) -> Confirmation:
     at = due_at(run)
     at = host.backend.now() if at is None else at
     token = state_id(run)
@@ -70,7 +70,7 @@ async def answered(host: Host) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(host.settings.patience):
             yield
-    except (*OUTAGES, TimeoutError):
+    except (*OUTAGE_ERRORS, TimeoutError):
         host.forget()
         _busy("the task queue's store is out of reach", None)
 
@@ -78,5 +78,5 @@ async def answered(host: Host) -> AsyncIterator[None]:
 def _busy(why: str, retry_after: float | None) -> NoReturn:
     from fastapi import HTTPException
 
-    seconds = str(max(1, ceil(retry_after or _SOON)))
+    seconds = str(max(1, ceil(retry_after or _RETRY_SECONDS)))
     raise HTTPException(503, detail=why, headers={"Retry-After": seconds})

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from taskqueue_core.consumer.maintenance import keep_house
+from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.errors import NotAsConfigured
 from taskqueue_prefect.logs import LOG, forward_logs
@@ -29,7 +29,7 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
     forward_logs()
     try:
         await _declare(host, faults)
-        loops = [host.begin(keep_house(host.control)), host.begin(reconcile(host))]
+        loops = [host.begin(run_maintenance(host.control)), host.begin(reconcile(host))]
         try:
             yield
         finally:
@@ -55,5 +55,5 @@ async def _declare(host: Host, faults: list[str]) -> None:
         LOG.error("the task queue's store is out of reach: %s", health.details.get("error"))
     shared = "for all replicas" if host.backend.capabilities.shared else "of this process alone"
     where = [str(value) for name, value in health.details.items() if name.endswith("address")]
-    told = " ".join([repr(host.name), shared, *where])
-    LOG.info("background tasks go through the backend %s", told)
+    text = " ".join([repr(host.name), shared, *where])
+    LOG.info("background tasks go through the backend %s", text)

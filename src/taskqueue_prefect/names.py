@@ -52,8 +52,8 @@ def client_of(connection: str) -> str:
     return spelling_of(connection.rpartition(_CONNECTION)[0] or connection)
 
 
-def _escape(found: re.Match[str]) -> str:
-    return "".join(f"~{byte:02x}" for byte in found[0].encode(errors="surrogatepass"))
+def _escape(match: re.Match[str]) -> str:
+    return "".join(f"~{byte:02x}" for byte in match[0].encode(errors="surrogatepass"))
 
 
 def _unescaped(part: str) -> str:

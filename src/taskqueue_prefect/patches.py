@@ -65,19 +65,19 @@ def replace(module: ModuleType) -> None:
 
 def _rebind(module: ModuleType) -> None:
     """Give the new classes to who has taken the old ones already: Prefect was imported before its plugins ran."""
-    for name, words in _USERS.items():
+    for name, names in _USERS.items():
         if (user := sys.modules.get(name)) is not None:
-            for word in words:
-                if hasattr(user, word):
-                    setattr(user, word, getattr(module, word))
+            for token in names:
+                if hasattr(user, token):
+                    setattr(user, token, getattr(module, token))
 
 
 def _listening(still_connected: Callable[[Any], Awaitable[bool]]) -> Callable[[Any], Awaitable[bool]]:  # fmt: skip
-    from taskqueue_prefect.delivery import HandingOver
+    from taskqueue_prefect.delivery import SharedQueueDelivery
 
     @wraps(still_connected)
     async def listening(websocket: Any) -> bool:
-        socket = HandingOver.of_this_context()
+        socket = SharedQueueDelivery.of_this_context()
         if socket is None:  # it is of somebody else: a stream of events, or of logs
             return await still_connected(websocket)
         return socket.is_connected(websocket)
@@ -119,14 +119,14 @@ def faults() -> list[str]:
     from taskqueue_prefect.task_queue import MultiQueue, TaskQueue
 
     ours = {"TaskQueue": TaskQueue, "MultiQueue": MultiQueue}
-    found = [
-        f"{name}.{word} is Prefect's own"
-        for name, words in {"prefect.server.task_queue": tuple(ours), **_USERS}.items()
-        for word in words
-        if name in sys.modules and getattr(sys.modules[name], word, None) is not ours[word]
+    matches = [
+        f"{name}.{token} is Prefect's own"
+        for name, names in {"prefect.server.task_queue": tuple(ours), **_USERS}.items()
+        for token in names
+        if name in sys.modules and getattr(sys.modules[name], token, None) is not ours[token]
     ]
     told = fingerprints()
-    return found + [
+    return matches + [
         f"{name} is another than the one that is known"
         for name in FINGERPRINTS
         if told.get(name) != FINGERPRINTS[name]
@@ -135,12 +135,12 @@ def faults() -> list[str]:
 
 def fingerprints() -> dict[str, str]:
     """Return digests of the source in this process; of what is not imported there is none."""
-    found = {}
+    matches = {}
     for name in FINGERPRINTS:
         thing: object = sys.modules.get(name)
         if thing is None:
-            module, _, word = name.rpartition(".")
-            thing = getattr(sys.modules.get(module), word, None)
+            module, _, token = name.rpartition(".")
+            thing = getattr(sys.modules.get(module), token, None)
         if thing is not None:
-            found[name] = sha256(inspect.getsource(thing).encode()).hexdigest()[:16]  # type: ignore[arg-type]
-    return found
+            matches[name] = sha256(inspect.getsource(thing).encode()).hexdigest()[:16]  # type: ignore[arg-type]
+    return matches

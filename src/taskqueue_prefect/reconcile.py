@@ -15,14 +15,14 @@ from uuid import UUID
 
 import msgspec
 
-from taskqueue_core.consumer.outage import OUTAGES
+from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import State, TaskStatus, WorkerInfo
 from taskqueue_prefect import enqueue, task_runs
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.logs import LOG
 from taskqueue_prefect.names import client_of, name_of
-from taskqueue_prefect.task_runs import Accepted, Run
+from taskqueue_prefect.task_runs import AcceptedRun, Run
 
 __all__ = ["Reconciler", "reconcile"]
 
@@ -31,7 +31,7 @@ _FIRST = UUID(int=0)
 _JITTER = 0.25
 Mark = tuple[str, str]
 """a run and its state"""
-_accepted = msgspec.json.Decoder(Accepted)
+_accepted = msgspec.json.Decoder(AcceptedRun)
 
 
 async def reconcile(host: Host) -> None:
@@ -40,7 +40,7 @@ async def reconcile(host: Host) -> None:
     failing = False
     while True:
         try:
-            await reconciler.look_once()
+            await reconciler.check_once()
             failing = False
         except Exception as error:  # noqa: BLE001 - the loop must not end silently
             if not failing:
@@ -66,39 +66,39 @@ class Reconciler:
         self._full: set[str] = set()
         """queues that took no more in this pass"""
 
-    async def look_once(self) -> int:
+    async def check_once(self) -> int:
         """Look at every scheduled run; return how many were put in again."""
-        seen: dict[Mark, float] = {}
+        observed: dict[Mark, float] = {}
         self._full.clear()
         last, rescued = _FIRST, 0
         try:
             while page := await task_runs.scheduled_after(last, _PAGE):
                 last = page[-1].id
                 deferred = [run for run in page if task_runs.is_scheduled(run)]
-                rescued += await self._look_at(deferred, seen)
+                rescued += await self._check_page(deferred, observed)
         except BaseException:
-            self._missed |= seen
+            self._missed |= observed
             raise
-        self._missed = seen
-        self._refused &= seen.keys()
+        self._missed = observed
+        self._refused &= observed.keys()
         return rescued
 
-    async def _look_at(self, page: Sequence[Run], seen: dict[Mark, float]) -> int:
+    async def _check_page(self, page: Sequence[Run], observed: dict[Mark, float]) -> int:
         workers = await self._host.control.workers()
         now, rescued = self._monotonic(), 0
         for key in {name_of(run.task_key) for run in page}:
-            mine = [run for run in page if name_of(run.task_key) == key]
-            ids = [str(run.id) for run in mine]
+            runs = [run for run in page if name_of(run.task_key) == key]
+            ids = [str(run.id) for run in runs]
             statuses = await self._host.control.statuses(key, *ids)
             results = await self._host.control.results(key, *ids)
-            for run, status, result in zip(mine, statuses, results, strict=True):
+            for run, status, result in zip(runs, statuses, results, strict=True):
                 patience = self._patience(run, status, result, workers)
                 if patience is None:
                     continue
                 mark = str(run.id), task_runs.state_id(run)
-                seen[mark] = self._missed.get(mark, now)
-                if now - seen[mark] >= patience and await self._rescue(run, key, status):
-                    del seen[mark]
+                observed[mark] = self._missed.get(mark, now)
+                if now - observed[mark] >= patience and await self._rescue(run, key, status):
+                    del observed[mark]
                     rescued += 1
         return rescued
 
@@ -118,11 +118,11 @@ class Reconciler:
         accepted = None if result is None else _accepted.decode(result)
         if accepted is None or accepted.worker is None or accepted.state != task_runs.state_id(run):
             return settings.grace
-        if any(one.worker_id == accepted.worker for one in workers):
+        if any(worker.worker_id == accepted.worker for worker in workers):
             return None
         # One of that name may be the same worker, connected anew, or another process.
         client = client_of(accepted.worker)
-        again = any(client_of(one.worker_id) == client for one in workers)
+        again = any(client_of(worker.worker_id) == client for worker in workers)
         return settings.held if again else settings.grace
 
     def _may_be_held(self, run: Run, workers: Sequence[WorkerInfo]) -> bool:
@@ -130,7 +130,7 @@ class Reconciler:
         forgotten = self._host.backend.now() - self._host.settings.remember
         key = name_of(run.task_key)
         return task_runs.state_time(run).timestamp() < forgotten and any(
-            one.since < forgotten and key in one.keys for one in workers
+            worker.since < forgotten and key in worker.keys for worker in workers
         )
 
     async def _rescue(self, run: Run, key: str, status: TaskStatus | None) -> bool:
@@ -139,11 +139,11 @@ class Reconciler:
             return False
         try:
             if status is None:
-                told = await enqueue.offer(self._host, run)
-                stored, why = told.stored, told.reason
+                confirmation = await enqueue.offer(self._host, run)
+                stored, why = confirmation.stored, confirmation.reason
             else:
-                stored, why = await self._again(run, status), None
-        except OUTAGES:
+                stored, why = await self._enqueue_again(run, status), None
+        except OUTAGE_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's
             stored, why = False, str(error)
@@ -158,11 +158,11 @@ class Reconciler:
             LOG.warning("run %s is not in the queue, which does not take it: %s", run.id, why)
         return stored
 
-    async def _again(self, run: Run, status: TaskStatus) -> bool:
+    async def _enqueue_again(self, run: Run, status: TaskStatus) -> bool:
         at = task_runs.due_at(run)
-        told = await self._host.backend.publisher.schedule_retry(
+        confirmation = await self._host.backend.publisher.schedule_retry(
             task_runs.task_of(run),
             max(at or 0.0, self._host.backend.now()),
             token=f"{task_runs.state_id(run)}.{status.attempt}",
         )
-        return told.stored
+        return confirmation.stored

@@ -62,40 +62,40 @@ class PrefectSettings(BaseSettings):
     """how long it is known who accepted a run"""
 
 
-def environment(found: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(matches: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that follow from Prefect's and from ``.env``: what is set is not among them."""
-    told = dict(os.environ if found is None else found)
-    made = {} if found is not None else _from_file(told)
-    told |= made
-    for name, words in ALIASES.items():
+    texts = dict(os.environ if matches is None else matches)
+    made = {} if matches is not None else _from_file(texts)
+    texts |= made
+    for name, names in ALIASES.items():
         values = [
-            told[prefix + word] for word in words for prefix in PREFIXES if prefix + word in told
+            texts[prefix + name] for name in names for prefix in PREFIXES if prefix + name in texts
         ]
-        if values and name not in told:
+        if values and name not in texts:
             made[name] = values[0]
     if BACKEND in made:
         made[BACKEND] = MODULES.get(made[BACKEND], made[BACKEND])
-    if (made | told).get(BACKEND) == "redis" and _REDIS_URL not in told:
-        url = redis_url(told)
+    if (made | texts).get(BACKEND) == "redis" and _REDIS_URL not in texts:
+        url = redis_url(texts)
         if url is not None:
             made[_REDIS_URL] = url
     return made
 
 
-def _from_file(told: Mapping[str, str]) -> dict[str, str]:
+def _from_file(values: Mapping[str, str]) -> dict[str, str]:
     ours = ("TASKQUEUE_", _MESSAGING, *PREFIXES)
     return {
         name: value
         for name, value in dotenv_values(".env").items()
-        if value is not None and name.startswith(ours) and name not in told
+        if value is not None and name.startswith(ours) and name not in values
     }
 
 
-def redis_url(told: Mapping[str, str]) -> str | None:
+def redis_url(values: Mapping[str, str]) -> str | None:
     """Return where Prefect's own messages are, ``None`` where nothing is said of that."""
     said = {
         name.removeprefix(_MESSAGING).lower(): value
-        for name, value in told.items()
+        for name, value in values.items()
         if name.startswith(_MESSAGING) and value
     }
     if "url" in said:

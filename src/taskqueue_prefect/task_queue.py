@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from taskqueue_prefect import enqueue as scheduling
 from taskqueue_prefect.context import Host
-from taskqueue_prefect.delivery import HandingOver
+from taskqueue_prefect.delivery import SharedQueueDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ class TaskQueue:
 
         Prefect calls both so. The first comes from a socket's handler, the second from a request.
         """
-        socket = HandingOver.of_this_context()
+        socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             await socket.hand_back()
         else:
@@ -69,7 +69,7 @@ class MultiQueue:
 
     def __init__(self, task_keys: Sequence[str]) -> None:
         """Take what the worker has subscribed to, as it came. The end of the handler is the end of the socket."""
-        self._socket = HandingOver(Host.of_this_loop(), task_keys)
+        self._socket = SharedQueueDelivery(Host.of_this_loop(), task_keys)
 
     async def get(self) -> TaskRun:
         """Wait for the next run. Cancelling it loses nothing."""

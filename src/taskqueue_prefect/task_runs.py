@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
 __all__ = [
-    "Accepted",
-    "Outline",
+    "AcceptedRun",
     "Run",
+    "TaskRunOutline",
     "due_at",
     "is_scheduled",
     "read",
@@ -34,7 +34,7 @@ __all__ = [
 _state = msgspec.json.Decoder(dict[str, Any])
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a run that has left the queue, as its result."""
 
     worker: str | None = None
@@ -44,14 +44,14 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutlineDetails(NamedTuple):
-    """Of a scheduled state: see `Outline`."""
+    """Of a scheduled state: see `TaskRunOutline`."""
 
     deferred: bool
     scheduled_time: datetime | None
 
 
 class OutlineState(NamedTuple):
-    """A scheduled state: see `Outline`."""
+    """A scheduled state: see `TaskRunOutline`."""
 
     id: UUID
     timestamp: datetime
@@ -62,7 +62,7 @@ class OutlineState(NamedTuple):
         return True
 
 
-class Outline(NamedTuple):
+class TaskRunOutline(NamedTuple):
     """As much of a scheduled run as it takes to put it into a queue, by Prefect's names."""
 
     id: UUID
@@ -71,7 +71,7 @@ class Outline(NamedTuple):
     state: OutlineState
 
 
-Run: TypeAlias = "TaskRun | Outline"
+Run: TypeAlias = "TaskRun | TaskRunOutline"
 
 
 def task_of(run: Run) -> Task:
@@ -80,8 +80,8 @@ def task_of(run: Run) -> Task:
     Workers are sent the run as the database has it by then, so that nothing else need be kept of it here.
     """
     state = {"id": state_id(run), "timestamp": state_time(run).isoformat()}
-    told = {"task_key": run.task_key, "name": run.name, "state": state}
-    return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(told))
+    fields = {"task_key": run.task_key, "name": run.name, "state": state}
+    return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(fields))
 
 
 def stranger(task: Task) -> str | None:
@@ -141,11 +141,11 @@ async def read(run_id: str) -> TaskRun | None:
     from prefect.server.database import provide_database_interface
 
     async with provide_database_interface().session_context() as session:
-        found = await models.task_runs.read_task_run(session=session, task_run_id=UUID(run_id))
-        return None if found is None else _run(found)
+        task_run = await models.task_runs.read_task_run(session=session, task_run_id=UUID(run_id))
+        return None if task_run is None else _run(task_run)
 
 
-async def scheduled_after(last: UUID, limit: int) -> list[Outline]:
+async def scheduled_after(last: UUID, limit: int) -> list[TaskRunOutline]:
     """Return runs in a scheduled state, by id from ``last`` on, without it.
 
     Every replica reads all of them again and again, so these are no objects of Prefect's.
@@ -159,23 +159,23 @@ async def scheduled_after(last: UUID, limit: int) -> list[Outline]:
     run, state = db.TaskRun, db.TaskRunState
     details = sa.type_coerce(state.state_details, JSON)
     async with db.session_context() as session:
-        found = await session.execute(
+        result = await session.execute(
             sa.select(run.id, run.task_key, run.name, state.id, state.timestamp, details)
             .join(state, state.id == run.state_id)
             .where(run.state_type == StateType.SCHEDULED, run.id > last)
             .order_by(run.id)
             .limit(limit)
         )
-        return [_outline(row) for row in found.all()]
+        return [_outline(row) for row in result.all()]
 
 
-def _outline(row: Any) -> Outline:
+def _outline(row: Any) -> TaskRunOutline:
     run_id, task_key, name, state, at, details = row
     due = details.get("scheduled_time")
-    told = OutlineDetails(
+    result = OutlineDetails(
         bool(details.get("deferred")), None if due is None else datetime.fromisoformat(due)
     )
-    return Outline(run_id, task_key, name, OutlineState(state, at, told))
+    return TaskRunOutline(run_id, task_key, name, OutlineState(state, at, result))
 
 
 def _run(model: Any) -> TaskRun:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from taskqueue_prefect.context import Host
-from taskqueue_prefect.delivery import HandingOver
+from taskqueue_prefect.delivery import SharedQueueDelivery
 from taskqueue_prefect.enqueue import answered
 from taskqueue_prefect.names import client_of, spelling_of
 
@@ -27,7 +27,7 @@ class Workers:
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
         """Take the word of a socket's handler: its worker is there, and has what it was sent."""
-        socket = HandingOver.of_this_context()
+        socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)
         else:
@@ -35,14 +35,16 @@ class Workers:
 
     async def forget_worker(self, worker_id: str) -> None:
         """Do nothing for a handler, which says so after every run: a worker is gone when its last socket is."""
-        if HandingOver.of_this_context() is None:
+        if SharedQueueDelivery.of_this_context() is None:
             await self._stock.forget_worker(worker_id)
 
     async def get_workers_for_task_keys(self, task_keys: Sequence[str]) -> list[TaskWorkerResponse]:
         """Return the workers of some of the tasks, all without any."""
         wanted = set(task_keys)
         return [
-            one for one in await self.get_all_workers() if not wanted or wanted & set(one.task_keys)
+            item
+            for item in await self.get_all_workers()
+            if not wanted or wanted & set(item.task_keys)
         ]
 
     async def get_all_workers(self) -> list[TaskWorkerResponse]:
@@ -51,9 +53,9 @@ class Workers:
 
         host = Host.of_this_loop()
         async with answered(host):
-            found = await host.control.workers()
+            workers = await host.control.workers()
         keys: dict[str, set[str]] = {}
-        for connection in found:
+        for connection in workers:
             keys.setdefault(client_of(connection.worker_id), set()).update(connection.keys)
         now = datetime.now(UTC)  # they are there: the store leaves out who has gone silent
         return [

@@ -12,7 +12,7 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["Address", "Kind", "Place", "is_loopback"]
+__all__ = ["HostAddress", "Kind", "StoreAddress", "is_loopback"]
 
 _PORT = 6379
 _SENTINEL_PORT = 26379
@@ -44,7 +44,7 @@ _SCHEMES = {
 }
 
 
-class Place(msgspec.Struct, frozen=True):
+class HostAddress(msgspec.Struct, frozen=True):
     """One server: a host and port, or the path of a socket."""
 
     host: str = ""
@@ -62,12 +62,12 @@ class Place(msgspec.Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True):
+class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
     """What a URL says. Its ``repr`` and ``shown`` have no secret in them."""
 
     kind: Kind
     tls: bool
-    places: tuple[Place, ...]
+    hosts: tuple[HostAddress, ...]
     """one server; or some of the Sentinels, or of the cluster's nodes"""
     service: str = ""
     """the name under which Sentinels know the master"""
@@ -81,7 +81,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         """The URL without user, password and query: for logs, errors and health."""
         rest = f"/{self.service}" if self.service else ""
         rest += f"/{self.database}" if self.database else ""
-        return f"{self.scheme}://{','.join(map(str, self.places))}{rest}"
+        return f"{self.scheme}://{','.join(map(str, self.hosts))}{rest}"
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -99,10 +99,10 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         login, _, hosts = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
         if parts.scheme == "unix":
-            kind, tls, places, service, database = _socket(setting, parts, hosts)
+            kind, tls, addresses, service, database = _socket(setting, parts, hosts)
         elif parts.scheme in _SCHEMES:
             kind, tls = _SCHEMES[parts.scheme]
-            places = _places(setting, hosts, kind)
+            addresses = _parse_hosts(setting, hosts, kind)
             service, database = _path(setting, parts.path, kind)
         else:
             got = "a URL with another scheme" if parts.scheme else "text without a scheme"
@@ -110,7 +110,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             kind=kind,
             tls=tls,
-            places=places,
+            hosts=addresses,
             service=service,
             database=database,
             user=unquote(user),
@@ -133,22 +133,22 @@ def _refusal(setting: str, got: str, allowed: str) -> ConfigurationError:
 
 def _socket(
     setting: str, parts: SplitResult, hosts: str
-) -> tuple[Kind, bool, tuple[Place, ...], str, int]:
+) -> tuple[Kind, bool, tuple[HostAddress, ...], str, int]:
     if hosts or parts.path in {"", "/"}:
         raise _refusal(setting, "a unix URL without an absolute path", "unix:///path/to/socket")
-    return Kind.SINGLE, False, (Place(path=unquote(parts.path)),), "", 0
+    return Kind.SINGLE, False, (HostAddress(path=unquote(parts.path)),), "", 0
 
 
-def _places(setting: str, hosts: str, kind: Kind) -> tuple[Place, ...]:
+def _parse_hosts(setting: str, hosts: str, kind: Kind) -> tuple[HostAddress, ...]:
     port = _SENTINEL_PORT if kind is Kind.SENTINEL else _PORT
-    places = tuple(_place(setting, host, port) for host in hosts.split(","))
-    if kind is Kind.SINGLE and len(places) > 1:
+    addresses = tuple(_parse_host(setting, host, port) for host in hosts.split(","))
+    if kind is Kind.SINGLE and len(addresses) > 1:
         allowed = "one host, or redis+sentinel:// or redis+cluster:// for several"
         raise _refusal(setting, "several hosts", allowed)
-    return places
+    return addresses
 
 
-def _place(setting: str, text: str, default_port: int) -> Place:
+def _parse_host(setting: str, text: str, default_port: int) -> HostAddress:
     try:
         split = urlsplit(f"//{text}")
         host, port = split.hostname or "", split.port
@@ -159,7 +159,7 @@ def _place(setting: str, text: str, default_port: int) -> Place:
     port = default_port if port is None else port
     if port not in _PORTS:
         raise _refusal(setting, "a port out of range", "ports 1 to 65535")
-    return Place(host, port)
+    return HostAddress(host, port)
 
 
 def _path(setting: str, path: str, kind: Kind) -> tuple[str, int]:

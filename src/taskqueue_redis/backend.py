@@ -14,7 +14,7 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.context import Home
+from taskqueue_redis.context import RedisContext
 from taskqueue_redis.control import RedisControl, RedisDeadLetters
 from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.slots.pool import RedisSlots
@@ -32,26 +32,26 @@ class RedisBackend:
         self, *, clock: Clock | None = None, settings: RedisSettings | None = None
     ) -> None:
         """Do no input or output. A ``clock`` in place of the store's time is for tests."""
-        self._home = Home(settings or load_settings(RedisSettings), clock)
-        self.publisher = RedisPublisher(self._home)
-        self.control = RedisControl(self._home)
-        self.dead_letters = RedisDeadLetters(self._home)
-        self.slots = RedisSlots(self._home)
+        self._context = RedisContext(settings or load_settings(RedisSettings), clock)
+        self.publisher = RedisPublisher(self._context)
+        self.control = RedisControl(self._context)
+        self.dead_letters = RedisDeadLetters(self._context)
+        self.slots = RedisSlots(self._context)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RedisSubscription:
         """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
-        subscription = RedisSubscription(self._home, checked_keys(keys), consumer)
-        self._home.subscriptions[subscription] = None
+        subscription = RedisSubscription(self._context, checked_keys(keys), consumer)
+        self._context.subscriptions[subscription] = None
         return subscription
 
     def now(self) -> float:
         """Return the store's time, as the last answer told it."""
-        return self._home.wakeups.now()
+        return self._context.wakeups.now()
 
     async def health(self) -> Health:
         """Ask the store."""
-        return await self._home.health()
+        return await self._context.health()
 
     async def aclose(self) -> None:
         """Hand everything back and close every connection; what the store holds stays.
@@ -60,17 +60,17 @@ class RedisBackend:
         begun to be silent. Then calls that wait for it end with `BackendUnavailable`, and what was held comes back
         when its lease is over.
         """
-        if self._home.closed:
+        if self._context.closed:
             return
-        self._home.closed = True
-        patience = asyncio.create_task(self._home.give_up())
+        self._context.closed = True
+        patience = asyncio.create_task(self._context.give_up())
         try:
-            for subscription in tuple(self._home.subscriptions):
+            for subscription in tuple(self._context.subscriptions):
                 # its deliveries come back when its lease is over
                 with contextlib.suppress(TaskQueueError):
                     await subscription.close()
             await self.publisher.sent()
-            await self._home.aclose()
+            await self._context.aclose()
         finally:
             patience.cancel()
             await asyncio.wait([patience])

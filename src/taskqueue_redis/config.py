@@ -1,6 +1,6 @@
 """Settings of the Redis backend: ``TASKQUEUE_REDIS_…``.
 
-Connections are made to one `Address`, with `RedisSettings.password_now` and `RedisSettings.tls_context`.
+Connections are made to one `StoreAddress`, with `RedisSettings.password_now` and `RedisSettings.tls_context`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.addresses import Address, Kind, Place
+from taskqueue_redis.addresses import HostAddress, Kind, StoreAddress
 
 __all__ = ["RedisSettings"]
 
@@ -97,14 +97,14 @@ class RedisSettings(BaseSettings):
                     "allowed with: rediss://, rediss+sentinel://, rediss+cluster://"
                 )
         self.password_now()
-        for place in address.places:
-            self.refuse_exposed(place)
+        for position in address.hosts:
+            self.refuse_exposed(position)
         return self
 
     @cached_property
-    def address(self) -> Address:
+    def address(self) -> StoreAddress:
         """What the URL says. Raises `ConfigurationError`."""
-        return Address.of(self.url.get_secret_value())
+        return StoreAddress.of(self.url.get_secret_value())
 
     @property
     def partitions_of(self) -> int:
@@ -149,13 +149,13 @@ class RedisSettings(BaseSettings):
             context.verify_mode = ssl.CERT_NONE
         return context
 
-    def refuse_exposed(self, place: Place) -> None:
+    def refuse_exposed(self, address: HostAddress) -> None:
         """Raise `ConfigurationError` for a server elsewhere that anyone on the way could use or overhear."""
         proves = bool(self.password_now()) or self.tls_cert_file is not None
-        if self.allow_plaintext or place.loopback or (self.address.tls and proves):
+        if self.allow_plaintext or address.loopback or (self.address.tls and proves):
             return
         missing = "a password" if self.address.tls else "TLS" if proves else "TLS and a password"
         raise ConfigurationError(
-            f"TASKQUEUE_REDIS_URL: {place} is another machine, and {missing} is missing; allowed: rediss:// with a "
+            f"TASKQUEUE_REDIS_URL: {address} is another machine, and {missing} is missing; allowed: rediss:// with a "
             "password, or a trusted network with TASKQUEUE_REDIS_ALLOW_PLAINTEXT=true"
         )

@@ -18,14 +18,14 @@ from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.heartbeat import Heartbeat
 from taskqueue_redis.scripts.receipts import Receipts
-from taskqueue_redis.scripts.replication import Confirming
+from taskqueue_redis.scripts.replication import ReplicaWait
 from taskqueue_redis.scripts.runner import Scripts
-from taskqueue_redis.settlement import Settlements
+from taskqueue_redis.settlement import SettlementBatches
 from taskqueue_redis.setup.aof_rewrite import rewrite_logs
 from taskqueue_redis.setup.checks import ServerFacts, check_server, histories_of, parsed
 from taskqueue_redis.wakeups import Wakeups
 
-__all__ = ["Home", "Member"]
+__all__ = ["OpenSubscription", "RedisContext"]
 
 
 _CURES = {
@@ -33,14 +33,14 @@ _CURES = {
     Durability.DISK: "set appendonly yes and appendfsync always",
     Durability.REPLICATED: "connect more replicas",
 }
-_AWAY = 1.0
+_OUTAGE_SECONDS = 1.0
 """seconds for which a backend that is closed tries to reach a store that is away"""
 _AGAIN, _SELDOM = 2.0, 60.0
 """seconds until masters are asked again whose files are not whole, at first and later on"""
 _log = logging.getLogger("taskqueue.redis")
 
 
-class Member(Protocol):
+class OpenSubscription(Protocol):
     """An open subscription."""
 
     async def join(self) -> None:
@@ -52,7 +52,7 @@ class Member(Protocol):
         ...
 
 
-class Home:
+class RedisContext:
     """One process's side of the store: connections, scripts, who waits, and what is out."""
 
     def __init__(self, settings: RedisSettings, clock: Clock | None) -> None:
@@ -69,8 +69,8 @@ class Home:
             journal_length=settings.journal_length,
         )
         self.receipts = Receipts()
-        self.confirming = Confirming(self.scripts, settings.answer_timeout * 0.8)
-        self.settlements = Settlements(self.scripts, self.receipts)
+        self.confirming = ReplicaWait(self.scripts, settings.answer_timeout * 0.8)
+        self.settlements = SettlementBatches(self.scripts, self.receipts)
         self.wakeups = Wakeups(
             self.link, self.scripts, self.receipts, clock, self.process, reopened=self._healed
         )
@@ -80,7 +80,7 @@ class Home:
         """calls that go on where their callers are cancelled"""
         self.link.trouble.healed = self._healed
         self.link.when_reopened(self._watch_logs)
-        self.subscriptions: dict[Member, None] = {}
+        self.subscriptions: dict[OpenSubscription, None] = {}
         self.closed = False
         self._consumers = 0
         self._facts: ServerFacts | None = None
@@ -93,7 +93,7 @@ class Home:
         self.promises_checked = False
         """whether this Redis is known to keep what its queues promise"""
 
-    def demand_open(self) -> None:
+    def ensure_open(self) -> None:
         """Raise `BackendUnavailable` once closed."""
         if self.closed:
             raise BackendUnavailable("the backend is closed")
@@ -108,11 +108,11 @@ class Home:
         for subscription in tuple(self.subscriptions):
             await subscription.join()
 
-    async def kept(self, replicas: int) -> frozenset[Durability]:
+    async def durabilities(self, replicas: int) -> frozenset[Durability]:
         """Return what the servers as they are now can promise, with so many replicas to confirm."""
         with translated():
             facts = await check_server(self.link, self.settings)
-        return _kept(facts, replicas)
+        return _durabilities_of(facts, replicas)
 
     async def health(self) -> Health:
         """Ask the store."""
@@ -152,7 +152,7 @@ class Home:
         for partition in self.scripts.partitions.names:
             for key, promised, replicas in await self.scripts.run("promises", partition):
                 durability = Durability(promised.decode())
-                if self._facts and durability not in _kept(self._facts, int(replicas)):
+                if self._facts and durability not in _durabilities_of(self._facts, int(replicas)):
                     raise ConfigurationError(
                         f"queue {key.decode()!r} promises durability {durability.value!r}, which this Redis does not "
                         f"keep ({_CURES[durability]})"
@@ -161,12 +161,14 @@ class Home:
 
     async def give_up(self) -> None:
         """Once nothing has worked for a while, end every call that waits for the store; later ones fail at once."""
-        pause = _AWAY
+        pause = _OUTAGE_SECONDS
         while True:
             await asyncio.sleep(pause)
-            if self.link.trouble.seconds >= _AWAY / 2:  # else it answers, or was away for a moment
+            if (
+                self.link.trouble.seconds >= _OUTAGE_SECONDS / 2
+            ):  # else it answers, or was away for a moment
                 break
-            pause = _AWAY / 10
+            pause = _OUTAGE_SECONDS / 10
         await self.link.aclose()
 
     async def aclose(self) -> None:
@@ -183,29 +185,29 @@ class Home:
 
     def _healed(self) -> None:
         if not self.closed:
-            self._looking = self.background.start(self._look_for_failover())
+            self._looking = self.background.start(self._check_for_failover())
             self._watch_logs()
 
-    async def _look_for_failover(self) -> None:
+    async def _check_for_failover(self) -> None:
         """After an outage: where the store went back, what it has in flight here may have been settled already."""
         try:
-            told = await self.link.everywhere("INFO", "replication", quietly=True)
-            histories = histories_of(parsed(info) for info in told)
+            reply = await self.link.everywhere("INFO", "replication", quietly=True)
+            histories = histories_of(parsed(info) for info in reply)
         except Failure:
             histories = None  # it is out of reach again: the next time tells
         if histories is not None and self._histories not in (None, histories):
-            self.receipts.doubt()
-            self.wakeups.doubt()
+            self.receipts.mark_uncertain()
+            self.wakeups.mark_uncertain()
         self._histories = histories or self._histories
-        self.wakeups.look_again()
+        self.wakeups.wake_all()
 
     def _watch_logs(self) -> None:
         """Have files written anew where a server may have been started anew."""
         self._logs_due = True
         if not self.closed and (self._rewriting is None or self._rewriting.done()):
-            self._rewriting = self.background.start(self._keep_watching_logs())
+            self._rewriting = self.background.start(self._watch_logs_forever())
 
-    async def _keep_watching_logs(self) -> None:
+    async def _watch_logs_forever(self) -> None:
         pause = _AGAIN
         while self._logs_due and not self.closed:
             self._logs_due = False
@@ -219,19 +221,19 @@ class Home:
 
     async def _logs_are_whole(self) -> bool:
         try:
-            look = await rewrite_logs(self.link)
+            reading = await rewrite_logs(self.link)
         except Failure:
             return False
-        if look.obstacle and look.obstacle != self._obstacle:
-            self._obstacle = look.obstacle
+        if reading.obstacle and reading.obstacle != self._obstacle:
+            self._obstacle = reading.obstacle
             _log.warning(
                 "%s: its append-only file is not written anew (%s): "
                 "run BGREWRITEAOF yourself whenever Redis was killed or lost power",
-                self.settings.address.shown, look.obstacle,
+                self.settings.address.shown, reading.obstacle,
             )  # fmt: skip
-        elif look.whole and not look.obstacle:
+        elif reading.whole and not reading.obstacle:
             self._obstacle = ""
-        return look.whole
+        return reading.whole
 
     def _given_up(self, token: str) -> None:
         for holder in self.receipts.holders():
@@ -240,12 +242,12 @@ class Home:
                 return
 
 
-def _kept(facts: ServerFacts, replicas: int) -> frozenset[Durability]:
-    kept = {Durability.MEMORY}
+def _durabilities_of(facts: ServerFacts, replicas: int) -> frozenset[Durability]:
+    durabilities = {Durability.MEMORY}
     if facts.append_only:
-        kept.add(Durability.PROCESS)
+        durabilities.add(Durability.PROCESS)
         if facts.appendfsync == "always":
-            kept.add(Durability.DISK)
+            durabilities.add(Durability.DISK)
     if facts.replicas >= max(1, replicas):
-        kept.add(Durability.REPLICATED)
-    return frozenset(kept)
+        durabilities.add(Durability.REPLICATED)
+    return frozenset(durabilities)

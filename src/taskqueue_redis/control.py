@@ -23,9 +23,9 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 from taskqueue_redis.connection.errors import translated
-from taskqueue_redis.context import Home
+from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.receipts import readable
-from taskqueue_redis.scripts.runner import Word, microseconds, seconds
+from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
 from taskqueue_redis.scripts.task_record import dead_letter_of, ledger_of, pairs, status_of
 
 __all__ = [
@@ -40,29 +40,29 @@ _log = logging.getLogger("taskqueue.redis")
 class RedisControl:
     """See `taskqueue_core.capabilities.Control`."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, context: RedisContext) -> None:
+        self._context = context
         self._anomalies: dict[str, int] = {}
 
     async def queues(self) -> tuple[str, ...]:
         names: set[str] = set()
-        for partition in self._home.scripts.partitions.names:
+        for partition in self._context.scripts.partitions.names:
             names.update(key.decode() for key in await self._run("queues", partition))
         return tuple(sorted(names))
 
     async def settings(self, key: str) -> QueueSettings:
         counters, _, _ = await self._of("stats", key)
-        told = pairs(counters).get("settings")
-        return QueueSettings() if told is None else QueueSettings.model_validate_json(told)
+        text = pairs(counters).get("settings")
+        return QueueSettings() if text is None else QueueSettings.model_validate_json(text)
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
-        kept = await self._home.kept(settings.replicas)
-        checked_settings(settings, kept, journal=True, flow=True, order=True, fan_out=True)
+        durabilities = await self._context.durabilities(settings.replicas)
+        checked_settings(settings, durabilities, journal=True, flow=True, order=True, fan_out=True)
         self._check_bound(key, settings)
         replicated = settings.durability is Durability.REPLICATED
         changed = settings.model_copy(update={"version": settings.version + 1})
-        told = await self._of(
+        reply = await self._of(
             "configure",
             key,
             settings.version,
@@ -78,17 +78,17 @@ class RedisControl:
             msgspec.json.encode(changed.weights) if changed.weights else "",
             *_limits(changed),
         )
-        if told != b"ok":
+        if reply != b"ok":
             raise SettingsConflict(
-                f"version {told.decode()} of the settings is in force, not {settings.version}: read them again"
+                f"version {reply.decode()} of the settings is in force, not {settings.version}: read them again"
             )
-        left, cursor = (1, b"0") if changed.order is Order.FAIR else (0, b"")
-        while left or cursor:  # what is there already takes its place in the order, and counts
-            left, cursor = await self._of("sort", key, _CHUNK, cursor)
+        remaining, cursor = (1, b"0") if changed.order is Order.FAIR else (0, b"")
+        while remaining or cursor:  # what is there already takes its place in the order, and counts
+            remaining, cursor = await self._of("sort", key, _CHUNK, cursor)
         return changed
 
     def _check_bound(self, key: str, settings: QueueSettings) -> None:
-        partitions = self._home.scripts.partitions
+        partitions = self._context.scripts.partitions
         if any(partitions.of(other) != partitions.of(key) for other in settings.bound_to):
             raise InvalidInput(
                 "bound_to", "a queue in another partition", "queues that one step can write to"
@@ -99,9 +99,9 @@ class RedisControl:
         return ledger_of(pairs(counters))
 
     async def stats(self, key: str) -> QueueStats:
-        await self._home.arrived()
-        told, oldest, subscribers = await self._of("stats", key)
-        counters = pairs(told)
+        await self._context.arrived()
+        reply, oldest, subscribers = await self._of("stats", key)
+        counters = pairs(reply)
         return QueueStats(
             key=key,
             ledger=ledger_of(counters),
@@ -114,9 +114,9 @@ class RedisControl:
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        told = await self._of("status", key, *task_ids)
+        reply = await self._of("status", key, *task_ids)
         return tuple(
-            status_of(key, task_id, answer) for task_id, answer in zip(task_ids, told, strict=True)
+            status_of(key, task_id, answer) for task_id, answer in zip(task_ids, reply, strict=True)
         )
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
@@ -130,10 +130,10 @@ class RedisControl:
         if receipt is None or receipt.key != delivery.task.key:
             return False
         packed = msgspec.msgpack.encode(progress)
-        told = await self._of(
+        reply = await self._of(
             "progress", receipt.key, delivery.task.id, receipt.fence, receipt.token, packed
         )
-        return bool(told)
+        return bool(reply)
 
     async def cancel(self, key: str, task_id: str) -> bool:
         return bool(await self._of("cancel", key, task_id))
@@ -146,16 +146,16 @@ class RedisControl:
         return purged
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        await self._home.arrived()
+        await self._context.arrived()
         connections: dict[str, set[str]] = {}
-        found: dict[str, WorkerInfo] = {}
-        for partition in self._home.scripts.partitions.names:
+        matches: dict[str, WorkerInfo] = {}
+        for partition in self._context.scripts.partitions.names:
             for token, name, since, keys, in_flight in await self._run("workers", partition):
                 worker = name.decode()
                 connections.setdefault(worker, set()).add(token)
-                known = found.get(worker)
+                known = matches.get(worker)
                 began = seconds(since)
-                found[worker] = WorkerInfo(
+                matches[worker] = WorkerInfo(
                     worker_id=worker,
                     connections=len(connections[worker]),
                     keys=tuple(
@@ -164,33 +164,33 @@ class RedisControl:
                     in_flight=in_flight + (known.in_flight if known else 0),
                     since=min(began, known.since) if known else began,
                 )
-        return tuple(worker for _, worker in sorted(found.items()))
+        return tuple(worker for _, worker in sorted(matches.items()))
 
     async def maintain(self) -> Maintained:
         promoted = forgotten = recovered = 0
         expired: list[Expired] = []
         unclaimed: set[str] = set()
-        settings = self._home.settings
-        names = self._home.scripts.partitions.names
+        settings = self._context.settings
+        names = self._context.scripts.partitions.names
         stale = round(1000 * settings.stale_consumers)
-        words = microseconds(settings.lease), microseconds(settings.housekeeping), _CHUNK, stale
-        passes = (self._run("maintain", name, *words) for name in names)
+        args = microseconds(settings.lease), microseconds(settings.housekeeping), _CHUNK, stale
+        passes = (self._run("maintain", name, *args) for name in names)
         outcomes = await asyncio.gather(*passes, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
             # One that is out of reach keeps nothing from the others, and is seen to when it is back.
             if not isinstance(failure, BackendUnavailable) or len(failures) == len(names):
                 raise failure
-        for partition, told in zip(names, outcomes, strict=True):
-            if isinstance(told, BaseException):
+        for partition, reply in zip(names, outcomes, strict=True):
+            if isinstance(reply, BaseException):
                 continue
-            due, late, over, taken_back, anomalies, given_up, left = told
+            due, late, over, taken_back, anomalies, given_up, remaining = reply
             promoted += due
             expired += [Expired(key.decode(), task_id.decode(), n) for key, task_id, n in late]
             forgotten += over
             recovered += taken_back
-            self._tell(partition, int(anomalies), given_up)
-            unclaimed.update(key.decode() for key in left)
+            self._report(partition, int(anomalies), given_up)
+            unclaimed.update(key.decode() for key in remaining)
         return Maintained(
             promoted=promoted,
             expired=tuple(expired),
@@ -199,20 +199,20 @@ class RedisControl:
             unclaimed=tuple(sorted(unclaimed)),
         )
 
-    def _tell(self, partition: str, anomalies: int, given_up: list[list[bytes]]) -> None:
+    def _report(self, partition: str, anomalies: int, given_up: list[list[bytes]]) -> None:
         for _, worker in given_up:
             _log.warning("worker %s fell silent: its deliveries are with others", worker.decode())
         if anomalies > self._anomalies.get(partition, 0):
             self._anomalies[partition] = anomalies
             _log.error("partition %s: %d entries were not as they should be", partition, anomalies)
 
-    async def _of(self, script: str, key: str, *words: Word) -> Any:
-        return await self._run(script, self._home.scripts.partitions.of(key), key, *words)
+    async def _of(self, script: str, key: str, *args: Arg) -> Any:
+        return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
 
-    async def _run(self, script: str, partition: str, *words: Word) -> Any:
-        self._home.demand_open()
+    async def _run(self, script: str, partition: str, *args: Arg) -> Any:
+        self._context.ensure_open()
         with translated():
-            return await self._home.scripts.run(script, partition, *words)
+            return await self._context.scripts.run(script, partition, *args)
 
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
@@ -244,18 +244,18 @@ _MOVE_CHUNK = 500
 class RedisDeadLetters:
     """See `taskqueue_core.capabilities.DeadLetters`."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, context: RedisContext) -> None:
+        self._context = context
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        told = await self._of("dead_letters", key, after or "", limit)
-        return tuple(dead_letter_of(key, answer) for answer in told)
+        reply = await self._of("dead_letters", key, after or "", limit)
+        return tuple(dead_letter_of(key, answer) for answer in reply)
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        told = await self._of("dead_letters", key, task_id, 0)
-        return dead_letter_of(key, told[0]) if told else None
+        reply = await self._of("dead_letters", key, task_id, 0)
+        return dead_letter_of(key, reply[0]) if reply else None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         return await self._move("redrive", key, task_ids)
@@ -275,9 +275,9 @@ class RedisDeadLetters:
             moved += number
         return moved
 
-    async def _of(self, script: str, key: str, *words: Word) -> Any:
-        self._home.demand_open()
+    async def _of(self, script: str, key: str, *args: Arg) -> Any:
+        self._context.ensure_open()
         with translated():
-            return await self._home.scripts.run(
-                script, self._home.scripts.partitions.of(key), key, *words
+            return await self._context.scripts.run(
+                script, self._context.scripts.partitions.of(key), key, *args
             )

@@ -38,11 +38,11 @@ class Heartbeat:
                 "operation_timeout": min(settings.operation_timeout, settings.lease / 3),
             }
         )
-        self._gone = gone
+        self._expired = gone
         self._consumers: dict[str, set[str]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._context: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
@@ -52,7 +52,7 @@ class Heartbeat:
         with self._lock:
             self._consumers.setdefault(partition, set()).add(token)
             if self._thread is None and not self._closed:
-                self._home = asyncio.get_running_loop()
+                self._context = asyncio.get_running_loop()
                 self._thread = threading.Thread(
                     target=self._run, name="taskqueue-heartbeat", daemon=True
                 )
@@ -94,7 +94,7 @@ class Heartbeat:
                 pause = self._settings.lease / _BEATS
                 with self._lock:
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
-                beats = (self._beat(scripts, *one) for one in consumers.items())
+                beats = (self._beat(scripts, *pair) for pair in consumers.items())
                 if not all(await asyncio.gather(*beats)):
                     pause /= 10  # there is no time to lose
         finally:
@@ -113,7 +113,7 @@ class Heartbeat:
             return False
         for token in gone:
             self.remove(token.decode())
-            if self._home is not None:
+            if self._context is not None:
                 with contextlib.suppress(RuntimeError):  # its loop has ended
-                    self._home.call_soon_threadsafe(self._gone, token.decode())
+                    self._context.call_soon_threadsafe(self._expired, token.decode())
         return True

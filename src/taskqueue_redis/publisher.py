@@ -22,13 +22,13 @@ from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import AnswerLost, Refused
-from taskqueue_redis.context import Home
+from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.keys import room_channel
 from taskqueue_redis.scripts.receipts import readable
-from taskqueue_redis.scripts.runner import Word, microseconds
+from taskqueue_redis.scripts.runner import Arg, microseconds
 from taskqueue_redis.scripts.task_codec import digest, encode
-from taskqueue_redis.wakeups import RedisRoomBell
+from taskqueue_redis.wakeups import RedisRoomSignal
 
 __all__ = ["RedisPublisher"]
 
@@ -42,38 +42,38 @@ _DIGITS = tuple(str(digit).encode() for digit in range(10))
 class RedisPublisher:
     """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition; a long one goes in parts."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self._scripts = home.scripts
-        self._confirming = home.confirming
+    def __init__(self, context: RedisContext) -> None:
+        self._context = context
+        self._scripts = context.scripts
+        self._confirming = context.confirming
         self._coalescers: dict[str, Coalescer[Task, Confirmation]] = {}
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        self._home.demand_open()
-        if not self._home.promises_checked:
+        self._context.ensure_open()
+        if not self._context.promises_checked:
             with translated():
-                await self._home.check_promises()
+                await self._context.check_promises()
         if not tasks:
             return ()
         partitions = self._scripts.partitions
         if len(tasks) == 1 or (len(partitions.names) == 1 and len(tasks) <= LIMITS.batch):
             return tuple(await self._coalescer(partitions.of(tasks[0].key)).submit(tasks))
-        places: dict[str, list[int]] = {}
-        for place, task in enumerate(tasks):
-            places.setdefault(partitions.of(task.key), []).append(place)
+        indexes: dict[str, list[int]] = {}
+        for index, task in enumerate(tasks):
+            indexes.setdefault(partitions.of(task.key), []).append(index)
         batches = [
-            (partition, some[start : start + LIMITS.batch])
-            for partition, some in places.items()
-            for start in range(0, len(some), LIMITS.batch)
+            (partition, batch[start : start + LIMITS.batch])
+            for partition, batch in indexes.items()
+            for start in range(0, len(batch), LIMITS.batch)
         ]
-        told = await _together(
-            self._coalescer(partition).submit([tasks[place] for place in some])
-            for partition, some in batches
+        results = await _gather_all(
+            self._coalescer(partition).submit([tasks[index] for index in batch])
+            for partition, batch in batches
         )
         answers: dict[int, Confirmation] = {}
-        for (_, some), answered in zip(batches, told, strict=True):
-            answers.update(zip(some, answered, strict=True))
-        return tuple(answers[place] for place in range(len(tasks)))
+        for (_, batch), answered in zip(batches, results, strict=True):
+            answers.update(zip(batch, answered, strict=True))
+        return tuple(answers[index] for index in range(len(tasks)))
 
     async def schedule_retry(
         self,
@@ -85,7 +85,7 @@ class RedisPublisher:
         settles: Delivery | None = None,
     ) -> Confirmation:
         check_time("at", at)
-        self._home.demand_open()
+        self._context.ensure_open()
         fence, receipt_token, attempt = "", "", 0
         if settles is not None:
             receipt = readable(settles.receipt)
@@ -100,7 +100,7 @@ class RedisPublisher:
                 task.key, task.id, microseconds(at), token or "",
                 "" if error is None else "1", text.encode(errors="replace"),
                 fence, receipt_token, attempt,
-                digest(task.payload), task.priority, _moment(task.deadline), encode(task),
+                digest(task.payload), task.priority, _optional_time(task.deadline), encode(task),
                 task.tenant or "", task.ordering_key or "",
             )  # fmt: skip
         if answer == b"lost":
@@ -108,16 +108,16 @@ class RedisPublisher:
                 "the receipt is not current: settled before, taken back, or never issued"
             )
         if settles is not None:
-            self._home.receipts.forget(settles.receipt)
+            self._context.receipts.forget(settles.receipt)
         status = Published.ACCEPTED if answer == b"accepted" else Published.DUPLICATE
         return Confirmation(key=task.key, task_id=task.id, status=status)
 
-    def room_bell(self, *keys: str) -> RedisRoomBell:
-        """See `taskqueue_core.capabilities.RoomBells`."""
-        self._home.demand_open()
-        partition_of = self._home.scripts.partitions.of
+    def room_signal(self, *keys: str) -> RedisRoomSignal:
+        """See `taskqueue_core.capabilities.RoomSignals`."""
+        self._context.ensure_open()
+        partition_of = self._context.scripts.partitions.of
         channels = (room_channel(partition_of(key), key) for key in checked_keys(keys))
-        return RedisRoomBell(self._home.wakeups, tuple(channels))
+        return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
     async def sent(self) -> None:
         """Wait until the publishes that were asked for before have been answered."""
@@ -135,18 +135,20 @@ class RedisPublisher:
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
         if len(tasks) <= _PART or self._confirming.waits_for(task.key for task in tasks):
-            return await self._run(partition, tasks, *_words(tasks))  # replicas are waited for once
+            return await self._run(
+                partition, tasks, *_script_args(tasks)
+            )  # replicas are waited for once
         # While Redis executes a part, the next ones are made ready. They are not sent before: a server that does not
         # know the script refuses what it is asked until it does, and a part behind those would pass them by.
         parts = (tasks[start : start + _PART] for start in range(0, len(tasks), _PART))
         turns = _Turns()
-        told = await _together(self._run_in_turn(turns, partition, part) for part in parts)
-        return [answer for part in told for answer in part]
+        results = await _gather_all(self._run_in_turn(turns, partition, part) for part in parts)
+        return [answer for part in results for answer in part]
 
     async def _run_in_turn(
         self, turns: _Turns, partition: str, tasks: Sequence[Task]
     ) -> Sequence[Confirmation]:
-        ready = _words(tasks)
+        ready = _script_args(tasks)
         async with turns.next():
             return await self._run(partition, tasks, *ready)
 
@@ -155,33 +157,33 @@ class RedisPublisher:
         partition: str,
         tasks: Sequence[Task],
         by_key: Mapping[str, Sequence[Task]],
-        words: Sequence[Word],
+        args: Sequence[Arg],
     ) -> Sequence[Confirmation]:
         try:
             with translated(AnswerLost, Refused):
-                told = await self._confirming.run("publish", partition, by_key, *words)
+                reply = await self._confirming.run("publish", partition, by_key, *args)
         except AnswerLost as error:
             raise PublishUnconfirmed("the store's answer was lost", task_id=tasks[0].id) from error
         except Refused as error:
             if error.why != "OOM":
                 raise BackendUnavailable(f"the store takes no writes now: {error.why}") from error
             return [_no_memory(task) for task in tasks]
-        answers = iter(told)
-        of_key = {key: iter(tuple(islice(answers, len(some)))) for key, some in by_key.items()}
+        answers = iter(reply)
+        of_key = {key: iter(tuple(islice(answers, len(tasks)))) for key, tasks in by_key.items()}
         return [_confirmation(task, next(of_key[task.key])) for task in tasks]
 
 
-def _words(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Word]]:
+def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg]]:
     """Return tasks by queue, and what the script is told of them."""
     by_key: dict[str, list[Task]] = {}
     for task in tasks:
         by_key.setdefault(task.key, []).append(task)
-    words: list[Word] = []
-    for key, some in by_key.items():
-        words += (key, len(some))
-        for task in some:
-            words += (task.id, _about(task), encode(task))
-    return by_key, words
+    args: list[Arg] = []
+    for key, batch in by_key.items():
+        args += (key, len(batch))
+        for task in batch:
+            args += (task.id, _about(task), encode(task))
+    return by_key, args
 
 
 class _Turns:
@@ -204,7 +206,7 @@ class _Turns:
                 raise
 
 
-async def _together(
+async def _gather_all(
     calls: Iterable[Coroutine[Any, Any, Sequence[Confirmation]]],
 ) -> list[Sequence[Confirmation]]:
     """Return what each call answers, having begun them in their order.
@@ -218,8 +220,8 @@ async def _together(
             await asyncio.sleep(0)  # it is on its way before the next one is made
     answers: list[Sequence[Confirmation]] = []
     failures: list[TaskQueueError] = []
-    for one in begun:
-        outcome = one.result()
+    for waiter in begun:
+        outcome = waiter.result()
         if isinstance(outcome, TaskQueueError):
             failures.append(outcome)
         else:
@@ -248,11 +250,11 @@ def _about(task: Task) -> bytes:
     plain = task.tenant is None and task.ordering_key is None
     if plain and task.not_before is None and task.deadline is None:
         return about
-    about += f":{_moment(task.not_before)}:{_moment(task.deadline)}".encode()
+    about += f":{_optional_time(task.not_before)}:{_optional_time(task.deadline)}".encode()
     return about if plain else about + f"/{task.tenant or ''}/{task.ordering_key or ''}".encode()
 
 
-def _moment(time: float | None) -> int | str:
+def _optional_time(time: float | None) -> int | str:
     return "" if time is None else microseconds(time)
 
 
@@ -267,8 +269,8 @@ def _confirmation(task: Task, answer: int | bytes) -> Confirmation:
     return Confirmation(key=task.key, task_id=task.id, status=status)
 
 
-def _held_off(task: Task, told: str) -> Confirmation:
-    why, _, where = told.partition("/")
+def _held_off(task: Task, text: str) -> Confirmation:
+    why, _, where = text.partition("/")
     code, _, rest = why.partition(":")
     depth, _, bound = rest.partition(":")
     match code:
@@ -280,11 +282,11 @@ def _held_off(task: Task, told: str) -> Confirmation:
             limits = QueueSettings(capacity=int(bound))
         case _:
             limits = QueueSettings(order=Order.FAIR, tenant_capacity=int(bound))
-    found = refusal(task, limits, int(depth), int(depth))
-    assert found is not None  # noqa: S101 - the store has refused it for just this
+    confirmation = refusal(task, limits, int(depth), int(depth))
+    assert confirmation is not None  # noqa: S101 - the store has refused it for just this
     if not where:
-        return found
-    return msgspec.structs.replace(found, reason=f"queue {where!r}: {found.reason}")
+        return confirmation
+    return msgspec.structs.replace(confirmation, reason=f"queue {where!r}: {confirmation.reason}")
 
 
 def _no_memory(task: Task) -> Confirmation:

@@ -12,19 +12,19 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import AnswerLost, Failure, ScriptError
-from taskqueue_redis.context import Home
+from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.deliveries import CORRUPT, ENTRY, deliveries_of
 from taskqueue_redis.scripts.receipts import Holder
 from taskqueue_redis.scripts.runner import seconds
 
-__all__ = ["GivenUp", "Intake"]
+__all__ = ["GivenUp", "Receiver"]
 
-_LOOK_EVERY = 8
+_POLL_EVERY = 8
 """receives after which queues that are not known to have work are looked at in any case"""
 _ROUNDS = 5
 _PATIENCE = 0.25
 """seconds for which a partition that keeps silent holds up what others gave"""
-_AGAIN = 0.2
+_RETRY_SECONDS = 0.2
 """seconds until one that failed is asked again"""
 
 
@@ -56,7 +56,7 @@ class _Taken(msgspec.Struct):
     @property
     def received(self) -> Received:
         """It as an answer."""
-        deliveries = _one_each_in_turn(list(self.by_key.values()))
+        deliveries = _round_robin(list(self.by_key.values()))
         return Received(
             deliveries=tuple(deliveries),
             expired=tuple(self.expired),
@@ -65,7 +65,7 @@ class _Taken(msgspec.Struct):
         )
 
 
-class Intake:
+class Receiver:
     """Reads for one consumer, in one step per partition.
 
     Where there are many, one that is out of reach does not hold up the others: it is asked aside until it answers.
@@ -73,7 +73,7 @@ class Intake:
 
     def __init__(
         self,
-        home: Home,
+        context: RedisContext,
         holder: Holder,
         keys: tuple[str, ...],
         *,
@@ -81,11 +81,11 @@ class Intake:
         wake: Callable[[], None],
     ) -> None:
         """Do no input or output. ``enter`` registers with a partition; ``wake`` has a receive look again."""
-        self._home = home
+        self._context = context
         self._holder = holder
         self._enter = enter
         self._wake = wake
-        self._partitions = tuple(home.scripts.partitions.group(keys))
+        self._partitions = tuple(context.scripts.partitions.group(keys))
         self.ready: dict[str, None] = {}
         """queues that are likely to have work, the next in turn first"""
         self._reads = 0
@@ -105,35 +105,39 @@ class Intake:
             raise GivenUp
         many = len(self._partitions) > 1
         if self._doubtful and not many:
-            await self._look_again()
+            await self._poll_doubtful()
         if self._unseen:
-            some, self._unseen = self._unseen[:limit], self._unseen[limit:]
-            now = self._home.wakeups.now()
+            deliveries, self._unseen = self._unseen[:limit], self._unseen[limit:]
+            now = self._context.wakeups.now()
             # Housekeeping ends what is past its deadline.
-            found = [one for one in some if one.task.deadline is None or one.task.deadline > now]
-            return Received(deliveries=tuple(found), again=True)
+            matches = [
+                delivery
+                for delivery in deliveries
+                if delivery.task.deadline is None or delivery.task.deadline > now
+            ]
+            return Received(deliveries=tuple(matches), again=True)
         self._reads += 1
-        look = self._reads % _LOOK_EVERY == 0
+        poll = self._reads % _POLL_EVERY == 0
         taken = _Taken(expired=self._late)
         self._late = []
         try:
             if many:
-                await self._take_from_many(taken, limit, look=look)
+                await self._take_from_many(taken, limit, poll=poll)
             else:
                 keys = tuple(self.ready)[:limit]
-                taken.add(await self._read(self._partitions[0], limit, keys, look=look))
+                taken.add(await self._read(self._partitions[0], limit, keys, poll=poll))
         except BaseException as error:
             self._unseen += taken.received.deliveries  # what other partitions gave
             self._late += taken.expired
             if isinstance(error, asyncio.CancelledError):
-                self._home.background.start(self._hand_back_unseen())
+                self._context.background.start(self._hand_back_unseen())
             raise
         return taken.received
 
-    def doubt_all(self) -> None:
+    def mark_all_uncertain(self) -> None:
         """Look, before the next receive, at what the store says is in flight here: acks may have been undone there."""
         for partition in self._partitions:
-            self._doubt(partition, undone=True)
+            self._mark_doubtful(partition, undone=True)
 
     def forget(self) -> None:
         """Start over: nothing is known to have work, nothing is in doubt, and nobody is asked aside."""
@@ -145,30 +149,30 @@ class Intake:
             task.cancel()
         self._aside.clear()
 
-    async def _take_from_many(self, taken: _Taken, limit: int, *, look: bool) -> None:
+    async def _take_from_many(self, taken: _Taken, limit: int, *, poll: bool) -> None:
         looked = False
         for _ in range(_ROUNDS):
-            left = limit - taken.number
-            if left <= 0:
+            remaining = limit - taken.number
+            if remaining <= 0:
                 break
             ready = self._within_reach()
             doubtful = self._doubtful.keys() - self._aside.keys()
-            if look or doubtful or not ready:
+            if poll or doubtful or not ready:
                 if looked:
                     break
                 names = [name for name in self._partitions if name not in self._aside]
-                await self._each(taken, {name: self._look_at(name) for name in names})
-                looked, look = True, False
+                await self._each(taken, {name: self._poll_partition(name) for name in names})
+                looked, poll = True, False
                 if self._unseen:  # older than what would be read now
                     break
                 continue
             chosen: dict[str, list[str]] = {}
-            for key in ready[:left]:
-                chosen.setdefault(self._home.scripts.partitions.of(key), []).append(key)
-            share = max(1, left // max(1, sum(map(len, chosen.values()))))
+            for key in ready[:remaining]:
+                chosen.setdefault(self._context.scripts.partitions.of(key), []).append(key)
+            share = max(1, remaining // max(1, sum(map(len, chosen.values()))))
             taken.again = False
             reads = {
-                name: self._read(name, share * len(keys), tuple(keys), look=False)
+                name: self._read(name, share * len(keys), tuple(keys), poll=False)
                 for name, keys in chosen.items()
             }
             await self._each(taken, reads)
@@ -178,34 +182,40 @@ class Intake:
         """Return the queues that are likely to have work, but for those in partitions that are asked aside."""
         if not self._aside:
             return tuple(self.ready)
-        of = self._home.scripts.partitions.of
+        of = self._context.scripts.partitions.of
         return tuple(key for key in self.ready if of(key) not in self._aside)
 
     async def _each(self, taken: _Taken, reads: Mapping[str, Coroutine[Any, Any, _Taken]]) -> None:
         """Gather what partitions give. One that fails, or keeps silent, is set aside while there are others."""
-        asked = {asyncio.create_task(read): name for name, read in reads.items()}
-        late = set(asked)
+        requested = {asyncio.create_task(read): name for name, read in reads.items()}
+        late = set(requested)
         try:
             _, late = await asyncio.wait(late, timeout=_PATIENCE)
-            while late and not self._others({asked[one] for one in asked if not _answered(one)}):
+            while late and not self._others(
+                {requested[waiter] for waiter in requested if not _answered(waiter)}
+            ):
                 _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await _ended(asked)
+            await _ended(requested)
             raise
         finally:
-            for one in asked:
-                if _answered(one):
-                    taken.add(one.result())
-        failed = {one: one.exception() for one in asked if one.done() and not _answered(one)}
+            for waiter in requested:
+                if _answered(waiter):
+                    taken.add(waiter.result())
+        failed = {
+            waiter: waiter.exception()
+            for waiter in requested
+            if waiter.done() and not _answered(waiter)
+        }
         for error in failed.values():
             if error is not None and not isinstance(error, BackendUnavailable):
                 await _ended(late)
                 raise error
-        silent = [one for one in asked if not _answered(one)]
-        if not self._others({asked[one] for one in silent}):
+        silent = [waiter for waiter in requested if not _answered(waiter)]
+        if not self._others({requested[waiter] for waiter in silent}):
             raise next(error for error in failed.values() if error is not None)
         for one in silent:
-            self.set_aside(asked[one], one if one in late else None)
+            self.set_aside(requested[one], one if one in late else None)
 
     def _others(self, names: set[str]) -> bool:
         """Whether any partition is within reach but for these."""
@@ -214,42 +224,42 @@ class Intake:
     def set_aside(self, partition: str, read: asyncio.Task[_Taken] | None = None) -> None:
         """Have a partition asked until it answers, without anybody waiting for it; ``read`` is under way."""
         if partition not in self._aside:
-            asking = self._home.background.start(self._ask(partition, read))
+            asking = self._context.background.start(self._ask(partition, read))
             self._aside[partition] = asking
 
     async def _ask(self, partition: str, read: asyncio.Task[_Taken] | None) -> None:
-        found: _Taken | None = None
-        while found is None:
+        result: _Taken | None = None
+        while result is None:
             try:
-                found = await (read or self._look_at(partition))
+                result = await (read or self._poll_partition(partition))
             except GivenUp:
-                self._given_up, found = True, _Taken()
+                self._given_up, result = True, _Taken()
             except TaskQueueError:
                 read = None
-                if self._home.closed:
-                    found = _Taken()  # nobody takes anything any more
+                if self._context.closed:
+                    result = _Taken()  # nobody takes anything any more
                 else:
-                    await asyncio.sleep(_AGAIN)
-        self._unseen += found.received.deliveries
-        self._late += found.expired
+                    await asyncio.sleep(_RETRY_SECONDS)
+        self._unseen += result.received.deliveries
+        self._late += result.expired
         del self._aside[partition]
         self._wake()
 
-    async def _look_at(self, partition: str) -> _Taken:
+    async def _poll_partition(self, partition: str) -> _Taken:
         """Find out which queues of a partition have work, and first of all what it has brought unseen."""
         await self._enter(partition)
         if partition in self._doubtful:
-            await self._look_again(partition)
+            await self._poll_doubtful(partition)
             return _Taken(again=True)
-        return await self._read(partition, 0, (), look=True)
+        return await self._read(partition, 0, (), poll=True)
 
     async def _read(
-        self, partition: str, limit: int, keys: tuple[str, ...], *, look: bool
+        self, partition: str, limit: int, keys: tuple[str, ...], *, poll: bool
     ) -> _Taken:
         try:
             with translated(ScriptError):
-                told = await self._home.scripts.run(
-                    "receive", partition, self._holder.token, self._turn, limit, int(look), *keys,
+                reply = await self._context.scripts.run(
+                    "receive", partition, self._holder.token, self._turn, limit, int(poll), *keys,
                     resend=False,
                 )  # fmt: skip
         except ScriptError as error:
@@ -257,27 +267,27 @@ class Intake:
                 raise GivenUp from error
             raise BackendUnavailable("the store failed") from error
         except asyncio.CancelledError:
-            self._doubt(partition)
+            self._mark_doubtful(partition)
             raise
         except BackendUnavailable as error:
             if isinstance(error.__cause__, AnswerLost):
-                self._doubt(partition)
+                self._mark_doubtful(partition)
             raise
         taken = _Taken()
-        self._note(taken, partition, keys, told)
+        self._note(taken, partition, keys, reply)
         return taken
 
-    def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], told: Any) -> None:
-        now, due, again, late, groups, leftover, others, closed = told
-        wakeups = self._home.wakeups
-        wakeups.told(now)
+    def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], reply: Any) -> None:
+        now, due, again, late, groups, leftover, others, closed = reply
+        wakeups = self._context.wakeups
+        wakeups.learn_time(now)
         wakeups.note_due(partition, due)
-        at, keep, token = seconds(now), self._home.receipts.keep, self._holder.token
+        at, keep, token = seconds(now), self._context.receipts.add, self._holder.token
         for name, lane, entries in groups:
             key = name.decode()
             good, bad = deliveries_of(key, lane.decode(), token, at, entries)
             if bad:
-                self._home.background.start(self._bury(bad))
+                self._context.background.start(self._bury(bad))
             for delivery in good:
                 keep(delivery.receipt, self._holder)
             if key in taken.by_key:
@@ -285,10 +295,10 @@ class Intake:
             else:
                 taken.by_key[key] = good
             taken.number += len(good)
-        left = [key.decode() for key in leftover]
-        for key in {*keys, *left}:
+        remaining = [key.decode() for key in leftover]
+        for key in {*keys, *remaining}:
             self.ready.pop(key, None)
-        for key in (*(key.decode() for key in others), *left):
+        for key in (*(key.decode() for key in others), *remaining):
             self.ready.setdefault(key)  # what was served to the end: the queues take turns
         taken.expired += [Expired(key.decode(), name.decode(), n) for key, name, n in late]
         taken.again = taken.again or bool(again)
@@ -301,54 +311,58 @@ class Intake:
 
     # what an answer that was lost has brought
 
-    def _doubt(self, partition: str, *, undone: bool = False) -> None:
+    def _mark_doubtful(self, partition: str, *, undone: bool = False) -> None:
         self._turn += 1  # one that is still on its way comes too late from now on
         self._doubtful[partition] = undone or self._doubtful.get(partition, False)
 
-    async def _look_again(self, only: str = "") -> None:
+    async def _poll_doubtful(self, only: str = "") -> None:
         for partition in [only] if only else [*(self._doubtful.keys() - self._aside.keys())]:
             try:
                 with translated(ScriptError):
-                    told = await self._home.scripts.run(
+                    reply = await self._context.scripts.run(
                         "pending", partition, self._holder.token, self._turn
                     )
             except ScriptError as error:
                 raise GivenUp from error
-            found = self._unknown(told)
+            deliveries = self._unknown(reply)
             if self._doubtful.pop(partition, False):
                 # Some may have been settled here, which a failover has undone: they get receipts of their own.
-                await self._home.settlements.redeliver(found, "")
+                await self._context.settlements.redeliver(deliveries, "")
                 continue
-            for delivery in found:
-                self._home.receipts.keep(delivery.receipt, self._holder)
-            self._unseen += found
+            for delivery in deliveries:
+                self._context.receipts.add(delivery.receipt, self._holder)
+            self._unseen += deliveries
 
-    def _unknown(self, told: Any) -> list[Delivery]:
+    def _unknown(self, reply: Any) -> list[Delivery]:
         """Return what the store has in flight here and nobody here knows of; what is corrupt is buried."""
         unknown: list[Delivery] = []
-        for key, lane, entries, tokens, times in told:
-            for place, (token, time) in enumerate(zip(tokens, times, strict=True)):
-                entry = entries[place * ENTRY : (place + 1) * ENTRY]
+        for key, lane, entries, tokens, times in reply:
+            for index, (token, time) in enumerate(zip(tokens, times, strict=True)):
+                entry = entries[index * ENTRY : (index + 1) * ENTRY]
                 good, bad = deliveries_of(
                     key.decode(), lane.decode(), token.decode(), seconds(time), entry
                 )
                 if bad:
-                    self._home.background.start(self._bury(bad))
-                unknown += (one for one in good if not self._home.receipts.holds(one.receipt))
+                    self._context.background.start(self._bury(bad))
+                unknown += (
+                    delivery
+                    for delivery in good
+                    if not self._context.receipts.holds(delivery.receipt)
+                )
         return unknown
 
     async def _hand_back_unseen(self) -> None:
         try:
-            await self._look_again()
-            found, self._unseen = self._unseen, []
-            if found:
-                await self._home.settlements.redeliver(found, "")
+            await self._poll_doubtful()
+            deliveries, self._unseen = self._unseen, []
+            if deliveries:
+                await self._context.settlements.redeliver(deliveries, "")
         except (Failure, TaskQueueError, GivenUp):
             pass  # in doubt still: the next receive looks again, and a close hands back
 
     async def _bury(self, corrupt: list[Delivery]) -> None:
         for delivery in corrupt:
-            await self._home.settlements.dead_letter(
+            await self._context.settlements.dead_letter(
                 delivery, CORRUPT, "the envelope cannot be read"
             )
 
@@ -359,13 +373,13 @@ def _answered(read: asyncio.Task[_Taken]) -> bool:
 
 async def _ended(reads: Collection[asyncio.Task[_Taken]]) -> None:
     """Cancel reads, and wait until they have taken note of it."""
-    for one in reads:
-        one.cancel()
+    for waiter in reads:
+        waiter.cancel()
     if reads:
         await asyncio.wait(reads)
 
 
-def _one_each_in_turn(lists: list[list[Delivery]]) -> list[Delivery]:
+def _round_robin(lists: list[list[Delivery]]) -> list[Delivery]:
     if len(lists) == 1:
         return lists[0]
     longest = max(map(len, lists), default=0)

@@ -11,40 +11,42 @@ from taskqueue_core.authoring.helpers import (
     checked_limit,
     checked_results,
 )
-from taskqueue_core.concurrency import together
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Received, Settled
 from taskqueue_redis.connection.errors import translated
-from taskqueue_redis.context import Home
-from taskqueue_redis.receiver import GivenUp, Intake
+from taskqueue_redis.context import RedisContext
+from taskqueue_redis.receiver import GivenUp, Receiver
 from taskqueue_redis.scripts.deliveries import delivery_of
-from taskqueue_redis.scripts.receipts import Receipt, readable
+from taskqueue_redis.scripts.receipts import IssuedReceipt, readable
 from taskqueue_redis.scripts.runner import microseconds, seconds
 
 __all__ = ["RedisSubscription"]
 
 _HANDED_BACK_AT_ONCE = 200
-_LOOKS = 100
+_CHECKS = 100
 """receives in a row that give nothing although more is said to be there"""
 
 
 class RedisSubscription(SubscriptionBase):
     """Owns its deliveries while its process gives a sign of life. Registers with the store at its first call."""
 
-    def __init__(self, home: Home, keys: tuple[str, ...], consumer: str) -> None:
+    def __init__(self, context: RedisContext, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys
         self.consumer = consumer
-        self.token = home.new_token()
-        self.since = home.wakeups.now()
+        self.token = context.new_token()
+        self.since = context.wakeups.now()
         self.closed = False
         self.asleep = False
-        self._home = home
-        self._partitions = home.scripts.partitions.group(keys)
+        self._context = context
+        self._partitions = context.scripts.partitions.group(keys)
         self._joined: set[str] = set()
         self._joining = asyncio.Lock()
         self._entering = {partition: asyncio.Lock() for partition in self._partitions}
         self._attending = False
-        self._intake = Intake(home, self, keys, enter=self._enter, wake=lambda: self.wake(None))
+        self._receiver = Receiver(
+            context, self, keys, enter=self._enter, wake=lambda: self.wake(None)
+        )
         self._woken = asyncio.Event()
         self._woken_by: set[str] = set()
         self._revoked: list[str] = []
@@ -57,7 +59,7 @@ class RedisSubscription(SubscriptionBase):
         checked_limit(limit)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
-        self._home.demand_open()
+        self._context.ensure_open()
         try:
             return await self._receive(limit, timeout)
         except BackendUnavailable:
@@ -66,12 +68,12 @@ class RedisSubscription(SubscriptionBase):
             raise
         finally:
             self.asleep = False
-            for key in self._woken_by & self._intake.ready.keys():
-                self._home.wakeups.ring(key)
+            for key in self._woken_by & self._receiver.ready.keys():
+                self._context.wakeups.notify(key)
             self._woken_by.clear()
 
     async def _receive(self, limit: int, timeout: float | None) -> Received:
-        end = None if timeout is None else self._home.wakeups.now() + timeout
+        end = None if timeout is None else self._context.wakeups.now() + timeout
         received = Received()
         looked = 0
         while not self._is_closed():
@@ -81,14 +83,14 @@ class RedisSubscription(SubscriptionBase):
             if self._is_closed():
                 break
             try:
-                received = await self._intake.take(limit)
+                received = await self._receiver.take(limit)
             except GivenUp:
-                self._begin_anew()
+                self._restart()
                 continue
-            over = end is not None and end <= self._home.wakeups.now()
+            over = end is not None and end <= self._context.wakeups.now()
             if received.deliveries or received.expired or over:
                 break
-            if received.again and looked < _LOOKS:
+            if received.again and looked < _CHECKS:
                 looked += 1  # what came was set aside, and there is more
                 continue
             looked = 0
@@ -105,45 +107,45 @@ class RedisSubscription(SubscriptionBase):
     ) -> tuple[Settled, ...]:
         """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
-        self._home.demand_open()
-        return answer(await self._home.settlements.ack(deliveries, checked))
+        self._context.ensure_open()
+        return answer(await self._context.settlements.ack(deliveries, checked))
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """See `taskqueue_core.backend.Subscription.redeliver`."""
-        self._home.demand_open()
+        self._context.ensure_open()
         loser = self.token if lost else ""
-        return answer(await self._home.settlements.redeliver(deliveries, loser))
+        return answer(await self._context.settlements.redeliver(deliveries, loser))
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
         """See `taskqueue_core.capabilities.DeadLettering`."""
-        self._home.demand_open()
-        return answer([await self._home.settlements.dead_letter(delivery, reason, error)])[0]
+        self._context.ensure_open()
+        return answer([await self._context.settlements.dead_letter(delivery, reason, error)])[0]
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
         """See `taskqueue_core.capabilities.Handover`."""
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
-        self._home.demand_open()
+        self._context.ensure_open()
         await self.join()
         answers: list[Delivery | None] = [None] * len(receipts)
-        by_partition: dict[str, list[tuple[int, Receipt]]] = {}
-        for place, text in enumerate(receipts):
+        by_partition: dict[str, list[tuple[int, IssuedReceipt]]] = {}
+        for index, text in enumerate(receipts):
             receipt = readable(text)
             if (
                 receipt is not None
-                and self._home.scripts.partitions.of(receipt.key) in self._joined
+                and self._context.scripts.partitions.of(receipt.key) in self._joined
             ):
-                partition = self._home.scripts.partitions.of(receipt.key)
-                by_partition.setdefault(partition, []).append((place, receipt))
+                partition = self._context.scripts.partitions.of(receipt.key)
+                by_partition.setdefault(partition, []).append((index, receipt))
         for partition, wanted in by_partition.items():
-            words = [word for _, r in wanted for word in (r.key, r.lane, r.fence, r.token)]
+            args = [name for _, r in wanted for name in (r.key, r.lane, r.fence, r.token)]
             with translated():
-                told = await self._home.scripts.run("adopt", partition, self.token, *words)
-            for (place, receipt), found in zip(wanted, told, strict=True):
-                if found:
-                    *entry, at = found
+                reply = await self._context.scripts.run("adopt", partition, self.token, *args)
+            for (place, receipt), result in zip(wanted, reply, strict=True):
+                if result:
+                    *entry, at = result
                     answers[place] = delivery_of(
                         receipt.key,
                         int(receipt.lane[1]),
@@ -151,7 +153,7 @@ class RedisSubscription(SubscriptionBase):
                         seconds(at),
                         entry,
                     )
-                    self._home.receipts.keep(receipts[place], self)
+                    self._context.receipts.add(receipts[place], self)
         return tuple(answers)
 
     async def revoked(self) -> tuple[str, ...]:
@@ -178,19 +180,19 @@ class RedisSubscription(SubscriptionBase):
             return
         async with self._joining:
             with translated():
-                await self._home.check_promises()
+                await self._context.check_promises()
             if not self._attending:
                 with translated():
-                    await self._home.wakeups.attend(self)
+                    await self._context.wakeups.subscribe(self)
                 self._attending = True
-        await together(self._enter(partition) for partition in self._partitions)
+        await gather_all(self._enter(partition) for partition in self._partitions)
 
     async def _arrive(self) -> None:
         """Register with the store; where a part of it is out of reach, the others are enough."""
         missing = self._partitions.keys() - self._joined
         if missing and self._joined and not self.closed:
             for partition in missing:
-                self._intake.set_aside(partition)
+                self._receiver.set_aside(partition)
         else:
             await self.join()
 
@@ -203,66 +205,66 @@ class RedisSubscription(SubscriptionBase):
                 return
             token = self.token
             with translated():
-                now = await self._home.scripts.run(
+                now = await self._context.scripts.run(
                     "join", partition, token, self.consumer, microseconds(self.since),
                     *self._partitions[partition],
                 )  # fmt: skip
-            self._home.wakeups.told(now)
+            self._context.wakeups.learn_time(now)
             if token == self.token:  # else it began anew meanwhile
                 self._joined.add(partition)
-                self._home.heartbeat.add(token, partition)
+                self._context.heartbeat.add(token, partition)
 
     async def close(self) -> None:
         """See `taskqueue_core.backend.Subscription.close`."""
         if not self.closed:
             self.closed = True
-            self._home.subscriptions.pop(self, None)
-            self._home.heartbeat.remove(self.token)
+            self._context.subscriptions.pop(self, None)
+            self._context.heartbeat.remove(self.token)
             if self._attending:
-                self._home.wakeups.leave(self)
+                self._context.wakeups.leave(self)
             self.wake(None)
             self._revocation.set()
-            self._home.receipts.drop(self)
-            self._intake.forget()
-            await self._home.settlements.settled()
-        await together(self._leave(partition) for partition in self._partitions)
+            self._context.receipts.drop(self)
+            self._receiver.forget()
+            await self._context.settlements.settled()
+        await gather_all(self._leave(partition) for partition in self._partitions)
 
     async def _leave(self, partition: str) -> None:
         async with self._entering[partition]:
             if partition not in self._joined:
                 return
             with translated():
-                while not await self._home.scripts.run(
+                while not await self._context.scripts.run(
                     "leave", partition, self.token, _HANDED_BACK_AT_ONCE
                 ):
                     pass
             self._joined.discard(partition)
 
-    def doubt(self) -> None:
+    def mark_uncertain(self) -> None:
         """Look, before the next receive, at what the store says is in flight here."""
         if self._joined:
-            self._intake.doubt_all()
+            self._receiver.mark_all_uncertain()
 
     def wake(self, key: str | None) -> None:
         """Have a waiting receive look again."""
         self.asleep = False
         if key is not None:
-            self._intake.ready.setdefault(key)
+            self._receiver.ready.setdefault(key)
             self._woken_by.add(key)
         self._woken.set()
 
     async def _wait(self, end: float | None) -> None:
-        timer = None if end is None else self._home.wakeups.call_at(end, self._woken.set)
+        timer = None if end is None else self._context.wakeups.call_at(end, self._woken.set)
         try:
             await self._woken.wait()
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """Start over as a new consumer: this one was given up, and what it held is with others."""
-        self._home.heartbeat.remove(self.token)
-        self.revoke(self._home.receipts.drop(self))
-        self._intake.forget()
+        self._context.heartbeat.remove(self.token)
+        self.revoke(self._context.receipts.drop(self))
+        self._receiver.forget()
         self._joined.clear()
-        self.token = self._home.new_token()
+        self.token = self._context.new_token()

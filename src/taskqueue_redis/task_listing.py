@@ -18,7 +18,7 @@ from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
 from taskqueue_redis.journal.reader import installed
 from taskqueue_redis.scripts.keys import Partitions
-from taskqueue_redis.scripts.runner import Word, source
+from taskqueue_redis.scripts.runner import Arg, source
 from taskqueue_redis.scripts.task_record import Rest, rest_of, status_of
 
 __all__ = ["Listed", "TaskLister"]
@@ -73,8 +73,8 @@ class TaskLister:
         """Return the names of the queues of all partitions, sorted; a shard is a queue of its own here."""
         names: set[str] = set()
         for partition in (await self._installed()).names:
-            told = await self._ask(partition, "SMEMBERS", f"{partition}:queues")
-            names.update(name.decode() for name in told)
+            reply = await self._ask(partition, "SMEMBERS", f"{partition}:queues")
+            names.update(name.decode() for name in reply)
         return tuple(sorted(names))
 
     async def read(self, key: str, states: Collection[State]) -> AsyncIterator[list[Listed]]:
@@ -93,16 +93,16 @@ class TaskLister:
             # Asked before the records are read, so that what has been delivered for longer is told as in flight.
             for stream in flying:
                 flying[stream] = await self._pending(partition, f"{name}/{stream}")
-            words = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE
-            cursor, told = await self._ask(partition, *words)
-            records = {told[n].decode(): rest_of(told[n + 1]) for n in range(0, len(told), 2)}
-            doubtful = [one for one, record in records.items() if _may_fly(record, flying)]
+            args = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE
+            cursor, reply = await self._ask(partition, *args)
+            records = {reply[n].decode(): rest_of(reply[n + 1]) for n in range(0, len(reply), 2)}
+            doubtful = [item for item, record in records.items() if _may_fly(record, flying)]
             states_now = await self._states(partition, epoch, key, doubtful)
             as_of = int(seconds) * 1_000_000 + int(more)
             listed = [
-                Listed(one, now, *record[1:7], as_of)
-                for one, record in records.items()
-                if (now := states_now.get(one, record.state)) is not None and now in states
+                Listed(item, now, *record[1:7], as_of)
+                for item, record in records.items()
+                if (now := states_now.get(item, record.state)) is not None and now in states
             ]
             for record in records.values():
                 if record.stream is not None:
@@ -120,10 +120,10 @@ class TaskLister:
     async def _pending(self, partition: str, stream: str) -> tuple[int, int]:
         """Return the lowest and the highest sequence of a stream that are in flight."""
         try:
-            told = await self._ask(partition, "XPENDING", stream, _GROUP, kept=ScriptError)
+            reply = await self._ask(partition, "XPENDING", stream, _GROUP, retained=ScriptError)
         except ScriptError:  # there is no such group, so nobody was ever given anything
             return _NONE
-        number, first, last, _ = told
+        number, first, last, _ = reply
         if not number:
             return _NONE
         return int(first.partition(b"-")[0]), int(last.partition(b"-")[0])
@@ -134,23 +134,23 @@ class TaskLister:
         """Return the states of tasks, each looked at in one step; ``None`` for one that is gone."""
         states: dict[str, State | None] = {}
         for start in range(0, len(ids), _LOOKED_UP):
-            some = ids[start : start + _LOOKED_UP]
-            answers = await self._look_up(partition, epoch, key, some)
-            for one, answer in zip(some, answers, strict=True):
-                status = status_of(key, one, answer)
-                states[one] = None if status is None else status.state
+            batch = ids[start : start + _LOOKED_UP]
+            answers = await self._fetch(partition, epoch, key, batch)
+            for name, answer in zip(batch, answers, strict=True):
+                status = status_of(key, name, answer)
+                states[name] = None if status is None else status.state
         return states
 
-    async def _look_up(self, partition: str, epoch: bytes, key: str, ids: list[str]) -> Any:
-        words: list[Word] = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]
+    async def _fetch(self, partition: str, epoch: bytes, key: str, ids: list[str]) -> Any:
+        args: list[Arg] = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]
         try:
-            return await self._ask(partition, "EVALSHA", self._digest, *words)
+            return await self._ask(partition, "EVALSHA", self._digest, *args)
         except NoScript:
-            return await self._ask(partition, "EVAL", source(_STATUS), *words)
+            return await self._ask(partition, "EVAL", source(_STATUS), *args)
 
-    async def _ask(self, partition: str, *words: Word, kept: type[Failure] = NoScript) -> Any:
-        with translated(kept):
-            return await self._link.command(partition, *words)
+    async def _ask(self, partition: str, *args: Arg, retained: type[Failure] = NoScript) -> Any:
+        with translated(retained):
+            return await self._link.command(partition, *args)
 
 
 def _may_fly(record: Rest, flying: Mapping[str, tuple[int, int]]) -> bool:

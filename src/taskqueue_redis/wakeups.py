@@ -13,19 +13,19 @@ from taskqueue_redis.connection.client import Link
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.connection.pubsub import Doorbell
-from taskqueue_redis.scripts.keys import bell, process_channel
+from taskqueue_redis.scripts.keys import process_channel, signal_channel
 from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import Scripts, microseconds, seconds
 
 __all__ = [
-    "RedisRoomBell",
-    "Ringing",
+    "ChannelListener",
+    "RedisRoomSignal",
     "Sleeper",
     "Wakeups",
 ]
 
 _PROMOTED_AT_ONCE = 1000
-_AGAIN = 1.0  # seconds until a promotion that failed is tried again
+_RETRY_SECONDS = 1.0  # seconds until a promotion that failed is tried again
 
 
 class Sleeper(Protocol):
@@ -35,7 +35,7 @@ class Sleeper(Protocol):
     asleep: bool
     """whether it is to be woken: it waits, or will unless it finds something now"""
 
-    def doubt(self) -> None:
+    def mark_uncertain(self) -> None:
         """Take into account that the store may have gone back: look at what it says is in flight here."""
         ...
 
@@ -44,12 +44,12 @@ class Sleeper(Protocol):
         ...
 
 
-class Ringing(Protocol):
+class ChannelListener(Protocol):
     """A bell that rings for what is published on some channels."""
 
     channels: tuple[str, ...]
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Say that there may be what it waits for."""
         ...
 
@@ -73,10 +73,10 @@ class Wakeups:
         self._receipts = receipts
         self._clock = clock or SystemClock()
         self._process = process
-        self._doorbell = Doorbell(link, self._heard, reopened)
+        self._doorbell = Doorbell(link, self._on_message, reopened)
         self._attendants: dict[str, dict[Sleeper, None]] = {}
         """subscriptions by key, the one that was not woken for the longest time first"""
-        self._bells: dict[str, dict[Ringing, None]] = {}
+        self._signals: dict[str, dict[ChannelListener, None]] = {}
         """those that are open, by channel"""
         self._timers: dict[str, tuple[int, Timer]] = {}
         self._openings: dict[str, tuple[float, Timer]] = {}
@@ -98,20 +98,20 @@ class Wakeups:
         """Call back at a time of the store."""
         return self._clock.call_at(time - self.offset, callback)
 
-    def told(self, time: bytes) -> None:
+    def learn_time(self, time: bytes) -> None:
         """Take the store's word on the time."""
         if self._store_time:
             self.offset = seconds(time) - self._clock.now()
 
-    async def attend(self, sleeper: Sleeper) -> None:
+    async def subscribe(self, sleeper: Sleeper) -> None:
         """Hear the bells of a subscription's queues for it; returns once none can be missed."""
         keys = sleeper.keys
         for key in keys:
             self._attendants.setdefault(key, {})[sleeper] = None
         partitions = self._scripts.partitions
         names = {partitions.of(key) for key in keys}
-        channels = [bell(partitions.of(key), key) for key in keys]
-        channels += [bell(name, "") for name in names]
+        channels = [signal_channel(partitions.of(key), key) for key in keys]
+        channels += [signal_channel(name, "") for name in names]
         channels += [process_channel(name, self._process) for name in names]
         await self._doorbell.listen(*channels)
 
@@ -124,26 +124,28 @@ class Wakeups:
             if not attendants:
                 self._attendants.pop(key, None)
                 silent.append(key)
-        self._doorbell.ignore(*(bell(self._scripts.partitions.of(key), key) for key in silent))
+        self._doorbell.ignore(
+            *(signal_channel(self._scripts.partitions.of(key), key) for key in silent)
+        )
 
-    async def attend_bell(self, bell: Ringing) -> None:
+    async def add_signal(self, signal: ChannelListener) -> None:
         """Ring a bell for its channels; returns once no ring can be missed."""
-        for channel in bell.channels:
-            self._bells.setdefault(channel, {})[bell] = None
-        await self._doorbell.listen(*bell.channels)
+        for channel in signal.channels:
+            self._signals.setdefault(channel, {})[signal] = None
+        await self._doorbell.listen(*signal.channels)
 
-    def leave_bell(self, bell: Ringing) -> None:
+    def remove_signal(self, signal: ChannelListener) -> None:
         """Ring a bell no more."""
         silent = []
-        for channel in bell.channels:
-            bells = self._bells.get(channel, {})
-            bells.pop(bell, None)
+        for channel in signal.channels:
+            bells = self._signals.get(channel, {})
+            bells.pop(signal, None)
             if not bells:
-                self._bells.pop(channel, None)
+                self._signals.pop(channel, None)
                 silent.append(channel)
         self._doorbell.ignore(*silent)
 
-    def ring(self, key: str) -> None:
+    def notify(self, key: str) -> None:
         """Wake the subscription whose turn it is for a queue. It rings on if it leaves work."""
         attendants = self._attendants.get(key, {})
         for sleeper in attendants:
@@ -178,7 +180,7 @@ class Wakeups:
             known[1].cancel()
             del self._openings[key]
         if time <= self.now():
-            self.ring(key)
+            self.notify(key)
         else:
             self._openings[key] = (time, self.call_at(time, lambda: self._open(key)))
 
@@ -201,47 +203,51 @@ class Wakeups:
             self._tasks.start(self._promote(partition))
 
     def _anybody_asleep(self) -> bool:
-        return any(sleeper.asleep for some in self._attendants.values() for sleeper in some)
+        return any(sleeper.asleep for listener in self._attendants.values() for sleeper in listener)
 
     async def _promote(self, partition: str) -> None:
         try:
             _, due = await self._scripts.run("promote", partition, _PROMOTED_AT_ONCE)
         except (Failure, TaskQueueError):
-            due = str(microseconds(self.now() + _AGAIN)).encode()
+            due = str(microseconds(self.now() + _RETRY_SECONDS)).encode()
         self.note_due(partition, due)
 
-    def _heard(self, channel: str, message: bytes) -> None:
+    def _on_message(self, channel: str, message: bytes) -> None:
         partition, _, rest = channel.partition("}:")
         kind, _, key = rest.partition(":")
         if kind == "bell" and key:
-            self.ring(key)
+            self.notify(key)
         elif kind == "bell":
             self.note_due(f"{partition}}}", message)
         elif kind == "process":
             token, fence, key = message.decode().split(" ", 2)
             self._receipts.revoke(token, fence, key)
         else:
-            for rung in self._bells.get(channel, ()):
-                rung.ring()
+            for rung in self._signals.get(channel, ()):
+                rung.notify()
 
-    def doubt(self) -> None:
+    def mark_uncertain(self) -> None:
         """The store has another history than before: what it confirmed last may be undone."""
-        for sleeper in {sleeper: None for some in self._attendants.values() for sleeper in some}:
-            sleeper.doubt()
+        for sleeper in {
+            sleeper: None for listener in self._attendants.values() for sleeper in listener
+        }:
+            sleeper.mark_uncertain()
 
-    def look_again(self) -> None:
+    def wake_all(self) -> None:
         """Bells may have been missed: everybody looks once."""
-        for sleeper in {sleeper: None for some in self._attendants.values() for sleeper in some}:
+        for sleeper in {
+            sleeper: None for listener in self._attendants.values() for sleeper in listener
+        }:
             if sleeper.asleep:
                 sleeper.wake(None)
-        for bells in self._bells.values():
+        for bells in self._signals.values():
             for rung in bells:
-                rung.ring()
+                rung.notify()
         for partition in {self._scripts.partitions.of(key) for key in self._attendants}:
             self._fall_due(partition)
 
 
-class RedisRoomBell:
+class RedisRoomSignal:
     """See `taskqueue_core.capabilities.RoomBell`."""
 
     def __init__(self, wakeups: Wakeups, channels: tuple[str, ...]) -> None:
@@ -250,11 +256,11 @@ class RedisRoomBell:
         self._wakeups = wakeups
         self._rang = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Say that there may be room."""
         self._rang.set()
 
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         """See `taskqueue_core.capabilities.RoomBell.rung`."""
         try:
             async with asyncio.timeout(timeout):
@@ -267,12 +273,12 @@ class RedisRoomBell:
         """Return it once no ring can be missed."""
         try:
             with translated():
-                await self._wakeups.attend_bell(self)
+                await self._wakeups.add_signal(self)
         except BaseException:
-            self._wakeups.leave_bell(self)
+            self._wakeups.remove_signal(self)
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Ring no more."""
-        self._wakeups.leave_bell(self)
+        self._wakeups.remove_signal(self)

@@ -90,12 +90,12 @@ class RemoteBackend:
 
 def _scalars(body: bytes) -> dict[str, str | int | float | bool | None]:
     try:
-        told = msgspec.json.decode(body, type=dict[str, object])
+        decoded = msgspec.json.decode(body, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}
     return {
         name: value
-        for name, value in told.items()
+        for name, value in decoded.items()
         if value is None or isinstance(value, str | int | float | bool)
     }
 

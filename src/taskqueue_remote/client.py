@@ -50,26 +50,32 @@ class RemoteClock:
     ) -> None:
         self._monotonic = monotonic
         self._offset = system() - monotonic()
-        self._doubt = float("inf")
-        self._heard = monotonic()
+        self._uncertainty = float("inf")
+        self._learned_at = monotonic()
 
     def now(self) -> float:
         """Return Unix seconds of the store's clock."""
         return self._offset + self._monotonic()
 
-    def hear(self, header: str | None, asked: float) -> None:
+    def learn(self, header: str | None, requested: float) -> None:
         """Learn from the answer, just in, to a question asked at monotonic time ``asked``."""
         if header is None:
             return
         try:
-            told = float(header)
+            value = float(header)
         except ValueError:
             return
         here = self._monotonic()
-        doubt = (here - asked) / 2
-        if doubt > self._doubt + (here - self._heard) * _DRIFT or not 0 < told < float("inf"):
+        doubt = (here - requested) / 2
+        if doubt > self._uncertainty + (here - self._learned_at) * _DRIFT or not 0 < value < float(
+            "inf"
+        ):
             return
-        self._offset, self._doubt, self._heard = told - (asked + here) / 2, doubt, here
+        self._offset, self._uncertainty, self._learned_at = (
+            value - (requested + here) / 2,
+            doubt,
+            here,
+        )
 
 
 T = TypeVar("T")
@@ -164,7 +170,7 @@ class HttpClient:
         except httpx2.HTTPError as error:
             raise self._silent(error) from None
 
-    async def tell(self, where: str, content: bytes, content_type: str = JSON) -> Answer:
+    async def post_once(self, where: str, content: bytes, content_type: str = JSON) -> Answer:
         """POST something that is to happen once, and return an answer that says whether it did.
 
         Raises `BackendUnavailable` only where nothing can have happened, else `PublishUnconfirmed`.
@@ -214,11 +220,11 @@ class HttpClient:
     ) -> Answer:
         client = self._client = self._client or self._connect()
         headers = {} if content is None else {"content-type": content_type}
-        asked = time.monotonic()
+        requested = time.monotonic()
         response = await client.request(
             method, where, content=content, headers=headers, params=dict(query) if query else None
         )
-        self.clock.hear(response.headers.get(TIME_HEADER), asked)
+        self.clock.learn(response.headers.get(TIME_HEADER), requested)
         return Answer(response.status_code, response.content)
 
     def _connect(self) -> httpx2.AsyncClient:

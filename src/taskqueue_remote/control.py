@@ -65,13 +65,13 @@ class RemoteControl:
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of all known queues, sorted."""
-        found: set[str] = set()
+        matches: set[str] = set()
         query: dict[str, str | int] = {"limit": LIMITS.batch}
         while True:
             page = await self._client.ask("GET", "/v1/queues", _Queues, query=query)
-            found.update(one.key for one in page.queues)
+            matches.update(queue.key for queue in page.queues)
             if page.next is None:
-                return tuple(sorted(found))
+                return tuple(sorted(matches))
             query["after"] = page.next
 
     async def settings(self, key: str) -> QueueSettings:
@@ -105,8 +105,8 @@ class RemoteControl:
         known: dict[str, bytes] = {}
         where = path("queues", key, "results")
         for ids in batches(task_ids):
-            found = (await self._client.ask("POST", where, _Results, body={"ids": ids})).results
-            known |= {task_id: bytes(result) for task_id, result in found.items()}
+            matches = (await self._client.ask("POST", where, _Results, body={"ids": ids})).results
+            known |= {task_id: bytes(result) for task_id, result in matches.items()}
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the protocol's
@@ -126,13 +126,13 @@ class RemoteControl:
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return the workers with an open subscription."""
-        found: list[WorkerInfo] = []
+        workers: list[WorkerInfo] = []
         query: dict[str, str | int] = {"limit": LIMITS.batch}
         while True:
             page = await self._client.ask("GET", "/v1/workers", _Workers, query=query)
-            found += page.workers
+            workers += page.workers
             if page.next is None:
-                return tuple(found)
+                return tuple(workers)
             query["after"] = page.next
 
     async def maintain(self) -> Maintained:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.dead_letter_filter import Sieve
+from taskqueue_core.dead_letter_filter import DeadLetterFilter
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import WireDelivery, WireTask, to_delivery
 from taskqueue_core.server_address import path
@@ -50,23 +50,25 @@ class RemoteDeadLetters:
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
         """Return dead letters of a queue, oldest first, page by page."""
-        found: dict[str, DeadLetter] = {}
+        matches: dict[str, DeadLetter] = {}
         where = path("queues", key, "dead-letters")
-        while len(found) < limit:
-            wanted = min(limit - len(found), LIMITS.batch)
+        while len(matches) < limit:
+            wanted = min(limit - len(matches), LIMITS.batch)
             query: dict[str, str | int] = {"limit": wanted}
             if after is not None:
                 query["after"] = after
             page = await self._client.ask("GET", where, _Page, query=query)
-            letters = page.dead_letters
+            dead_letters = page.dead_letters
             new = {
-                wire.task.id: _to_dead_letter(wire) for wire in letters if wire.task.id not in found
+                wire.task.id: _to_dead_letter(wire)
+                for wire in dead_letters
+                if wire.task.id not in matches
             }
-            found |= new
-            if page.next is None or (letters and not new):
+            matches |= new
+            if page.next is None or (dead_letters and not new):
                 break
             after = page.next
-        return tuple(found.values())
+        return tuple(matches.values())
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
         """Return one dead letter; ``None`` for a task that is not dead."""
@@ -86,14 +88,14 @@ class RemoteDeadLetters:
         """Give dead tasks up for good."""
         return await self._act(key, "discard", task_ids)
 
-    async def sift(self, verb: str, key: str, now: float, **conditions: Any) -> int:
-        """Redrive or discard, as ``verb`` says, what the conditions of `Sieve` let through."""
-        Sieve.of(now, **conditions)
+    async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
+        """Redrive or discard, as ``verb`` says, what the conditions of `DeadLetterFilter` let through."""
+        DeadLetterFilter.of(now, **conditions)
         if conditions.get("older_than") is not None:  # every call means the same time
             conditions["failed_before"] = max(0.0, now - conditions.pop("older_than"))
-        told = {name: value for name, value in conditions.items() if value is not None}
+        fields = {name: value for name, value in conditions.items() if value is not None}
         where = path("queues", key, "dead-letters", verb)
-        body: dict[str, Any] = {"filter": told}
+        body: dict[str, Any] = {"filter": fields}
         query = {"confirm": key} if verb == "discard" else None
         count = 0
         while True:

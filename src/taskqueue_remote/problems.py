@@ -18,7 +18,7 @@ from taskqueue_core.errors import (
     UnknownKey,
 )
 
-__all__ = ["Problem", "problem_of", "to_error"]
+__all__ = ["RemoteProblem", "problem_of", "to_error"]
 
 _SHOWN = 300
 _PLAIN: dict[str, type[TaskQueueError]] = {
@@ -42,7 +42,7 @@ _REDIRECTS = range(300, 400)
 _FAULTS = range(500, 600)
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class RemoteProblem(msgspec.Struct, frozen=True, kw_only=True):
     """What a problem+json document says, or as much as the status alone does."""
 
     status: int = 0
@@ -51,19 +51,19 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     field: str | None = None
 
 
-_decoder = msgspec.json.Decoder(Problem)
+_decoder = msgspec.json.Decoder(RemoteProblem)
 
 
-def problem_of(status: int, body: bytes) -> Problem:
+def problem_of(status: int, body: bytes) -> RemoteProblem:
     """Read a problem+json body. Anything else, as from a proxy, gives a problem without a code."""
     try:
-        told = _decoder.decode(body)
+        problem = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return Problem(status=status)
-    return msgspec.structs.replace(told, status=status, detail=told.detail[:_SHOWN])
+        return RemoteProblem(status=status)
+    return msgspec.structs.replace(problem, status=status, detail=problem.detail[:_SHOWN])
 
 
-def to_error(problem: Problem, server: str) -> TaskQueueError:
+def to_error(problem: RemoteProblem, server: str) -> TaskQueueError:
     """Return the error that a problem stands for. ``server`` is its address, for the reader."""
     status, code, detail = problem.status, problem.code, problem.detail
     if code in _NAMED:
@@ -83,7 +83,7 @@ def to_error(problem: Problem, server: str) -> TaskQueueError:
     return TaskQueueError(f"the server answered {status}: {detail or code or 'no reason given'}")
 
 
-def _named(kind: type[InvalidInput], problem: Problem) -> InvalidInput:
+def _named(kind: type[InvalidInput], problem: RemoteProblem) -> InvalidInput:
     said = problem.detail.removeprefix(f"{problem.field}: ").removeprefix("got ")
     got, _, allowed = said.partition("; allowed: ")
     return kind(problem.field or "request", got, allowed or "what the API describes")

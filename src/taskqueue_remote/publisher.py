@@ -63,7 +63,7 @@ class RemotePublisher:
         for lines in _chunks(tasks):
             chunk = tasks[len(confirmations) : len(confirmations) + len(lines)]
             try:
-                answer = await self._client.tell("/v1/tasks/batch", b"\n".join(lines), NDJSON)
+                answer = await self._client.post_once("/v1/tasks/batch", b"\n".join(lines), NDJSON)
             except BackendUnavailable as error:
                 if not confirmations:
                     raise
@@ -89,7 +89,7 @@ class RemotePublisher:
         if settles is not None:
             raise CapabilityMissing("the server backend has no deliveries: its workers settle them")
         retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token)
-        answer = await self._client.tell("/v1/retries", _encoder.encode(retry))
+        answer = await self._client.post_once("/v1/retries", _encoder.encode(retry))
         try:
             return _confirmation.decode(answer.body)
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -134,25 +134,25 @@ def _confirmations(tasks: Sequence[Task], body: bytes) -> list[Confirmation]:
 
 def _read(task: Task, line: bytes) -> Confirmation:
     try:
-        told = _decoder.decode(line)
-        if told.status == "invalid":
+        decoded = _decoder.decode(line)
+        if decoded.status == "invalid":
             return Confirmation(
                 key=task.key,
                 task_id=task.id,
                 status=Published.REFUSED,
-                reason=f"{told.code or 'invalid'}: {told.detail or told.field or 'no detail'}",
+                reason=f"{decoded.code or 'invalid'}: {decoded.detail or decoded.field or 'no detail'}",
             )
-        if (told.key, told.task_id) != (task.key, task.id):
+        if (decoded.key, decoded.task_id) != (task.key, task.id):
             raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id)
         return Confirmation(
             key=task.key,
             task_id=task.id,
-            status=Published(told.status),
-            position=told.position,
-            code=_CODES.get(told.code),
-            reason=told.reason,
-            retry_after=told.retry_after,
-            depth=told.depth,
+            status=Published(decoded.status),
+            position=decoded.position,
+            code=_CODES.get(decoded.code),
+            reason=decoded.reason,
+            retry_after=decoded.retry_after,
+            depth=decoded.depth,
         )
     except (ValueError, msgspec.MsgspecError) as error:
         raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id) from error

@@ -1,6 +1,6 @@
 """The server: ``taskqueue serve``, or ``create_app`` for a server program of one's own."""
 
 from taskqueue_server.app import create_app
-from taskqueue_server.process.serve import Server, serve
+from taskqueue_server.process.serve import ServerProcess, serve
 
-__all__ = ["Server", "create_app", "serve"]
+__all__ = ["ServerProcess", "create_app", "serve"]

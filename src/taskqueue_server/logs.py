@@ -118,10 +118,10 @@ def _escape(
 ) -> MutableMapping[str, Any]:
     for name, value in event.items():
         if isinstance(value, str):
-            kept = value if name in {"exception", "event"} else value[:_TEXT]
-            if not kept.isprintable():
-                kept = "".join(c if c.isprintable() else _escaped(c) for c in kept)
-            event[name] = kept
+            retained = value if name in {"exception", "event"} else value[:_TEXT]
+            if not retained.isprintable():
+                retained = "".join(c if c.isprintable() else _escaped(c) for c in retained)
+            event[name] = retained
     return event
 
 

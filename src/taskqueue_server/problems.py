@@ -26,7 +26,7 @@ from taskqueue_core.tasks import Refusal
 
 __all__ = [
     "PROBLEM_TYPE",
-    "Problem",
+    "HttpProblem",
     "ProblemError",
     "problem_of",
     "problem_response",
@@ -62,7 +62,7 @@ _log = logging.getLogger("taskqueue.server.http")
 _encoder = msgspec.json.Encoder()
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HttpProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A problem document."""
 
     type: str = msgspec.field(default_factory=lambda: "about:blank")
@@ -91,7 +91,7 @@ class ProblemError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
-        self.problem = Problem(
+        self.problem = HttpProblem(
             title=HTTPStatus(status).phrase,
             status=status,
             detail=detail,

@@ -35,13 +35,13 @@ from pyspark.sql.types import (
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.journals import Choice, Journal, Range, Span, Watch
+from taskqueue_spark.journals import Choice, Journal, Range, ReadRange, Watch
 from taskqueue_spark.journals.open import opened
 from taskqueue_spark.offsets import Offsets, checked, renamed
-from taskqueue_spark.options import Places, ReadOptions, microseconds
+from taskqueue_spark.options import OffsetMap, ReadOptions, microseconds
 
 __all__ = [
-    "FilteringReader", "JournalReader", "Part", "choice_of", "fewer", "parts_of", "pinned", "read_journal", "spans_of",
+    "FilteringReader", "JournalReader", "ReadPartition", "choice_of", "fewer", "parts_of", "pinned", "read_journal", "spans_of",
     "spark_schema", "starting",
 ]  # fmt: skip
 
@@ -52,7 +52,7 @@ _KINDS: dict[str, DataType] = {
 
 
 @dataclass
-class Part(InputPartition):
+class ReadPartition(InputPartition):
     """A range of a shard that one task reads."""
 
     range: Range
@@ -71,19 +71,17 @@ def choice_of(options: ReadOptions, schema: StructType) -> Choice:
     """Return what is wanted. Raises `InvalidInput` for columns that a transition does not have."""
     known = {field.name: field for field in spark_schema()}
     for field in schema:
-        mine = known.get(field.name)
-        if (
-            mine is None
-            or mine.dataType != field.dataType
-            or (mine.nullable and not field.nullable)
-        ):
+        own = known.get(field.name)
+        if own is None or own.dataType != field.dataType or (own.nullable and not field.nullable):
             allowed = ", ".join(
-                f"{one.name} {one.dataType.simpleString()}" for one in known.values()
+                f"{field.name} {field.dataType.simpleString()}" for field in known.values()
             )
             raise InvalidInput(
                 "schema", "another column, or one of another type", f"some of: {allowed}"
             )
-    columns = [pa.field(one.name, TRANSITIONS.field(one.name).type, one.nullable) for one in schema]
+    columns = [
+        pa.field(field.name, TRANSITIONS.field(field.name).type, field.nullable) for field in schema
+    ]
     return Choice(
         pa.schema(columns),
         options.events,
@@ -108,11 +106,15 @@ class JournalReader(DataSourceReader):
         with opened(options, torn=True) as journal:
             spans = spans_of(options, journal)
             start = checked(starting(options.starting, spans), spans, fail=options.fail)
-            told = ending(options.ending, spans)
+            offsets = ending(options.ending, spans)
             # Where there was nothing to read nothing can be missing.
-            some = {one: told[one] for one in told if start.get(one, ("", 0))[1] < told[one][1]}
-            checked(Offsets(some), spans, fail=options.fail)
-            ends = checked(told, spans, fail=False)
+            batch = {
+                name: offsets[name]
+                for name in offsets
+                if start.get(name, ("", 0))[1] < offsets[name][1]
+            }
+            checked(Offsets(batch), spans, fail=options.fail)
+            ends = checked(offsets, spans, fail=False)
             parts: list[InputPartition] = []
             for shard in sorted(spans.keys() & ends.keys()):
                 run, low = start[shard]
@@ -124,7 +126,7 @@ class JournalReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part."""
-        if not isinstance(partition, Part):
+        if not isinstance(partition, ReadPartition):
             return
         watch = Watch.NOTHING
         if self._options.fail:
@@ -142,17 +144,17 @@ class FilteringReader(JournalReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take what narrows the read; give back what Spark has to look at again."""
-        for one in filters:
-            taken, whole = _narrowed(self._choice, one)
+        for condition in filters:
+            taken, whole = _narrowed(self._choice, condition)
             if taken is not None:
                 self._choice = taken
             if not whole:
-                yield one
+                yield condition
 
 
-def _narrowed(choice: Choice, one: Filter) -> tuple[Choice | None, bool]:
+def _narrowed(choice: Choice, condition: Filter) -> tuple[Choice | None, bool]:
     """Return the choice that a filter leaves, if it can be said, and whether that is all that the filter asks."""
-    match one:
+    match condition:
         case EqualTo(("event" | "key" as name,), value):
             return _among(choice, name, [value]), True
         case In(("event" | "key" as name,), values):
@@ -181,7 +183,7 @@ def _within(choice: Choice, since: int | None, until: int | None) -> Choice:
     return choice._replace(since=max(low, default=None), until=min(high, default=None))
 
 
-def spans_of(options: ReadOptions, journal: Journal) -> dict[str, Span]:
+def spans_of(options: ReadOptions, journal: Journal) -> dict[str, ReadRange]:
     """Return what there is. Raises `InvalidInput` where a path names nothing at all, as it may be mistyped."""
     spans = journal.spans()
     if not spans and not Path(options.path.removeprefix("file://")).is_dir():
@@ -190,22 +192,24 @@ def spans_of(options: ReadOptions, journal: Journal) -> dict[str, Span]:
     return spans
 
 
-def starting(told: Places, spans: dict[str, Span]) -> Offsets:
+def starting(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
     """Return where a read begins; a shard that is not named at its first position."""
-    if told == "latest":
+    if result == "latest":
         return Offsets({shard: (span.run, span.end) for shard, span in spans.items()})
     first = Offsets({shard: (span.run, span.first) for shard, span in spans.items()})
-    if not isinstance(told, Offsets):
+    if not isinstance(result, Offsets):
         return first
-    names = renamed(told, {shard: span.run for shard, span in spans.items()})
-    return Offsets({**first, **{names.get(shard, shard): place for shard, place in told.items()}})
+    names = renamed(result, {shard: span.run for shard, span in spans.items()})
+    return Offsets(
+        {**first, **{names.get(shard, shard): position for shard, position in result.items()}}
+    )
 
 
-def ending(told: Places, spans: dict[str, Span]) -> Offsets:
+def ending(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
     """Return behind which positions a read ends; a shard that is not named is not read."""
-    if isinstance(told, Offsets):
-        return told
-    last = told == "latest"
+    if isinstance(result, Offsets):
+        return result
+    last = result == "latest"
     return Offsets(
         {shard: (span.run, span.end if last else span.first) for shard, span in spans.items()}
     )
@@ -226,11 +230,13 @@ def parts_of(
     """Return the tasks that read a range. ``splits``: how many; 0 for as many as it is worth."""
     shard, _, start, end, _ = part
     if start >= end:
-        return [Part(part, last=True)] if last else []
-    places = journal.split(shard, start, end, splits)
+        return [ReadPartition(part, last=True)] if last else []
+    indexes = journal.split(shard, start, end, splits)
     parts = [
-        Part(part._replace(start=a, end=b, mark=part.mark if a == start else ""), last=False)
-        for a, b in pairwise(places)
+        ReadPartition(
+            part._replace(start=a, end=b, mark=part.mark if a == start else ""), last=False
+        )
+        for a, b in pairwise(indexes)
     ]
     parts[-1].last = last
     return [*parts]
@@ -239,12 +245,12 @@ def parts_of(
 def pinned(options: ReadOptions) -> str:
     """Return where a read would end now, as ``endingOffsets``."""
 
-    def look() -> dict[str, Span]:
+    def poll() -> dict[str, ReadRange]:
         with opened(options, torn=True) as journal:
             return spans_of(options, journal)
 
     with ThreadPoolExecutor(1) as thread:  # a notebook's own has an event loop that runs
-        spans = thread.submit(look).result()
+        spans = thread.submit(poll).result()
     return ending(options.ending, spans).text
 
 

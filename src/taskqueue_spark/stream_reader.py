@@ -15,8 +15,8 @@ from pyspark.sql.streaming.datasource import (
 )  # fmt: skip
 from pyspark.sql.types import StructType
 
-from taskqueue_spark.batch_reader import Part, choice_of, parts_of, spans_of, starting
-from taskqueue_spark.journals import Journal, Range, Span, Watch
+from taskqueue_spark.batch_reader import ReadPartition, choice_of, parts_of, spans_of, starting
+from taskqueue_spark.journals import Journal, Range, ReadRange, Watch
 from taskqueue_spark.journals.open import opened
 from taskqueue_spark.offsets import Offsets, admitted, checked, renamed
 from taskqueue_spark.options import ReadOptions
@@ -35,7 +35,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A time says where a query begins, and not again where it goes on later.
         self._choice = choice_of(options, schema)._replace(since=None)
         self._journal: Journal | None = None
-        self._until: dict[str, Span] | None = None
+        self._until: dict[str, ReadRange] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark sends a reader to its workers; what is open stays here.
@@ -44,13 +44,13 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, as those below
         """Return where a query begins that has no checkpoint."""
         journal, spans = self._now()
-        places = checked(starting(self._options.starting, spans), spans, fail=self._options.fail)
+        offsets = checked(starting(self._options.starting, spans), spans, fail=self._options.fail)
         since = self._options.since
         if since is not None:
-            for shard, (run, position) in places.items():
+            for shard, (run, position) in offsets.items():
                 if shard in spans:
-                    places[shard] = run, journal.at(shard, since, position, spans[shard].end)
-        return _marked(journal, spans, places).plain
+                    offsets[shard] = run, journal.at(shard, since, position, spans[shard].end)
+        return _marked(journal, spans, offsets).plain
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit that the options ask for."""
@@ -61,19 +61,19 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return how far the next batch goes. Raises `HistoryMissing`."""
         journal, spans = self._now(quick=True)
-        told = Offsets.of(start)
-        if told == {shard: (span.run, span.end) for shard, span in spans.items()}:
+        offsets = Offsets.of(start)
+        if offsets == {shard: (span.run, span.end) for shard, span in spans.items()}:
             return start
         journal, spans = self._now()
-        places = checked(told, spans, fail=self._options.fail)
+        positions = checked(offsets, spans, fail=self._options.fail)
         for shard, span in spans.items():
-            places.setdefault(shard, (span.run, span.first))
+            positions.setdefault(shard, (span.run, span.first))
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT
         seconds = self._options.max_span if isinstance(limit, ReadMaxRows) else None
         ends = admitted(
-            journal, places, self._ends(spans), rows if rows < _NO_LIMIT else None, seconds
+            journal, positions, self._ends(spans), rows if rows < _NO_LIMIT else None, seconds
         )
-        return start if ends == told else _marked(journal, spans, ends, told).plain
+        return start if ends == offsets else _marked(journal, spans, ends, offsets).plain
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Take what there is now as all that there is."""
@@ -92,7 +92,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         former = renamed(begin, {shard: run for shard, (run, _) in ends.items()})
         marks = begin.marks
         begin = Offsets(
-            {former.get(one, one): begin[one] for one in sorted(begin, key=former.__contains__)}
+            {former.get(name, name): begin[name] for name in sorted(begin, key=former.__contains__)}
         )
         later = renamed(ends, {shard: span.run for shard, span in spans.items()})
         parts: list[InputPartition] = []
@@ -103,11 +103,11 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before, low = begin.get(name, ("", 0))
             if shard in spans and ((before and before != run) or name not in begin):
                 low = spans[shard].first  # it began to count anew, and that was let pass
-            places = checked(
+            offsets = checked(
                 Offsets({shard: (run, low)}), spans, fail=self._options.fail and low < position
             )
-            for there, (found, first) in places.items():
-                if found == run:
+            for there, (match, first) in offsets.items():
+                if match == run:
                     mark = marks.get(name, "") if before == run else ""
                     part = Range(there, run, first, position, mark)
                     parts += self._parts(journal, part, low)
@@ -116,14 +116,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _parts(self, journal: Journal, part: Range, low: int) -> list[InputPartition]:
         """Plan what one shard has; ``low``: up to where it was read."""
         if part.end < low and part.mark:  # it was taken back
-            return [Part(part._replace(start=part.end), last=False)]
+            return [ReadPartition(part._replace(start=part.end), last=False)]
         if part.start != low:
             part = part._replace(mark="")
         return parts_of(journal, part, self._options.splits, last=part.start < part.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part. Raises `HistoryMissing`."""
-        if not isinstance(partition, Part):
+        if not isinstance(partition, ReadPartition):
             return
         watch = Watch.GAPS if self._options.fail else Watch.NOTHING
         with opened(self._options) as journal:
@@ -140,14 +140,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             journal, self._journal = self._journal, None
             journal.__exit__(None, None, None)
 
-    def _now(self, *, quick: bool = False) -> tuple[Journal, dict[str, Span]]:
+    def _now(self, *, quick: bool = False) -> tuple[Journal, dict[str, ReadRange]]:
         if self._journal is None:
             journal = opened(self._options).__enter__()
             spans_of(self._options, journal)
             self._journal = journal
         return self._journal, self._journal.spans(quick=quick)
 
-    def _ends(self, spans: dict[str, Span]) -> dict[str, Span]:
+    def _ends(self, spans: dict[str, ReadRange]) -> dict[str, ReadRange]:
         if self._until is None:
             return spans
         return {
@@ -158,14 +158,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _marked(
-    journal: Journal, spans: dict[str, Span], places: Offsets, known: Offsets | None = None
+    journal: Journal, spans: dict[str, ReadRange], offsets: Offsets, known: Offsets | None = None
 ) -> Offsets:
     """Note what stands before each place; where it was ``known``, as it was then."""
-    for shard, place in places.items():
-        if known is not None and known.get(shard) == place:
+    for shard, position in offsets.items():
+        if known is not None and known.get(shard) == position:
             mark = known.marks.get(shard, "")
         else:
-            mark = journal.mark(shard, place[1]) if shard in spans else ""
+            mark = journal.mark(shard, position[1]) if shard in spans else ""
         if mark:
-            places.marks[shard] = mark
-    return places
+            offsets.marks[shard] = mark
+    return offsets

@@ -23,7 +23,7 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DeadLetter, State
 from taskqueue_redis.task_listing import Listed, TaskLister
 from taskqueue_spark.sink.options import given_options
-from taskqueue_spark.sink.store import Store
+from taskqueue_spark.sink.store import SparkStore
 
 __all__ = ["DEAD_LETTERS", "TASKS", "StoreReader", "TasksOptions", "reader", "schema"]
 
@@ -73,7 +73,7 @@ _US = 1_000_000
 class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is read."""
 
-    store: Store
+    store: SparkStore
     resource: Literal["dead_letters", "tasks"]
     keys: tuple[str, ...] | None = None
     """of these queues; ``None`` for all"""
@@ -86,8 +86,8 @@ class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
         resource = given.get("resource", "").lower()
         if resource not in _SCHEMAS:
             raise InvalidInput("option resource", "another word", " or ".join(_SCHEMAS))
-        keys, states, store = given.get("keys"), given.get("states"), Store.read(options)
-        if resource == "tasks" and store.word != "redis":
+        keys, states, store = given.get("keys"), given.get("states"), SparkStore.read(options)
+        if resource == "tasks" and store.name != "redis":
             raise ConfigurationError(
                 "option backend: another one; allowed with resource=tasks: redis, whose records can be listed"
             )
@@ -104,9 +104,9 @@ class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _state(word: str) -> State:
+def _state(name: str) -> State:
     try:
-        return State(word.strip())
+        return State(name.strip())
     except ValueError:
         raise InvalidInput("option states", "another word", ", ".join(State)) from None
 
@@ -151,10 +151,10 @@ class StoreReader(DataSourceReader):
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters
         arrow = to_arrow_schema(self._schema, timezone="UTC")
-        told = pages(str(partition.value))
+        value = pages(str(partition.value))
         with asyncio.Runner() as runner:
             try:
-                while (rows := runner.run(_next(told))) is not None:
+                while (rows := runner.run(_next(value))) is not None:
                     columns = [[row[name] for row in rows] for name in arrow.names]
                     arrays = [
                         pa.array(values, field.type)
@@ -162,18 +162,18 @@ class StoreReader(DataSourceReader):
                     ]
                     yield pa.RecordBatch.from_arrays(arrays, schema=arrow)
             finally:
-                runner.run(told.aclose())
+                runner.run(value.aclose())
 
     async def _tasks(self, key: str) -> Any:
         async with TaskLister(self._options.store.redis_settings()) as lister:
             async for page in lister.read(key, self._options.states):
-                yield [_task_row(key, one) for one in page]
+                yield [_task_row(key, item) for item in page]
 
     async def _dead_letters(self, key: str) -> Any:
         async with self._options.store.opened() as backend:
             async for page in _pages(backend, key):
                 now = round(backend.now() * _US)
-                yield [_letter_row(letter) | {"as_of": now} for letter in page]
+                yield [_dead_letter_row(dead_letter) | {"as_of": now} for dead_letter in page]
 
 
 async def _next(pages: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
@@ -185,12 +185,12 @@ async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
 
     Of those who die meanwhile some are among them.
     """
-    letters, seen, after = dead_letters_of(backend), set[str](), None
+    dead_letters, observed, after = dead_letters_of(backend), set[str](), None
     await backend.health()  # a backend elsewhere tells its time with its first answer
-    while page := await letters.list(key, limit=_PAGE, after=after):
+    while page := await dead_letters.list(key, limit=_PAGE, after=after):
         # Where the page before ends with one that is not dead any more, pages start again.
-        fresh = [one for one in page if one.task.id not in seen]
-        seen.update(one.task.id for one in fresh)
+        fresh = [dead_letter for dead_letter in page if dead_letter.task.id not in observed]
+        observed.update(dead_letter.task.id for dead_letter in fresh)
         if fresh:
             yield fresh
         after = page[-1].task.id
@@ -198,15 +198,15 @@ async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
             return
 
 
-def _letter_row(letter: DeadLetter) -> dict[str, Any]:
-    task = letter.task
+def _dead_letter_row(dead_letter: DeadLetter) -> dict[str, Any]:
+    task = dead_letter.task
     return {
         "key": task.key,
         "task_id": task.id,
-        "attempt": letter.attempt,
-        "losses": letter.losses,
-        "reason": letter.reason,
-        "failed_at": round(letter.failed_at * _US),
+        "attempt": dead_letter.attempt,
+        "losses": dead_letter.losses,
+        "reason": dead_letter.reason,
+        "failed_at": round(dead_letter.failed_at * _US),
         "payload": task.payload,
         "headers": list(task.headers.items()),
         "priority": task.priority,
@@ -215,14 +215,14 @@ def _letter_row(letter: DeadLetter) -> dict[str, Any]:
         "deadline": None if task.deadline is None else round(task.deadline * _US),
         "max_attempts": task.max_attempts,
         "history": [
-            {"attempt": one.attempt, "at": round(one.at * _US), "error": one.error}
-            for one in letter.history
+            {"attempt": failure.attempt, "at": round(failure.at * _US), "error": failure.error}
+            for failure in dead_letter.history
         ],
     }
 
 
-def _task_row(key: str, one: Listed) -> dict[str, Any]:
-    return {"key": key, **one._asdict(), "state": one.state.value}
+def _task_row(key: str, item: Listed) -> dict[str, Any]:
+    return {"key": key, **item._asdict(), "state": item.state.value}
 
 
 def schema(options: Mapping[str, str]) -> spark.StructType:

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_worker.handlers import Registry
+from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine
-from taskqueue_worker.run import Line, Shift
+from taskqueue_worker.run import TaskSource, WorkerRun
 
 __all__ = ["BaseWorker"]
 
@@ -46,8 +46,8 @@ class BaseWorker(ABC):
         self._concurrency = self._prefetch = 0
         self._grace = grace
         self._quarantine = quarantine
-        self._registry = Registry()
-        self._shift: Shift | None = None
+        self._registry = Handlers()
+        self._current_run: WorkerRun | None = None
         self._set(worker_id, concurrency, prefetch)
 
     def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
@@ -57,7 +57,7 @@ class BaseWorker(ABC):
     def _set(
         self, worker_id: str | None, concurrency: int | None, prefetch: int | None = None
     ) -> None:
-        if self._shift is not None:
+        if self._current_run is not None:
             raise ConfigurationError("this worker is serving already")
         if concurrency is not None:
             ahead = self._prefetch if prefetch is None else prefetch
@@ -117,7 +117,7 @@ class BaseWorker(ABC):
                 loop.remove_signal_handler(number)
 
     def _signalled(self) -> None:
-        again = self._shift is not None and self._shift.stopping
+        again = self._current_run is not None and self._current_run.stopping
         _log.info(
             "handing back everything"
             if again
@@ -131,22 +131,24 @@ class BaseWorker(ABC):
         Raises `WorkerQuarantined` where the handlers only fail, and again what a handler raised to end the process
         (`SystemExit`, `KeyboardInterrupt`).
         """
-        if self._shift is not None:
+        if self._current_run is not None:
             raise ConfigurationError("this worker is serving already")
         if not self.keys:
             raise ConfigurationError("this worker has no handlers: register some with @worker.task")
         async with self._line(self._worker_id or _unique_id()) as connect:
             capacity = self._concurrency + self._prefetch
-            self._shift = Shift(
+            self._current_run = WorkerRun(
                 self._registry, self._quarantine(), self._concurrency, capacity, self._grace
             )
             try:
-                await self._shift.work(connect)
+                await self._current_run.work(connect)
             finally:
-                self._shift = None
+                self._current_run = None
 
     @abstractmethod
-    def _line(self, worker_id: str) -> AbstractAsyncContextManager[Callable[[Shift], Line]]:
+    def _line(
+        self, worker_id: str
+    ) -> AbstractAsyncContextManager[Callable[[WorkerRun], TaskSource]]:
         """Open what a line needs; yield what makes it."""
 
     def stop(self, *, now: bool = False) -> None:
@@ -154,7 +156,7 @@ class BaseWorker(ABC):
 
         Without effect unless serving.
         """
-        shift = self._shift
+        shift = self._current_run
         if shift is not None:
             shift.stop(now=now)
 

@@ -9,10 +9,10 @@ from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
 from taskqueue_worker.handlers import BatchHandler
 
-__all__ = ["Gathering"]
+__all__ = ["BatchBuffer"]
 
 
-class Gathering:
+class BatchBuffer:
     """Makes batches: at once of what is there, but while a batch of a key runs only full ones of the same key.
 
     So a lone task never waits for company, and under load batches are full without anybody lingering.
@@ -63,9 +63,9 @@ class Gathering:
         """Drop a delivery; return how many there were of it."""
         dropped = 0
         for key, waiting in self._waiting.items():
-            left = deque(delivery for delivery in waiting if delivery.receipt != receipt)
-            dropped += len(waiting) - len(left)
-            self._waiting[key] = left
+            remaining = deque(delivery for delivery in waiting if delivery.receipt != receipt)
+            dropped += len(waiting) - len(remaining)
+            self._waiting[key] = remaining
         return dropped
 
     def started(self, handler: BatchHandler) -> None:

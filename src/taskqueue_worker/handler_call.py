@@ -16,7 +16,7 @@ from taskqueue_core.tasks import Delivery
 from taskqueue_worker.handlers import BatchHandler, Handler
 from taskqueue_worker.outcomes import of_error, of_value
 
-__all__ = ["Call", "End", "Fatal", "Job", "raised", "returned"]
+__all__ = ["Fatal", "HandlerCall", "HandlerEnd", "RunningTask", "raised", "returned"]
 
 _OWN_FRAMES = 1
 _log = logging.getLogger("taskqueue.worker")
@@ -28,16 +28,16 @@ class Fatal(msgspec.Struct, frozen=True):
     error: BaseException
 
 
-End = Sequence[Outcome] | Fatal
+HandlerEnd = Sequence[Outcome] | Fatal
 """one outcome for each job of a call"""
 
 
-class Job:
+class RunningTask:
     """One delivery that is being executed."""
 
     __slots__ = ("call", "context", "delivery", "settled")
 
-    call: Call
+    call: HandlerCall
 
     def __init__(self, delivery: Delivery | WireDelivery, context: Context) -> None:
         self.delivery = delivery
@@ -45,12 +45,12 @@ class Job:
         self.settled = False
 
 
-class Call:
+class HandlerCall:
     """One call of a handler, for one job or, where the handler takes batches, for several."""
 
     __slots__ = ("handler", "jobs", "leaving", "task", "timer")
 
-    def __init__(self, handler: Handler | BatchHandler, jobs: Sequence[Job]) -> None:
+    def __init__(self, handler: Handler | BatchHandler, jobs: Sequence[RunningTask]) -> None:
         self.handler = handler
         self.jobs = jobs
         self.leaving = False
@@ -65,7 +65,7 @@ class Call:
             self.task.cancel()
 
 
-def returned(call: Call, value: object, limit: int) -> Sequence[Outcome]:
+def returned(call: HandlerCall, value: object, limit: int) -> Sequence[Outcome]:
     """Return the outcomes of a call that returned."""
     if not isinstance(call.handler, BatchHandler):
         return (of_value(value, limit),)
@@ -77,10 +77,12 @@ def returned(call: Call, value: object, limit: int) -> Sequence[Outcome]:
         failed = Failed(f"the batch handler returned {count} results for {len(jobs)} tasks")
         _log.warning("%s: %s", call.handler.key, failed.error)
         return [failed] * len(jobs)
-    return [of_error(one) if isinstance(one, Exception) else of_value(one, limit) for one in value]
+    return [
+        of_error(item) if isinstance(item, Exception) else of_value(item, limit) for item in value
+    ]
 
 
-def raised(call: Call, error: BaseException) -> End:
+def raised(call: HandlerCall, error: BaseException) -> HandlerEnd:
     """Return the outcomes of a call that raised: the same for each of its jobs."""
     if not isinstance(error, Exception):
         return Fatal(error)

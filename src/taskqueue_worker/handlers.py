@@ -14,7 +14,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_worker.arguments import Arguments, BatchArguments
 
-__all__ = ["BatchHandler", "Handler", "Registry"]
+__all__ = ["BatchHandler", "Handler", "Handlers"]
 
 
 class Handler(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class BatchHandler(msgspec.Struct, frozen=True):
     """tasks of one call, at the most"""
 
 
-class Registry:
+class Handlers:
     """Handlers by key."""
 
     def __init__(self) -> None:
@@ -54,7 +54,9 @@ class Registry:
     @property
     def batches(self) -> tuple[BatchHandler, ...]:
         """The handlers that take batches."""
-        return tuple(one for one in self._handlers.values() if isinstance(one, BatchHandler))
+        return tuple(
+            handler for handler in self._handlers.values() if isinstance(handler, BatchHandler)
+        )
 
     def find(self, key: str) -> Handler | BatchHandler | None:
         """Return the handler of a key."""

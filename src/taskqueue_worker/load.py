@@ -15,15 +15,15 @@ __all__ = ["load_worker"]
 _WORD = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 
 
-def load_worker(word: str) -> BaseWorker:
+def load_worker(token: str) -> BaseWorker:
     """Import the worker that ``word`` names: ``package.module:attr``, or a module with exactly one worker.
 
     The current directory is searched as well, first. Raises `ConfigurationError` that says what is missing.
     """
-    module_name, _, attribute = word.partition(":")
-    if not _WORD.fullmatch(word):
+    module_name, _, attribute = token.partition(":")
+    if not _WORD.fullmatch(token):
         raise ConfigurationError(
-            f"a worker is named like 'package.module:attr', not {word[:200]!r}"
+            f"a worker is named like 'package.module:attr', not {token[:200]!r}"
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -40,33 +40,33 @@ def load_worker(word: str) -> BaseWorker:
         raise _broken(module_name, error) from error
     if not attribute:
         return _only_worker(module_name, vars(module))
-    found: object = module
+    result: object = module
     for name in attribute.split("."):
-        if not hasattr(found, name):
+        if not hasattr(result, name):
             raise ConfigurationError(
                 f"module {module_name!r} has no {attribute!r}{_hint(vars(module))}"
             )
-        found = getattr(found, name)
-    if not isinstance(found, BaseWorker):
+        result = getattr(result, name)
+    if not isinstance(result, BaseWorker):
         raise ConfigurationError(
-            f"{word!r} is a {type(found).__name__}, not a Worker{_hint(vars(module))}"
+            f"{token!r} is a {type(result).__name__}, not a Worker{_hint(vars(module))}"
         )
-    return found
+    return result
 
 
 def _only_worker(module_name: str, names: dict[str, object]) -> BaseWorker:
-    found = {id(value): value for value in names.values() if isinstance(value, BaseWorker)}
-    if len(found) != 1:
-        count = "no worker" if not found else f"{len(found)} workers"
+    matches = {id(value): value for value in names.values() if isinstance(value, BaseWorker)}
+    if len(matches) != 1:
+        count = "no worker" if not matches else f"{len(matches)} workers"
         raise ConfigurationError(
             f"module {module_name!r} has {count}{_hint(names)}; name one as 'module:attr'"
         )
-    return next(iter(found.values()))
+    return next(iter(matches.values()))
 
 
 def _hint(names: dict[str, object]) -> str:
-    found = sorted(name for name, value in names.items() if isinstance(value, BaseWorker))
-    return f" (it has: {', '.join(found)})" if found else ""
+    matches = sorted(name for name, value in names.items() if isinstance(value, BaseWorker))
+    return f" (it has: {', '.join(matches)})" if matches else ""
 
 
 def _broken(module_name: str, error: Exception) -> ConfigurationError:

@@ -11,23 +11,23 @@ from typing import Any
 
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import Control, control_of, has, revocation_of
-from taskqueue_core.consumer.maintenance import keep_house
-from taskqueue_core.consumer.outage import OUTAGES, StoreLink, close, give_up_as_lost
-from taskqueue_core.consumer.settle import Settlements
+from taskqueue_core.consumer.maintenance import run_maintenance
+from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
+from taskqueue_core.consumer.settle import SettlementQueue
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import HandBack, Outcome
 from taskqueue_core.tasks import Delivery
-from taskqueue_worker.prefetch import Intake
-from taskqueue_worker.run import Shift
+from taskqueue_worker.prefetch import Prefetcher
+from taskqueue_worker.run import WorkerRun
 from taskqueue_worker.settler import LocalSettler
-from taskqueue_worker.threads import Mailbox
+from taskqueue_worker.threads import ThreadsafeInbox
 
-__all__ = ["LocalLine"]
+__all__ = ["LocalTaskSource"]
 
 _log = logging.getLogger("taskqueue.worker")
 
 
-class LocalLine:
+class LocalTaskSource:
     """Receives, settles and keeps house until told to leave; then closes the subscription. Runs once."""
 
     result_limit = LIMITS.result
@@ -36,7 +36,7 @@ class LocalLine:
         self,
         backend: Backend,
         subscription: Subscription,
-        shift: Shift,
+        shift: WorkerRun,
         *,
         concurrency: int,
         capacity: int,
@@ -45,13 +45,13 @@ class LocalLine:
         self._backend = backend
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
         self._subscription = subscription
-        self._shift = shift
+        self._run = shift
         self._loop = asyncio.get_running_loop()
-        self._store = StoreLink(self._tell)
+        self._store = OutageRetry(self._log_outage)
         self._held: dict[str, Delivery] = {}
-        self._gone: set[str] = set()
-        self._settler = LocalSettler(Settlements(backend, subscription, self._store), capacity)
-        self._intake = Intake(
+        self._closed: set[str] = set()
+        self._settler = LocalSettler(SettlementQueue(backend, subscription, self._store), capacity)
+        self._prefetcher = Prefetcher(
             subscription,
             self._store,
             concurrency,
@@ -64,7 +64,9 @@ class LocalLine:
         self._leaving: asyncio.Future[float] = self._loop.create_future()
         self._progress: dict[str, float | str] = {}
         self._reported = asyncio.Event()
-        self._inbox: Mailbox[tuple[str, float | str]] = Mailbox(self._loop, self._note_progress)
+        self._inbox: ThreadsafeInbox[tuple[str, float | str]] = ThreadsafeInbox(
+            self._loop, self._note_progress
+        )
         self.ended: Future[None] = Future()
 
     # What the shift says; see `Line`.
@@ -75,7 +77,7 @@ class LocalLine:
 
     def resize(self, capacity: int) -> None:
         """See `Line`."""
-        self._intake.resize(capacity)
+        self._prefetcher.resize(capacity)
 
     def leave(self, seconds: float) -> None:
         """See `Line`."""
@@ -94,13 +96,13 @@ class LocalLine:
         """See `Settler`."""
         self.settle(receipt, outcome)
         if type(outcome) is HandBack:
-            self._intake.returned()
+            self._prefetcher.returned()
         else:
-            self._intake.ended()
+            self._prefetcher.ended()
 
     def free(self) -> None:
         """See `Settler`."""
-        self._intake.ended()
+        self._prefetcher.ended()
 
     def progress(self, receipt: str, value: float | str) -> None:
         """See `Settler`. Without ``control`` nobody can be told."""
@@ -111,22 +113,22 @@ class LocalLine:
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._held.update({delivery.receipt: delivery for delivery in deliveries})
-        self._shift.deliver(deliveries)
-        if self._gone:  # a revocation may overtake the answer of a receive
-            gone, self._gone = self._gone, set()
-            self._take_away([receipt for receipt in gone if receipt in self._held])
+        self._run.deliver(deliveries)
+        if self._closed:  # a revocation may overtake the answer of a receive
+            gone, self._closed = self._closed, set()
+            self._revoke_deliveries([receipt for receipt in gone if receipt in self._held])
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             self._settler.put(delivery, HandBack())
 
-    def _take_away(self, receipts: Sequence[str]) -> None:
+    def _revoke_deliveries(self, receipts: Sequence[str]) -> None:
         for receipt in receipts:
             if self._held.pop(receipt, None) is None:
-                self._gone.add(receipt)
-        self._shift.revoke(receipts)
+                self._closed.add(receipt)
+        self._run.revoke(receipts)
 
-    async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `StoreLink` calls it
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
         if ok:
             _log.info("the store is back")
         else:
@@ -134,8 +136,8 @@ class LocalLine:
 
     async def _hear_revocations(self) -> None:
         revocation = revocation_of(self._backend, self._subscription)
-        while receipts := await self._store.insist(revocation.revoked):
-            self._take_away(receipts)
+        while receipts := await self._store.retry_until_available(revocation.revoked):
+            self._revoke_deliveries(receipts)
 
     def _note_progress(self, reports: list[tuple[str, float | str]]) -> None:
         self._progress.update(reports)
@@ -148,9 +150,9 @@ class LocalLine:
             reports, self._progress = self._progress, {}
             for receipt, value in reports.items():
                 delivery = self._held.get(receipt)
-                with contextlib.suppress(*OUTAGES):  # the next report says more
+                with contextlib.suppress(*OUTAGE_ERRORS):  # the next report says more
                     if delivery and not await control.progress(delivery, value):
-                        self._take_away([receipt])
+                        self._revoke_deliveries([receipt])
 
     # All of it.
 
@@ -163,11 +165,11 @@ class LocalLine:
             self.ended.set_result(None)
 
     def _parts(self) -> list[Coroutine[Any, Any, None]]:
-        parts = [self._intake.run(), self._settler.run()]
+        parts = [self._prefetcher.run(), self._settler.run()]
         if has(self._backend, Capability.REVOCATION):
             parts.append(self._hear_revocations())
         if self._control is not None:
-            parts += [self._report_progress(self._control), keep_house(self._control)]
+            parts += [self._report_progress(self._control), run_maintenance(self._control)]
         return parts
 
     async def _serve(self) -> None:
@@ -178,10 +180,10 @@ class LocalLine:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for part in done:
                     part.result()
-            self._intake.stop()
+            self._prefetcher.stop()
             await self._confirm(*parts[:2], seconds=self._leaving.result())
             # What still has no verdict belongs to a handler that ended the process, and may end the next one.
-            await give_up_as_lost(self._subscription, tuple(self._held.values()))
+            await release_as_lost(self._subscription, tuple(self._held.values()))
         finally:
             for part in parts:
                 part.cancel()
@@ -189,12 +191,12 @@ class LocalLine:
             await close(self._subscription)
 
     async def _confirm(
-        self, intake: asyncio.Task[None], settling: asyncio.Task[None], *, seconds: float
+        self, prefetcher: asyncio.Task[None], settling: asyncio.Task[None], *, seconds: float
     ) -> None:
         """Wait until what was received and settled last is confirmed by the store."""
 
         async def all_of_it() -> None:
-            await asyncio.wait([intake])
+            await asyncio.wait([prefetcher])
             await self._settler.finish()
 
         finishing = self._loop.create_task(all_of_it())

@@ -11,9 +11,9 @@ from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import open_backend
 from taskqueue_worker.base import BaseWorker
-from taskqueue_worker.local_source import LocalLine
+from taskqueue_worker.local_source import LocalTaskSource
 from taskqueue_worker.quarantine import Quarantine
-from taskqueue_worker.run import Line, Shift
+from taskqueue_worker.run import TaskSource, WorkerRun
 
 __all__ = ["LocalWorker"]
 
@@ -85,12 +85,12 @@ class LocalWorker(BaseWorker):
         return max(0, min(concurrency, LIMITS.credit - concurrency))
 
     @asynccontextmanager
-    async def _line(self, worker_id: str) -> AsyncIterator[Callable[[Shift], Line]]:
+    async def _line(self, worker_id: str) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
         given = self._backend
         backend = open_backend(given) if isinstance(given, str | None) else given
         try:
             dead_letters_of(backend)  # learn now, not with the first task that is given up
-            yield lambda shift: LocalLine(
+            yield lambda shift: LocalTaskSource(
                 backend,
                 backend.subscribe(self.keys, worker_id),
                 shift,

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import OUTAGES, StoreLink
+from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry
 from taskqueue_core.tasks import Delivery, Received
 
-__all__ = ["Intake"]
+__all__ = ["Prefetcher"]
 
 _BATCH = 100
 """deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
-_SOON = 0.05
+_POLL_SECONDS = 0.05
 """seconds within which what is fetched ahead should start, going by how many tasks ended lately"""
 _LATELY = 0.005
 """seconds over which ended tasks are counted, at least: below that, chance decides"""
@@ -22,13 +22,13 @@ _PATIENCE = 1.0
 _AWAKE = -1
 
 
-class Intake:
+class Prefetcher:
     """Fetches while tasks run. What it fetches ahead is bounded by how fast slots become free."""
 
     def __init__(
         self,
         subscription: Subscription,
-        store: StoreLink,
+        store: OutageRetry,
         concurrency: int,
         capacity: int,
         *,
@@ -53,7 +53,7 @@ class Intake:
         self._room = room
         self._loop = asyncio.get_running_loop()
         self._held = 0
-        self._soon = 0
+        self._ready_soon = 0
         self._ended = 0
         self._since = self._loop.time()
         self._news = asyncio.Event()
@@ -93,7 +93,7 @@ class Intake:
                 await self._rest()
                 continue
             await self._room()
-            received = await self._store.insist(self._receive)
+            received = await self._store.retry_until_available(self._receive)
             self._reckon()
             deliveries = received.deliveries
             if not deliveries:
@@ -106,7 +106,7 @@ class Intake:
 
     def _target(self) -> int:
         """Return how many to hold."""
-        return min(self._capacity, self._concurrency + self._soon)
+        return min(self._capacity, self._concurrency + self._ready_soon)
 
     def _enough(self) -> int:
         """Return up to how many must be held for another receive to be worth its round trip.
@@ -114,7 +114,7 @@ class Intake:
         That is where a slot is empty, or half of what is fetched ahead has started.
         """
         target = self._target()
-        return max(min(self._concurrency, target) - 1, target - max(1, (self._soon + 1) // 2))
+        return max(min(self._concurrency, target) - 1, target - max(1, (self._ready_soon + 1) // 2))
 
     async def _rest(self) -> None:
         ahead = self._held > self._concurrency
@@ -125,7 +125,7 @@ class Intake:
                 await self._news.wait()
         except TimeoutError:
             self._reckon()
-            if self._held - self._concurrency > self._soon:
+            if self._held - self._concurrency > self._ready_soon:
                 self._return_waiting()
         finally:
             self._wake_at = _AWAKE
@@ -134,7 +134,7 @@ class Intake:
         now = self._loop.time()
         elapsed = now - self._since
         if elapsed >= _LATELY:
-            self._soon = min(self._ahead, int(self._ended / elapsed * _SOON))
+            self._ready_soon = min(self._ahead, int(self._ended / elapsed * _POLL_SECONDS))
             self._since, self._ended = now, 0
 
     async def _receive(self) -> Received:
@@ -153,7 +153,7 @@ class Intake:
             if self._receiving is receiving or task is None or task.cancelling():
                 raise
             return Received()
-        except OUTAGES:
+        except OUTAGE_ERRORS:
             self._cautious = True
             raise
         finally:

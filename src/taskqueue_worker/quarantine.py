@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-__all__ = ["Phase", "Quarantine"]
+__all__ = ["Quarantine", "QuarantinePhase"]
 
 
-class Phase(StrEnum):
+class QuarantinePhase(StrEnum):
     """What the worker may do."""
 
     WORKING = "working"
@@ -50,7 +50,7 @@ class Quarantine:
         self._failures = 0
         self._probes_failed = 0
         self._until = 0.0
-        self.phase = Phase.WORKING
+        self.phase = QuarantinePhase.WORKING
 
     @property
     def failures(self) -> int:
@@ -60,7 +60,9 @@ class Quarantine:
     @property
     def rest(self) -> float:
         """How many seconds of the cool-down are left."""
-        return max(0.0, self._until - self._clock()) if self.phase is Phase.RESTING else 0.0
+        return (
+            max(0.0, self._until - self._clock()) if self.phase is QuarantinePhase.RESTING else 0.0
+        )
 
     def succeeded(self) -> bool:
         """Count a success. Says whether the phase changed; so do the other two."""
@@ -68,28 +70,34 @@ class Quarantine:
             return False
         self._failures = 0
         self._probes_failed = 0
-        return self._move(self.phase if self.phase is Phase.ENDED else Phase.WORKING)
+        return self._move(
+            self.phase if self.phase is QuarantinePhase.ENDED else QuarantinePhase.WORKING
+        )
 
     def failed(self) -> bool:
         """Count a failure. Those of tasks that were running when the rest began count as failures, not as probes."""
         self._failures += 1
-        if self.phase is Phase.PROBING:
+        if self.phase is QuarantinePhase.PROBING:
             self._probes_failed += 1
-            return self._move(Phase.ENDED if self._probes_failed >= self._probes else Phase.RESTING)
-        if self.phase is Phase.WORKING and self._failures >= self._limit:
-            return self._move(Phase.RESTING)
+            return self._move(
+                QuarantinePhase.ENDED
+                if self._probes_failed >= self._probes
+                else QuarantinePhase.RESTING
+            )
+        if self.phase is QuarantinePhase.WORKING and self._failures >= self._limit:
+            return self._move(QuarantinePhase.RESTING)
         return False
 
     def tick(self) -> bool:
         """End a cool-down whose time has come."""
-        if self.phase is Phase.RESTING and self._clock() >= self._until:
-            return self._move(Phase.PROBING)
+        if self.phase is QuarantinePhase.RESTING and self._clock() >= self._until:
+            return self._move(QuarantinePhase.PROBING)
         return False
 
-    def _move(self, phase: Phase) -> bool:
+    def _move(self, phase: QuarantinePhase) -> bool:
         changed = phase is not self.phase
         self.phase = phase
-        if phase is Phase.RESTING:
+        if phase is QuarantinePhase.RESTING:
             rest = min(self._longest, self._cooldown * 2.0 ** min(self._probes_failed, 30))
             self._until = self._clock() + rest
         return changed

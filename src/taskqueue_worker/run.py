@@ -13,11 +13,11 @@ from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, Outcome, Success
 from taskqueue_core.tasks import Delivery
 from taskqueue_worker.errors import WorkerQuarantined
-from taskqueue_worker.handlers import Registry
-from taskqueue_worker.quarantine import Phase, Quarantine
-from taskqueue_worker.runner import Runner, Settler
+from taskqueue_worker.handlers import Handlers
+from taskqueue_worker.quarantine import Quarantine, QuarantinePhase
+from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
 
-__all__ = ["Line", "Shift"]
+__all__ = ["TaskSource", "WorkerRun"]
 
 _CLEANUP_SECONDS = 1.0
 """for cancelled handlers, before their tasks are handed back"""
@@ -26,7 +26,7 @@ _CONFIRM_SECONDS = 5.0
 _log = logging.getLogger("taskqueue.worker")
 
 
-class Line(Settler, Protocol):
+class TaskSource(OutcomeSettler, Protocol):
     """Where work comes from and verdicts go: a link to a server, or a store's subscription. Runs once."""
 
     @property
@@ -50,12 +50,12 @@ class Line(Settler, Protocol):
         ...
 
 
-class Shift:
+class WorkerRun:
     """Connects the line, the runner and the quarantine, in the event loop where it is made."""
 
     def __init__(
         self,
-        registry: Registry,
+        registry: Handlers,
         quarantine: Quarantine,
         concurrency: int,
         capacity: int,
@@ -91,15 +91,15 @@ class Shift:
         if now:
             self._now.set()
 
-    async def work(self, connect: Callable[[Shift], Line]) -> None:
+    async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
         """Serve until stopped. Raises what ended it, if it was not asked to."""
         self._link = connect(self)
-        self._runner = Runner(
+        self._runner = HandlerRunner(
             self._registry,
             self._link,
             self._concurrency,
-            judged=self._judge,
-            fatal=self._fail,
+            on_outcome=self._on_outcome,
+            on_fatal=self._fail,
         )
         ended = asyncio.wrap_future(self._link.ended)
         ended.add_done_callback(self._link_ended)
@@ -158,7 +158,7 @@ class Shift:
 
     # Quarantine
 
-    def _judge(self, outcome: Outcome) -> None:
+    def _on_outcome(self, outcome: Outcome) -> None:
         match outcome:
             case Success():
                 changed = self._quarantine.succeeded()
@@ -174,10 +174,10 @@ class Shift:
         if self._stopping:
             return
         match quarantine.phase:
-            case Phase.WORKING:
+            case QuarantinePhase.WORKING:
                 _log.info("a task succeeded: the quarantine is over")
                 self._link.resize(self._capacity)
-            case Phase.RESTING:
+            case QuarantinePhase.RESTING:
                 _log.warning(
                     "%d attempts failed in a row: no more work for %.1f s",
                     quarantine.failures,
@@ -186,10 +186,10 @@ class Shift:
                 self._link.resize(0)
                 self._runner.return_waiting()
                 self._timer = self._loop.call_later(quarantine.rest, self._probe)
-            case Phase.PROBING:
+            case QuarantinePhase.PROBING:
                 self._link.resize(1)
                 _log.info("trying one task")
-            case Phase.ENDED:
+            case QuarantinePhase.ENDED:
                 self._error = WorkerQuarantined(
                     f"the last {quarantine.failures} attempts failed here, trials after a pause included; "
                     "the worker's own log says with what"
@@ -199,5 +199,5 @@ class Shift:
     def _probe(self) -> None:
         if self._quarantine.tick():
             self._apply()
-        elif self._quarantine.phase is Phase.RESTING:
+        elif self._quarantine.phase is QuarantinePhase.RESTING:
             self._timer = self._loop.call_later(self._quarantine.rest, self._probe)

@@ -13,18 +13,25 @@ from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.tasks import Delivery
 from taskqueue_core.telemetry import processing
-from taskqueue_worker.batch_buffer import Gathering
-from taskqueue_worker.handler_call import Call, End, Fatal, Job, raised, returned
-from taskqueue_worker.handlers import BatchHandler, Handler, Registry
+from taskqueue_worker.batch_buffer import BatchBuffer
+from taskqueue_worker.handler_call import (
+    Fatal,
+    HandlerCall,
+    HandlerEnd,
+    RunningTask,
+    raised,
+    returned,
+)
+from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
 from taskqueue_worker.outcomes import of_error
-from taskqueue_worker.threads import Mailbox, Threads
+from taskqueue_worker.threads import Threads, ThreadsafeInbox
 
-__all__ = ["Runner", "Settler"]
+__all__ = ["HandlerRunner", "OutcomeSettler"]
 
 _log = logging.getLogger("taskqueue.worker")
 
 
-class Settler(Protocol):
+class OutcomeSettler(Protocol):
     """Where verdicts go."""
 
     @property
@@ -49,31 +56,33 @@ class Settler(Protocol):
         ...
 
 
-class Runner:
+class HandlerRunner:
     """Takes deliveries in one event loop, and runs them there or in threads."""
 
     def __init__(
         self,
-        registry: Registry,
-        settler: Settler,
+        registry: Handlers,
+        settler: OutcomeSettler,
         concurrency: int,
         *,
-        judged: Callable[[Outcome], None],
-        fatal: Callable[[BaseException], None],
+        on_outcome: Callable[[Outcome], None],
+        on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """``judged`` hears each handler's verdict before its report, ``fatal`` a `BaseException` that one raised."""
+        """``on_outcome`` hears each handler's verdict before its report, ``on_fatal`` a `BaseException` that one raised."""
         self._registry = registry
         self._settler = settler
         self._concurrency = concurrency
-        self._judged = judged
-        self._fatal = fatal
+        self._on_outcome = on_outcome
+        self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency)
-        self._ended: Mailbox[tuple[Call, End]] = Mailbox(self._loop, self._threads_ended)
+        self._ended: ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]] = ThreadsafeInbox(
+            self._loop, self._threads_ended
+        )
         self._waiting: deque[Delivery | WireDelivery] = deque()
-        self._gathering = Gathering(registry.batches, concurrency)
+        self._buffer = BatchBuffer(registry.batches, concurrency)
         self._batches_first = False
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, RunningTask] = {}
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,8 +94,8 @@ class Runner:
 
     def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
         """Run these as soon as there is room."""
-        if self._gathering:
-            deliveries = self._gathering.add(deliveries)
+        if self._buffer:
+            deliveries = self._buffer.add(deliveries)
         self._waiting.extend(deliveries)
         if self._stopping:
             self.return_waiting()
@@ -109,7 +118,7 @@ class Runner:
 
     def return_waiting(self) -> None:
         """Hand back what has not been started."""
-        waiting = [*self._waiting, *self._gathering.take_all()]
+        waiting = [*self._waiting, *self._buffer.take_all()]
         self._waiting.clear()
         for delivery in waiting:
             self._settler.finish(delivery.receipt, HandBack())
@@ -150,28 +159,28 @@ class Runner:
         self._threads.close()
 
     def _forget(self, receipt: str) -> None:
-        left = [delivery for delivery in self._waiting if delivery.receipt != receipt]
-        for _ in range(len(self._waiting) - len(left) + self._gathering.forget(receipt)):
+        remaining = [delivery for delivery in self._waiting if delivery.receipt != receipt]
+        for _ in range(len(self._waiting) - len(remaining) + self._buffer.forget(receipt)):
             self._settler.free()
-        self._waiting = deque(left)
+        self._waiting = deque(remaining)
 
     def _fill(self) -> None:
-        if self._gathering:
+        if self._buffer:
             # They take turns at being first, so that neither kind starves beside the other.
             self._batches_first = not self._batches_first
             if self._batches_first:
                 self._fill_batches()
         while self._waiting and len(self._jobs) < self._concurrency and not self._stopping:
             self._start(self._waiting.popleft())
-        if self._gathering and not self._batches_first:
+        if self._buffer and not self._batches_first:
             self._fill_batches()
 
     def _fill_batches(self) -> None:
         while not self._stopping:
-            found = self._gathering.take(self._concurrency - len(self._jobs))
-            if found is None:
+            matches = self._buffer.take(self._concurrency - len(self._jobs))
+            if matches is None:
                 return
-            self._start_batch(*found)
+            self._start_batch(*matches)
 
     def _start(self, delivery: Delivery | WireDelivery) -> None:
         receipt, task = delivery.receipt, delivery.task
@@ -186,13 +195,13 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - a check of the handler's own may raise whatever it likes
             self._unread(delivery, error)
             return
-        job = self._jobs[receipt] = Job(delivery, context)
-        self._call(Call(handler, (job,)), arguments)
+        job = self._jobs[receipt] = RunningTask(delivery, context)
+        self._call(HandlerCall(handler, (job,)), arguments)
 
     def _start_batch(
         self, handler: BatchHandler, deliveries: Sequence[Delivery | WireDelivery]
     ) -> None:
-        jobs: list[Job] = []
+        jobs: list[RunningTask] = []
         values: list[Any] = []
         for delivery in deliveries:
             try:
@@ -200,22 +209,22 @@ class Runner:
             except Exception as error:  # noqa: BLE001 - as above
                 self._unread(delivery, error)
                 continue
-            job = Job(delivery, Context(delivery, self._settler.progress))
+            job = RunningTask(delivery, Context(delivery, self._settler.progress))
             self._jobs[delivery.receipt] = job
             jobs.append(job)
         if jobs:
-            self._gathering.started(handler)
+            self._buffer.started(handler)
             arguments = handler.arguments.of(values, [job.context for job in jobs])
-            self._call(Call(handler, jobs), arguments)
+            self._call(HandlerCall(handler, jobs), arguments)
 
     def _unread(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
         task, kind = delivery.task, type(error).__name__
         _log.warning("the payload of task %s of %s was not read: %s", task.id, task.key, kind)
         outcome = of_error(error)
-        self._judged(outcome)
+        self._on_outcome(outcome)
         self._settler.finish(delivery.receipt, outcome)
 
-    def _call(self, call: Call, arguments: dict[str, Any]) -> None:
+    def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
         handler = call.handler
         if handler.timeout is not None:
@@ -225,7 +234,7 @@ class Runner:
         else:
             self._threads.submit(lambda: self._run_sync(call, arguments))
 
-    async def _run_async(self, call: Call, arguments: dict[str, Any]) -> None:
+    async def _run_async(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
@@ -239,8 +248,8 @@ class Runner:
         else:
             self._end(call, returned(call, value, self._settler.result_limit))
 
-    def _run_sync(self, call: Call, arguments: dict[str, Any]) -> None:
-        end: End
+    def _run_sync(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
+        end: HandlerEnd
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)
@@ -249,29 +258,29 @@ class Runner:
             end = raised(call, error)
         self._ended.put((call, end))
 
-    def _threads_ended(self, ends: list[tuple[Call, End]]) -> None:
+    def _threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
         for call, end in ends:
             self._end(call, end)
 
-    def _time_out(self, call: Call) -> None:
+    def _time_out(self, call: HandlerCall) -> None:
         for job in call.jobs:
             job.context.revoke()
             self._verdict(job, Failed(f"timeout after {call.handler.timeout:g} s"))
         call.cancel_if_settled()
 
-    def _verdict(self, job: Job, outcome: Outcome) -> None:
+    def _verdict(self, job: RunningTask, outcome: Outcome) -> None:
         """Settle, while the handler is still there."""
         if not job.settled:
             job.settled = True
-            self._judged(outcome)
+            self._on_outcome(outcome)
             self._settler.settle(job.delivery.receipt, outcome)
 
-    def _end(self, call: Call, end: End) -> None:
+    def _end(self, call: HandlerCall, end: HandlerEnd) -> None:
         """Settle, unless that was done before, and free the slots."""
         if call.timer:
             call.timer.cancel()
         if isinstance(call.handler, BatchHandler):
-            self._gathering.ended(call.handler)
+            self._buffer.ended(call.handler)
         # no cycles are left to the garbage collector
         jobs, call.jobs, call.task = call.jobs, (), None
         if isinstance(end, Fatal):
@@ -284,14 +293,14 @@ class Runner:
                     self._settler.free()
                 else:
                     job.settled = True
-                    self._judged(outcome)
+                    self._on_outcome(outcome)
                     self._settler.finish(receipt, outcome)
-        if self._waiting or self._gathering:
+        if self._waiting or self._buffer:
             self._fill()
         if not self._jobs:
             self._idle.set()
 
-    def _end_fatally(self, jobs: Sequence[Job], error: BaseException) -> None:
+    def _end_fatally(self, jobs: Sequence[RunningTask], error: BaseException) -> None:
         # The operator's interrupt is not the task's fault. Anything else may well be, so the receipt is left open and
         # counts as lost: handed back, the same task would end one worker after the other for ever.
         for job in jobs:
@@ -301,4 +310,4 @@ class Runner:
                 job.settled = True
                 self._settler.settle(receipt, HandBack())
             self._settler.free()
-        self._fatal(error)
+        self._on_fatal(error)

@@ -26,7 +26,7 @@ from taskqueue_core.protocol.client_session import (
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTOCOL
 from taskqueue_core.server_address import Address
 
-__all__ = ["Connection", "End", "How", "open_socket"]
+__all__ = ["ConnectionEnd", "How", "ServerConnection", "open_socket"]
 
 OPEN_SECONDS = 10.0
 """for the handshake, and for the welcome after it"""
@@ -49,7 +49,7 @@ class How(StrEnum):
     """the server broke the protocol"""
 
 
-class End(msgspec.Struct, frozen=True):
+class ConnectionEnd(msgspec.Struct, frozen=True):
     """How a connection ended, and why."""
 
     how: How
@@ -84,7 +84,7 @@ async def open_socket(
     )
 
 
-class Connection:
+class ServerConnection:
     """Carries a session over one socket. Runs once."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Connection:
         self._session = session
         self._handle = handle
         self._loop = asyncio.get_running_loop()
-        self._heard = self._loop.time()
+        self._received_at = self._loop.time()
         self._dirty = asyncio.Event()
         self._welcomed = asyncio.Event()
 
@@ -110,11 +110,13 @@ class Connection:
         """Break the connection, as a crash would."""
         self._socket.transport.abort()
 
-    async def run(self) -> End:
+    async def run(self) -> ConnectionEnd:
         """Stay until the connection ends; say how. It is closed then, whatever happened."""
         self._session.connected()
-        tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._keep())]
-        end: End | None = None
+        tasks = [
+            asyncio.create_task(part) for part in (self._read(), self._write(), self._watch_pings())
+        ]
+        end: ConnectionEnd | None = None
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # Where several ended in one turn, a verdict of ours explains more than the broken socket.
@@ -127,23 +129,23 @@ class Connection:
             await self._close(end)
         return end
 
-    async def _close(self, end: End | None) -> None:
+    async def _close(self, end: ConnectionEnd | None) -> None:
         if end is None or end.how is How.SILENT:
             self.abort()
             return
         code = CLOSE_PROTOCOL if end.how is How.VIOLATED else CLOSE_CLEAN
         await self._socket.close(code, end.reason.encode()[:123].decode("utf-8", "ignore"))
 
-    async def _read(self) -> End:
+    async def _read(self) -> ConnectionEnd:
         try:
             while True:
                 text = await self._socket.recv(decode=False)
-                self._heard = self._loop.time()
+                self._received_at = self._loop.time()
                 try:
                     events = self._session.receive(text)
                 except ProtocolViolation as error:
                     if error.fatal:
-                        return End(How.VIOLATED, str(error))
+                        return ConnectionEnd(How.VIOLATED, str(error))
                     _log.debug("passed over a frame: %s", error)
                     continue
                 for event in events:
@@ -158,7 +160,7 @@ class Connection:
         except ConnectionClosed:
             return self._closed()
 
-    async def _write(self) -> End:
+    async def _write(self) -> ConnectionEnd:
         session = self._session
         try:
             while True:
@@ -166,35 +168,37 @@ class Connection:
                 for text in session.outgoing():
                     await self._socket.send(text)
                 if session.state is SessionState.CLOSED:
-                    return End(How.LEFT, "bye")
+                    return ConnectionEnd(How.LEFT, "bye")
                 if session.state is SessionState.DRAINING and not (
                     session.held or session.unconfirmed
                 ):
-                    return End(How.DRAINED, "drained")
+                    return ConnectionEnd(How.DRAINED, "drained")
                 await self._dirty.wait()
         except ConnectionClosed:
             return self._closed()
 
-    async def _keep(self) -> End:
+    async def _watch_pings(self) -> ConnectionEnd:
         # Not wait_for: before Python 3.12 it may swallow a cancellation.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPEN_SECONDS):
                 await self._welcomed.wait()
         lease = self._session.lease
         if not self._welcomed.is_set() or lease is None:
-            return End(How.SILENT, "no welcome came")
+            return ConnectionEnd(How.SILENT, "no welcome came")
         overslept = False
         while True:
             now = self._loop.time()
-            wait = lease / 3 if overslept else min(lease / 3, self._heard + lease - now)
+            wait = lease / 3 if overslept else min(lease / 3, self._received_at + lease - now)
             await asyncio.sleep(max(wait, 0.001))
             # Having slept too long ourselves, we cannot know who was silent: what came meanwhile is read first.
             overslept = self._loop.time() - now > wait + lease / 3
-            if self._loop.time() - self._heard >= lease and not overslept:
-                return End(How.SILENT, f"nothing came for {lease:g} s")
+            if self._loop.time() - self._received_at >= lease and not overslept:
+                return ConnectionEnd(How.SILENT, f"nothing came for {lease:g} s")
             self._session.ping()
             self._dirty.set()
 
-    def _closed(self) -> End:
+    def _closed(self) -> ConnectionEnd:
         code, reason = self._socket.close_code, self._socket.close_reason
-        return End(How.CLOSED, f"closed with {code}" + (f" ({reason})" if reason else ""), code)
+        return ConnectionEnd(
+            How.CLOSED, f"closed with {code}" + (f" ({reason})" if reason else ""), code
+        )

@@ -34,12 +34,12 @@ from taskqueue_core.protocol.frames import (
 from taskqueue_core.retry import Outcome
 from taskqueue_core.server_address import Address
 from taskqueue_worker.errors import WorkerRefused
-from taskqueue_worker.server_connection import Connection, End, How, open_socket
-from taskqueue_worker.threads import Mailbox
+from taskqueue_worker.server_connection import ConnectionEnd, How, ServerConnection, open_socket
+from taskqueue_worker.threads import ThreadsafeInbox
 
 __all__ = [
     "Backoff",
-    "Link",
+    "ServerLink",
 ]
 
 
@@ -85,7 +85,7 @@ _log = logging.getLogger("taskqueue.worker")
 Work = Delivered | Revoked
 
 
-class Link:
+class ServerLink:
     """Keeps a session connected until told to leave, or refused. Its methods may be called from any thread."""
 
     def __init__(
@@ -106,8 +106,10 @@ class Link:
         self._token = token
         self._tls = tls
         self._loop = asyncio.new_event_loop()
-        self._mailbox: Mailbox[Callable[[], object]] = Mailbox(self._loop, self._run_calls)
-        self._connection: Connection | None = None
+        self._inbox: ThreadsafeInbox[Callable[[], object]] = ThreadsafeInbox(
+            self._loop, self._run_calls
+        )
+        self._connection: ServerConnection | None = None
         self._finishing = False
         self._up: bool | None = None
         self._store_ok = True
@@ -128,30 +130,30 @@ class Link:
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
         """See `ClientSession.settle`."""
-        self._mailbox.put(lambda: self._session.settle(receipt, outcome))
+        self._inbox.put(lambda: self._session.settle(receipt, outcome))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         """See `ClientSession.finish`."""
-        self._mailbox.put(lambda: self._session.finish(receipt, outcome))
+        self._inbox.put(lambda: self._session.finish(receipt, outcome))
 
     def free(self) -> None:
         """See `ClientSession.free`."""
-        self._mailbox.put(self._session.free)
+        self._inbox.put(self._session.free)
 
     def progress(self, receipt: str, value: float | str) -> None:
         """See `ClientSession.progress`."""
-        self._mailbox.put(lambda: self._session.progress(receipt, value))
+        self._inbox.put(lambda: self._session.progress(receipt, value))
 
     def resize(self, capacity: int) -> None:
         """See `ClientSession.resize`."""
-        self._mailbox.put(lambda: self._session.resize(capacity))
+        self._inbox.put(lambda: self._session.resize(capacity))
 
     def leave(self, seconds: float) -> None:
         """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
 
         Says bye where nothing is held any more; otherwise breaks the connection, so that the rest counts as lost.
         """
-        self._mailbox.put(lambda: self._leave(seconds))
+        self._inbox.put(lambda: self._leave(seconds))
 
     # All that follows runs in the link's thread.
 
@@ -167,7 +169,7 @@ class Link:
     def _run_calls(self, calls: list[Callable[[], object]]) -> None:
         for call in calls:
             call()
-        self._look()
+        self._check_deadline()
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
@@ -176,9 +178,9 @@ class Link:
                     self._deliver(event)
                 case _:
                     self._log_event(event)
-        self._look()
+        self._check_deadline()
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         session = self._session
         if self._finishing and not session.unconfirmed:
             self._enough.set()
@@ -218,26 +220,26 @@ class Link:
                 async with asyncio.timeout(self._backoff.next(at_once=not patient)):
                     await self._enough.wait()
 
-    async def _connect_once(self) -> End:
+    async def _connect_once(self) -> ConnectionEnd:
         try:
             socket = await self._open()
         except InvalidStatus as error:
             status = error.response.status_code
             if status in _REFUSALS:
                 raise self._refused(f"{_REFUSALS[status]} (HTTP {status})") from None
-            return End(How.CLOSED, f"HTTP {status}", CLOSE_TRY_LATER)
+            return ConnectionEnd(How.CLOSED, f"HTTP {status}", CLOSE_TRY_LATER)
         except NegotiationError as error:
             raise self._refused(f"{_REFUSALS[426]}: {error}") from None
         except (OSError, WebSocketException) as error:  # TimeoutError is an OSError
-            return End(How.CLOSED, f"{type(error).__name__}: {error}")
+            return ConnectionEnd(How.CLOSED, f"{type(error).__name__}: {error}")
         if socket is None or self._enough.is_set():
             if socket:
                 socket.transport.abort()
-            return End(How.CLOSED, "given up")
+            return ConnectionEnd(How.CLOSED, "given up")
         if socket.subprotocol != SUBPROTOCOL:
             await socket.close()
             raise self._refused(f"it does not speak {SUBPROTOCOL}")
-        self._connection = Connection(socket, self._session, self._handle)
+        self._connection = ServerConnection(socket, self._session, self._handle)
         try:
             return await self._connection.run()
         finally:
@@ -260,7 +262,7 @@ class Link:
 
     # Logs: once per change, not once per try.
 
-    def _log_down(self, end: End) -> None:
+    def _log_down(self, end: ConnectionEnd) -> None:
         if self._up is not False:
             verb = "cannot reach" if self._up is None else "lost"
             _log.warning("%s the server %s: %s; trying on", verb, self._address.shown, end.reason)

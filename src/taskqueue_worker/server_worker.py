@@ -17,9 +17,9 @@ from taskqueue_core.server_address import Address
 from taskqueue_core.telemetry import consumed
 from taskqueue_worker.base import BaseWorker
 from taskqueue_worker.quarantine import Quarantine
-from taskqueue_worker.run import Line, Shift
+from taskqueue_worker.run import TaskSource, WorkerRun
 from taskqueue_worker.server_link import Backoff
-from taskqueue_worker.threads import Mailbox
+from taskqueue_worker.threads import ThreadsafeInbox
 
 __all__ = ["Worker"]
 
@@ -78,8 +78,8 @@ class Worker(BaseWorker):
             self._address = Address.of(url)
 
     @asynccontextmanager
-    async def _line(self, worker_id: str) -> AsyncIterator[Callable[[Shift], Line]]:
-        from taskqueue_worker.server_link import Link  # noqa: PLC0415 - no other worker needs websockets
+    async def _line(self, worker_id: str) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
+        from taskqueue_worker.server_link import ServerLink  # noqa: PLC0415 - no other worker needs websockets
 
         address, token, tls_ca = self._address, self._token, self._tls_ca
         if address is None or token is None or tls_ca is None:
@@ -95,7 +95,7 @@ class Worker(BaseWorker):
         capacity = self._concurrency + self._prefetch
         session = ClientSession(worker_id, self.keys, capacity, hello)
 
-        def connect(shift: Shift) -> Link:
+        def connect(shift: WorkerRun) -> ServerLink:
             def handle(batch: list[Work]) -> None:
                 for work in batch:
                     match work:
@@ -105,8 +105,8 @@ class Worker(BaseWorker):
                         case Revoked(receipts):
                             shift.revoke(receipts)
 
-            inbox: Mailbox[Work] = Mailbox(asyncio.get_running_loop(), handle)
+            inbox: ThreadsafeInbox[Work] = ThreadsafeInbox(asyncio.get_running_loop(), handle)
             backoff = Backoff(uniform=self._uniform)
-            return Link(session, address, backoff, inbox.put, token=header, tls=tls)
+            return ServerLink(session, address, backoff, inbox.put, token=header, tls=tls)
 
         yield connect

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from taskqueue_core.consumer.settle import Settlements
+from taskqueue_core.consumer.settle import SettlementQueue
 from taskqueue_core.retry import HandBack, Outcome, Success
 from taskqueue_core.tasks import Delivery
 
@@ -24,7 +24,7 @@ class LocalSettler:
     Cancelling it loses nothing: what is unsettled then is handed back with the subscription.
     """
 
-    def __init__(self, settlements: Settlements, most: int) -> None:
+    def __init__(self, settlements: SettlementQueue, most: int) -> None:
         """`room` waits while there are more than ``most`` verdicts unsettled."""
         self._settlements = settlements
         self._most = most
@@ -76,7 +76,7 @@ class LocalSettler:
             calls.append(self._settlements.redeliver(back))
         judgements = self._judgements[:_AT_ONCE]
         del self._judgements[:_AT_ONCE]
-        calls += [self._settlements.judge(*judgement) for judgement in judgements]
+        calls += [self._settlements.settle_outcome(*judgement) for judgement in judgements]
         answers: list[dict[str, bool] | BaseException]
         if len(calls) == 1:
             answers = [await calls[0]]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 __all__ = [
-    "Mailbox",
     "Threads",
+    "ThreadsafeInbox",
 ]
 
 
@@ -53,7 +53,7 @@ class Threads:
 T = TypeVar("T")
 
 
-class Mailbox(Generic[T]):
+class ThreadsafeInbox(Generic[T]):
     """What is put in while the loop is busy is handled in one call, in order; nothing once the loop is closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[list[T]], None]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from taskqueue_core.capabilities import dead_lettering_of, dead_letters_of
 from taskqueue_core.tasks import Task
 from taskqueue_redis.connection.cluster import slot_of
-from taskqueue_redis.scripts.keys import Partitions, bell
+from taskqueue_redis.scripts.keys import Partitions, signal_channel
 from tests.chaos.cases import CHAOS, LONG, SEEDS, passed, small
 from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What
@@ -150,7 +150,12 @@ async def test_slots_move_while_consumers_die(folder: Path, cluster: Cluster, se
 async def test_keys_of_a_script_share_a_slot(folder: Path, cluster: Cluster) -> None:
     """Fault D1: whatever a partition's scripts touch is in one slot, so no node refuses or misses a key of theirs."""
     for partition in Partitions("tq", 64).names:
-        keys = [partition, f"{partition}:meta", f"{partition}:q:{{x}}/t", bell(partition, "{y}")]
+        keys = [
+            partition,
+            f"{partition}:meta",
+            f"{partition}:q:{{x}}/t",
+            signal_channel(partition, "{y}"),
+        ]
         assert len({slot_of(key) for key in keys}) == 1
     async with Clustered(folder, clustered(), cluster=cluster) as world:
         outcome = await world.run()

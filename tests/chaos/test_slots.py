@@ -102,7 +102,7 @@ class Run:
     async def come_back(self) -> float:
         """Let leases run out and reconcile; return the seconds until no slot was held."""
         began = time.monotonic()
-        while sum(info.held for info in (await self.backend.slots.look()).endpoints):
+        while sum(info.held for info in (await self.backend.slots.inspect()).endpoints):
             assert time.monotonic() - began < _PATIENCE, "slots have leaked"
             for place in PLACES:
                 jobs = await running(self.backend, place)
@@ -120,7 +120,7 @@ class Run:
     def _start(self) -> BaseProcess:
         self._starts += 1
         name = f"leaser{self._starts}"
-        prefix, log = self.backend._home.settings.prefix, str(self._folder / f"{name}.jsonl")
+        prefix, log = self.backend._context.settings.prefix, str(self._folder / f"{name}.jsonl")
         seed = self._chance.randrange(1 << 32)
         orders = Orders(name=name, url=self._url, prefix=prefix, log=log, seed=seed)
         process = _nursery.Process(target=perform, args=(orders,), daemon=True)
@@ -128,8 +128,8 @@ class Run:
         return process
 
     async def _fence(self) -> int:
-        partition = self.backend._home.scripts.partitions.names[0]
-        told = await self.backend._home.link.command(
+        partition = self.backend._context.scripts.partitions.names[0]
+        told = await self.backend._context.link.command(
             partition, "HGET", f"{partition}:slots", "fence"
         )
         return int(told)

@@ -39,8 +39,8 @@ def test_a_new_token(cli: Cli, path: Path) -> None:
     assert hashlib.sha256(secret.encode()).hexdigest() in text
     found = Tokens.load(path).identify(secret, time.time())
     assert found is not None
-    assert found.may("consume", "mail-7")
-    assert not found.may("admin", "mail-7")
+    assert found.is_allowed("consume", "mail-7")
+    assert not found.is_allowed("admin", "mail-7")
     assert cli("token", "new", "mail", *MAIL).out.strip() != secret
 
 

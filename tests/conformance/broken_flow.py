@@ -11,7 +11,7 @@ import msgspec
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
-from taskqueue_memory.room_signal import MemoryRoomBell
+from taskqueue_memory.room_signal import MemoryRoomSignal
 from tests.conformance.broken_limits import LyingControl, queue_of
 from tests.conformance.facade import Facade, FacadeControl, FacadePublisher
 
@@ -43,8 +43,8 @@ class HangsForNothing(Facade):
         store = self.inner._store
         whole = store.hand_back
 
-        def hand_back(record: Any, *, lost: bool, told: bool = True) -> None:
-            whole(record, lost=lost and told, told=told)
+        def hand_back(record: Any, *, lost: bool, reported: bool = True) -> None:
+            whole(record, lost=lost and reported, reported=reported)
 
         store.hand_back = hand_back  # type: ignore[method-assign]
 
@@ -142,41 +142,41 @@ class CancelsInSilence(FacadeControl):
     """Room that a cancelled task leaves rings for nobody."""
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        bells = self.facade.inner._store.bells
-        heard, bells.open = bells.open, {}
+        signals = self.facade.inner._store.signals
+        heard, signals.open = signals.open, {}
         try:
             cancelled: bool = await self.inner.cancel(key, task_id)
             return cancelled
         finally:
-            bells.open = heard
+            signals.open = heard
 
 
-class _LateBell(MemoryRoomBell):
+class _LateBell(MemoryRoomSignal):
     async def rung(self, timeout: float) -> None:
-        self._rung.clear()
-        await super().rung(timeout)
+        self._notified.clear()
+        await super().wait(timeout)
 
 
-class _RestlessBell(MemoryRoomBell):
+class _RestlessBell(MemoryRoomSignal):
     async def rung(self, timeout: float) -> None:
         await asyncio.sleep(0)
-        await super().rung(min(timeout, 0))
+        await super().wait(min(timeout, 0))
 
 
 class _BellPublisher(FacadePublisher):
-    bell: type[MemoryRoomBell]
+    signal: type[MemoryRoomSignal]
 
-    def room_bell(self, *keys: str) -> MemoryRoomBell:
-        return self.bell(self.facade.inner._store.bells, keys)
+    def room_bell(self, *keys: str) -> MemoryRoomSignal:
+        return self.signal(self.facade.inner._store.signals, keys)
 
 
 class MissesRings(_BellPublisher):
     """Room that comes before somebody waits for it rings for nobody."""
 
-    bell = _LateBell
+    signal = _LateBell
 
 
 class RingsAllTheTime(_BellPublisher):
     """Who waits for room asks again and again."""
 
-    bell = _RestlessBell
+    signal = _RestlessBell

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from taskqueue_core.capabilities import Left, Permit, PoolView, Seen, SlotLease
-from taskqueue_memory.room_signal import Bells, MemoryRoomBell
+from taskqueue_memory.room_signal import MemoryRoomSignal, RoomNotifier
 from taskqueue_memory.slots.leases import Lease
 from tests.conformance.facade import Facade, FacadeSlots
 
@@ -21,12 +21,12 @@ class ReleasesByName(FacadeSlots):
 
     def of_place(self, shown: SlotLease) -> Lease | None:
         """Return any lease of the endpoint, by whatever token."""
-        place = self.pool.place(shown.model, shown.server)
+        place = self.pool.position(shown.model, shown.server)
         return next(iter(place.leases.values()), None) if place else None
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         there = [self.of_place(lease) for lease in leases]
-        found = tuple(lease.told() if lease else leases[0] for lease in there)
+        found = tuple(lease.to_slot_lease() if lease else leases[0] for lease in there)
         return await self.inner.release(*found)
 
 
@@ -44,8 +44,8 @@ class RenewalShortens(FacadeSlots):
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = await self.inner.renew(*leases, ttl=ttl)
         for lease in filter(None, kept):
-            self.pool.keep(self.pool.leases[lease.token], self.facade.now() + ttl)
-        found = [one and self.pool.leases[one.token].told() for one in kept]
+            self.pool.expire_at(self.pool.leases[lease.token], self.facade.now() + ttl)
+        found = [one and self.pool.leases[one.token].to_slot_lease() for one in kept]
         return tuple(one if isinstance(one, SlotLease) else None for one in found)
 
 
@@ -57,7 +57,7 @@ class EndsByArithmetic(FacadeSlots):
         for lease in tuple(self.pool.leases.values()):
             if lease.expires_at <= now:
                 self.pool.end(lease)
-        return await self.inner.look(model)
+        return await self.inner.inspect(model)
 
 
 class LeaksAfterRelease(FacadeSlots):
@@ -65,7 +65,7 @@ class LeaksAfterRelease(FacadeSlots):
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         there = [self.pool.leases.get(lease.token) for lease in leases]
-        gone = [lease.told() for lease in there if lease is not None and lease.job is None]
+        gone = [lease.to_slot_lease() for lease in there if lease is not None and lease.job is None]
         await self.inner.release(*gone)
         return tuple(lease is not None for lease in there)
 
@@ -79,7 +79,7 @@ class TakeoverForgets(FacadeSlots):
         for _, job in pairs:
             had = next((o for o in self.pool.leases.values() if o.job == job), None)
             if had is not None and had.token not in {lease.token for lease, _ in pairs}:
-                self.pool.jobs.pop((had.place.endpoint.model, job), None)
+                self.pool.jobs.pop((had.position.endpoint.model, job), None)
         return await self.inner.assign(*pairs, ttl=ttl)
 
 
@@ -136,10 +136,10 @@ class RemakesAnything(FacadeSlots):
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         kept = list(await self.inner.renew(*leases, ttl=ttl))
         for number, lease in enumerate(leases):
-            place = self.pool.place(lease.model, lease.server)
+            place = self.pool.position(lease.model, lease.server)
             if kept[number] is None and place and not lease.token.startswith(self.pool.epoch):
                 made = self.pool.grant(place, lease.holder, self.facade.now(), ttl)
-                kept[number] = made.told()
+                kept[number] = made.to_slot_lease()
         return tuple(kept)
 
 
@@ -172,7 +172,7 @@ class ForgetsTheContrary(FacadeSlots):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        place = self.pool.place(model, server)
+        place = self.pool.position(model, server)
         marks = {o.token: o.missed for o in place.with_job} if place else {}
         ended = await self.inner.reconcile(model, server, seen, settled=settled)
         for token, missed in marks.items():
@@ -193,7 +193,7 @@ class ClearsTheFresh(FacadeSlots):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        place = self.pool.place(model, server)
+        place = self.pool.position(model, server)
         for lease in place.with_job if place else ():
             lease.missed = self.marks.get(server)
         ended = await self.inner.reconcile(model, server, seen, settled=settled)
@@ -209,7 +209,7 @@ class ClearsTheUnassigned(FacadeSlots):
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
         ended = await self.inner.reconcile(model, server, seen, settled=settled)
-        place = self.pool.place(model, server)
+        place = self.pool.position(model, server)
         if place and seen and not seen.active:
             for lease in tuple(place.leases.values()):
                 if lease.state is Permit.UNASSIGNED:
@@ -235,7 +235,7 @@ class ClearsThoseInTime(FacadeSlots):
     async def reconcile(
         self, model: str, server: str, seen: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        place = self.pool.place(model, server)
+        place = self.pool.position(model, server)
         until = {o.token: o.expires_at for o in place.with_job} if place else {}
         for token, end in until.items():
             self.pool.leases[token].expires_at = min(end, self.facade.now())
@@ -280,15 +280,15 @@ class HoardsLateNotes(FacadeSlots):
 class NeverRingsForSlots(FacadeSlots):
     """A bell that nobody rings."""
 
-    def bell(self, *models: str) -> MemoryRoomBell:
-        return MemoryRoomBell(Bells(self.facade.clock), models)
+    def signal(self, *models: str) -> MemoryRoomSignal:
+        return MemoryRoomSignal(RoomNotifier(self.facade.clock), models)
 
 
 class ShowsTokens(FacadeSlots):
     """Who looks at the pool is shown the tokens of others."""
 
     async def look(self, model: str | None = None) -> PoolView:
-        view = await self.inner.look(model)
+        view = await self.inner.inspect(model)
         tokens = {lease.fence: token for token, lease in self.pool.leases.items()}
         leases: Sequence[SlotLease] = [
             structs.replace(o, token=tokens[o.fence]) for o in view.leases

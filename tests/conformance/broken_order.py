@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from taskqueue_core.authoring.fair_order import Walk
+from taskqueue_core.authoring.fair_order import FairRotation
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.tasks import Confirmation, Delivery, Received, Settled, State, Task
-from taskqueue_memory.lanes import Lane, Turns
-from taskqueue_memory.records import Record
+from taskqueue_memory.lanes import Lane, OrderingKeys
+from taskqueue_memory.records import TaskRecord
 from taskqueue_memory.tenants import Tenants
 from tests.conformance.broken_limits import LyingControl, queue_of
 from tests.conformance.facade import Facade, FacadeControl, FacadePublisher, FacadeSubscription
@@ -43,9 +43,9 @@ class IgnoresWeights(LyingControl):
         return {"weights": {}}
 
 
-class _CreditWalk(Walk[Any]):
+class _CreditWalk(FairRotation[Any]):
     def join(self, who: Any) -> None:
-        self._place(who, 0)
+        self._push(who, 0)
 
 
 class SavesTurns(FacadeControl):
@@ -64,9 +64,9 @@ class StartsAnew(FacadeSubscription):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         for fair in _fair_ones(self):
             for priority, walk in fair._walks.items():
-                fresh: Walk[Any] = Walk()
+                fresh: FairRotation[Any] = FairRotation()
                 fair._walks[priority] = fresh
-                for lane in sorted(walk._places, key=lambda one: str(one.account.name)):
+                for lane in sorted(walk._positions, key=lambda one: str(one.usage.name)):
                     fresh.join(lane)
         return await super().receive(limit, timeout)
 
@@ -78,9 +78,9 @@ class ReturnedJumps(FacadeSubscription):
         answers = await super().redeliver(*deliveries, lost=lost)
         for record in _records(self.facade, *deliveries):
             fair = record.queue.fair
-            if fair is not None and record.state is State.WAITING and record.account is not None:
-                lane = record.account.lanes[record.task.priority]
-                fair._walk(record.task.priority)._place(lane, -1)
+            if fair is not None and record.state is State.WAITING and record.usage is not None:
+                lane = record.usage.lanes[record.task.priority]
+                fair._walk(record.task.priority)._push(lane, -1)
         return answers
 
 
@@ -127,8 +127,8 @@ class RefundsTenants(FacadeSubscription):
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for record in _records(self.facade, *deliveries):
-            if record.account is not None and record.account.bucket is not None:
-                record.account.bucket.tokens += 1
+            if record.usage is not None and record.usage.bucket is not None:
+                record.usage.bucket.tokens += 1
         return await super().redeliver(*deliveries, lost=lost)
 
 
@@ -181,13 +181,13 @@ class ReleasesOnRetry(FacadePublisher):
         return answer
 
 
-class _ClingingTurns(Turns):
-    def goes(self, record: Record, key: str) -> Record | None:
+class _ClingingTurns(OrderingKeys):
+    def goes(self, record: TaskRecord, key: str) -> TaskRecord | None:
         return None if record.state is State.DEAD else super().goes(record, key)
 
 
-class _ClassyTurns(Turns):
-    def goes(self, record: Record, key: str) -> Record | None:
+class _ClassyTurns(OrderingKeys):
+    def goes(self, record: TaskRecord, key: str) -> TaskRecord | None:
         held = sorted(self._held[key].others(), key=_rank) if key in self._held else []
         self._held[key] = Lane()
         for one in held:
@@ -196,12 +196,12 @@ class _ClassyTurns(Turns):
 
 
 class _OtherTurns(FacadePublisher):
-    turns: type[Turns]
+    turns: type[OrderingKeys]
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         for task in tasks:
             queue = queue_of(self.facade, task.key)
-            if type(queue.turns) is Turns:
+            if type(queue.turns) is OrderingKeys:
                 queue.turns = self.turns()
         return await super().publish(*tasks)
 
@@ -247,15 +247,15 @@ def _fair_ones(subscription: FacadeSubscription) -> Iterator[Tenants]:
             yield fair
 
 
-def _records(facade: Facade, *deliveries: Delivery) -> list[Record]:
+def _records(facade: Facade, *deliveries: Delivery) -> list[TaskRecord]:
     found = [facade.inner._store.find(one.task.key, one.task.id) for one in deliveries]
     return [record for record in found if record is not None]
 
 
-def _release(facade: Facade, record: Record) -> None:
+def _release(facade: Facade, record: TaskRecord) -> None:
     if record.task.ordering_key is not None:
         facade.inner._store._pass_key_on(record, record.task.ordering_key)
 
 
-def _rank(record: Record) -> tuple[int, int]:
+def _rank(record: TaskRecord) -> tuple[int, int]:
     return -record.task.priority, record.seq

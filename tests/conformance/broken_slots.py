@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, SlotLease
-from taskqueue_memory.slots.leases import Place
+from taskqueue_memory.slots.leases import SlotPosition
 from taskqueue_memory.slots.pool import MemorySlots
 from taskqueue_memory.slots.transitions import Pool
 from tests.conformance.facade import Facade, FacadeSlots
@@ -38,7 +38,7 @@ class GrantsTwice(_Acquiring):
     async def take(self, model: str, holder: str, options: dict[str, Any]) -> tuple[SlotLease, ...]:
         given = await super().take(model, holder, options)
         places = self.pool.models.get(model, {}).values()
-        held = [lease.told() for place in places for lease in place.leases.values()]
+        held = [lease.to_slot_lease() for place in places for lease in place.leases.values()]
         return given or tuple(held[: options.get("limit", 1)])
 
 
@@ -51,7 +51,9 @@ class ChecksThenTakes(_Acquiring):
             free += [place] * max(0, int(place.room))
         await asyncio.sleep(0)
         free = free[: options.get("limit", 1)]
-        return tuple(self.pool.grant(one, holder, now, options["ttl"]).told() for one in free)
+        return tuple(
+            self.pool.grant(one, holder, now, options["ttl"]).to_slot_lease() for one in free
+        )
 
 
 class LosesSlotsOnCancel(_Acquiring):
@@ -61,7 +63,7 @@ class LosesSlotsOnCancel(_Acquiring):
         given = await super().take(model, holder, options | {"ttl": _FOR_EVER})
         await asyncio.sleep(0)
         for lease in given:
-            self.pool.keep(self.pool.leases[lease.token], self.facade.now() + options["ttl"])
+            self.pool.expire_at(self.pool.leases[lease.token], self.facade.now() + options["ttl"])
         return given
 
 
@@ -78,7 +80,7 @@ class TakesTheBusy(_Acquiring):
         return given
 
 
-class _Upside(Place):
+class _Upside(SlotPosition):
     __slots__ = ()
 
     def merit(self) -> tuple[int, bool, int, int]:
@@ -86,7 +88,7 @@ class _Upside(Place):
         return (-priority, *rest)  # type: ignore[return-value]
 
 
-class _Anywhere(Place):
+class _Anywhere(SlotPosition):
     __slots__ = ()
 
     def merit(self) -> tuple[int, bool, int, int]:
@@ -94,14 +96,14 @@ class _Anywhere(Place):
         return (priority, False, held, number)
 
 
-class _Careless(Place):
+class _Careless(SlotPosition):
     __slots__ = ()
 
     def may_give(self, now: float) -> bool:
         return self.healthy and self.rests_until <= now
 
 
-class _Restless(Place):
+class _Restless(SlotPosition):
     __slots__ = ()
 
     def may_give(self, now: float) -> bool:
@@ -109,7 +111,7 @@ class _Restless(Place):
         return super().may_give(now)
 
 
-class _Alone(Place):
+class _Alone(SlotPosition):
     __slots__ = ()
 
     @property
@@ -117,7 +119,7 @@ class _Alone(Place):
         return self.endpoint.slots - len(self.leases)
 
 
-class _Trusting(Place):
+class _Trusting(SlotPosition):
     __slots__ = ()
 
     @property
@@ -128,13 +130,13 @@ class _Trusting(Place):
 class _PlacesOf(FacadeSlots):
     """Registers endpoints that are another kind of place."""
 
-    kind: type[Place]
+    kind: type[SlotPosition]
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         await self.inner.register(endpoint)
         place = self.pool.models[endpoint.model][endpoint.server]
         place.__class__ = self.kind
-        return place.told(self.facade.now())
+        return place.info(self.facade.now())
 
 
 class InvertedEndpoints(_PlacesOf):
@@ -181,11 +183,11 @@ class LowersByForce(FacadeSlots):
         place = self.pool.models[endpoint.model][endpoint.server]
         for lease in tuple(place.leases.values())[endpoint.slots :]:
             self.pool.end(lease)
-        return place.told(self.facade.now())
+        return place.info(self.facade.now())
 
 
 class _Hoard(Pool):
-    def clear(self, place: Place) -> None:
+    def clear(self, place: SlotPosition) -> None:
         """Do nothing."""
 
 
@@ -198,7 +200,7 @@ class KeepsTheUnused(FacadeSlots):
 
 
 class _SweepsAll(Pool):
-    def clear(self, place: Place) -> None:
+    def clear(self, place: SlotPosition) -> None:
         """End what has a job, too."""
         for lease in tuple(place.leases.values()):
             self.end(lease)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from taskqueue_core.authoring.helpers import SubscriptionBase, checked_settings, demand_no_keys
+from taskqueue_core.authoring.helpers import (
+    SubscriptionBase,
+    checked_settings,
+    reject_ordering_keys,
+)
 from taskqueue_core.backend import Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import Control, DeadLetters, Durability, QueueSettings
 from taskqueue_core.clock import ManualClock
@@ -178,7 +182,7 @@ def backend_of(broken: Broken) -> type[Facade]:
 class _LesserPublisher(FacadePublisher):
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         if Capability.ORDER not in self.facade.capabilities.names:
-            demand_no_keys(tasks)
+            reject_ordering_keys(tasks)
         return await super().publish(*tasks)
 
 

@@ -95,7 +95,7 @@ class DictStore(RecordStore):
         )
         return [_decoder.decode(row.record) for row in rows[:limit]]
 
-    def last_place(self) -> int:
+    def last_position(self) -> int:
         """Look at all."""
         return max((row.seq for row in self._new.rows.values()), default=0)
 

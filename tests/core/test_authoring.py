@@ -27,7 +27,7 @@ class Scripted(LocalSubscription):
     async def close(self) -> None:
         """End what waits."""
         self.closed = True
-        self.tell()
+        self.notify()
 
 
 async def test_a_bounded_step_is_followed_by_the_next() -> None:

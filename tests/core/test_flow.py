@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from taskqueue_core.authoring.entries import Entry
-from taskqueue_core.authoring.helpers import UNLIMITED, Room, refusal, room_of
+from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, refusal, room_of
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.rate_limit import (
@@ -119,12 +119,12 @@ def test_room() -> None:
     empty, full = Bucket(tokens=0.0, at=NOW), Bucket(tokens=10.0, at=NOW)
     both = QueueSettings(max_inflight=4, rate_limit=TEN)
     assert room_of(QueueSettings(), None, 99, NOW) == UNLIMITED
-    assert room_of(QueueSettings(paused=True), full, 0, NOW) == Room(0)
-    assert room_of(both, full, 1, NOW) == Room(3)
-    assert room_of(both, empty, 1, NOW) == Room(0, NOW + 2)
-    assert room_of(both, empty, 4, NOW) == Room(0)
-    assert room_of(both, full, 9, NOW) == Room(0), "it was lowered"
-    assert room_of(QueueSettings(rate_limit=TEN), full, 99, NOW) == Room(10)
+    assert room_of(QueueSettings(paused=True), full, 0, NOW) == QueueRoom(0)
+    assert room_of(both, full, 1, NOW) == QueueRoom(3)
+    assert room_of(both, empty, 1, NOW) == QueueRoom(0, NOW + 2)
+    assert room_of(both, empty, 4, NOW) == QueueRoom(0)
+    assert room_of(both, full, 9, NOW) == QueueRoom(0), "it was lowered"
+    assert room_of(QueueSettings(rate_limit=TEN), full, 99, NOW) == QueueRoom(10)
 
 
 def test_refusals() -> None:

@@ -19,7 +19,7 @@ from taskqueue_core.errors import (
     InvalidBackend,
 )
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.loading import check_backend, installed_backends, load_backend
 from taskqueue_memory import MemoryBackend
 
@@ -272,7 +272,7 @@ def test_what_is_lacking_is_listed(thing: object, lacks: str) -> None:
 
 def test_the_wrapper_is_a_backend_too() -> None:
     """Hooks around a backend change nothing in what the loader sees."""
-    check_backend(ObservedBackend(MemoryBackend(), Hooks()), "observed")
+    check_backend(InstrumentedBackend(MemoryBackend(), Hooks()), "observed")
 
 
 def test_capabilities_are_refused_early_and_clearly() -> None:

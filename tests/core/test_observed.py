@@ -22,7 +22,7 @@ from taskqueue_core.capabilities.require import dead_lettering_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
 from taskqueue_core.hooks import Hooks, hookimpl
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Delivery, Expired, Published, Settled, Task
@@ -87,11 +87,11 @@ def recorder() -> Recorder:
 
 
 @pytest_asyncio.fixture
-async def backend(clock: ManualClock, recorder: Recorder) -> AsyncIterator[ObservedBackend]:
+async def backend(clock: ManualClock, recorder: Recorder) -> AsyncIterator[InstrumentedBackend]:
     """A memory backend with that plugin."""
     hooks = Hooks()
     hooks.register(recorder)
-    observed = ObservedBackend(MemoryBackend(clock=clock), hooks)
+    observed = InstrumentedBackend(MemoryBackend(clock=clock), hooks)
     yield observed
     await observed.aclose()
 
@@ -102,7 +102,7 @@ def tasks(*ids: str, **fields: Any) -> tuple[Task, ...]:
 
 
 async def test_a_batch_is_seen_once_at_each_step(
-    backend: ObservedBackend, recorder: Recorder
+    backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
     """REV-E1: publish, deliver and ack of three tasks are three calls, each with all three."""
     three = tasks("a", "b", "c")
@@ -118,7 +118,7 @@ async def test_a_batch_is_seen_once_at_each_step(
 
 
 async def test_refused_and_repeated_publishes_are_seen(
-    backend: ObservedBackend, recorder: Recorder
+    backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
     """The store's answer comes with each task: new, known, or in conflict."""
     await backend.publisher.publish(*tasks("a"))
@@ -127,7 +127,7 @@ async def test_refused_and_repeated_publishes_are_seen(
 
 
 async def test_nothing_delivered_is_nothing_seen(
-    backend: ObservedBackend, recorder: Recorder
+    backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
     """An empty receive makes no noise."""
     assert not (await backend.subscribe(["k"], "w").receive(1, 0)).deliveries
@@ -135,7 +135,7 @@ async def test_nothing_delivered_is_nothing_seen(
 
 
 async def test_handed_back_and_lost_are_told_apart(
-    backend: ObservedBackend, recorder: Recorder
+    backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
     """Law 3: a plugin can tell a hand-back from a loss."""
     await backend.publisher.publish(*tasks("a"))
@@ -147,7 +147,7 @@ async def test_handed_back_and_lost_are_told_apart(
 
 
 async def test_lost_too_often_is_seen_as_a_death(
-    backend: ObservedBackend, recorder: Recorder
+    backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
     """A loss that ends among the dead letters is seen as both; the others of its batch are not."""
     await control_of(backend).configure("k", QueueSettings(max_losses=0))
@@ -165,7 +165,7 @@ async def test_lost_too_often_is_seen_as_a_death(
     ]
 
 
-async def test_a_retry_is_seen(backend: ObservedBackend, recorder: Recorder) -> None:
+async def test_a_retry_is_seen(backend: InstrumentedBackend, recorder: Recorder) -> None:
     """REV-E1: a retry comes with its time, its error, the store's answer, and the delivery that it settles, if any."""
     (task,) = tasks("a")
     await backend.publisher.publish(task)
@@ -185,7 +185,7 @@ async def test_a_retry_is_seen(backend: ObservedBackend, recorder: Recorder) -> 
     ]
 
 
-async def test_a_dead_letter_is_seen(backend: ObservedBackend, recorder: Recorder) -> None:
+async def test_a_dead_letter_is_seen(backend: InstrumentedBackend, recorder: Recorder) -> None:
     """A verdict comes with its reason and error."""
     await backend.publisher.publish(*tasks("a"))
     subscription = backend.subscribe(["k"], "w")
@@ -197,7 +197,7 @@ async def test_a_dead_letter_is_seen(backend: ObservedBackend, recorder: Recorde
 
 @pytest.mark.parametrize("found_by", ["receive", "maintain"])
 async def test_expiry_is_seen_once(
-    found_by: str, backend: ObservedBackend, recorder: Recorder, clock: ManualClock
+    found_by: str, backend: InstrumentedBackend, recorder: Recorder, clock: ManualClock
 ) -> None:
     """Law 8: a task that expires is seen, whoever finds it, and only once."""
     await backend.publisher.publish(*tasks("a", deadline=clock.now() + 1))
@@ -212,7 +212,7 @@ async def test_expiry_is_seen_once(
     assert seen == [("expired", (Expired("k", "a", 1),))]
 
 
-async def test_a_stale_settlement_is_seen(backend: ObservedBackend, recorder: Recorder) -> None:
+async def test_a_stale_settlement_is_seen(backend: InstrumentedBackend, recorder: Recorder) -> None:
     """Law 2: what changed nothing is seen as such, by itself as in a batch."""
     await backend.publisher.publish(*tasks("a"))
     subscription = backend.subscribe(["k"], "w")
@@ -226,7 +226,7 @@ async def test_a_stale_settlement_is_seen(backend: ObservedBackend, recorder: Re
         assert recorder.take() == [("settled", (delivery,), verb, (Settled.LEASE_LOST,))]
 
 
-async def test_iterating_is_observed_too(backend: ObservedBackend, recorder: Recorder) -> None:
+async def test_iterating_is_observed_too(backend: InstrumentedBackend, recorder: Recorder) -> None:
     """Deliveries that come by iteration are seen like others, and closing ends the iteration."""
     await backend.publisher.publish(*tasks("a", "b"))
     seen = []
@@ -240,7 +240,7 @@ async def test_iterating_is_observed_too(backend: ObservedBackend, recorder: Rec
     assert [call[0] for call in recorder.take()].count("delivered") == 2
 
 
-async def test_capabilities_pass_through(backend: ObservedBackend) -> None:
+async def test_capabilities_pass_through(backend: InstrumentedBackend) -> None:
     """G6: everything that the backend declares can be reached through the wrapper."""
     assert backend.capabilities == Capabilities(names=frozenset(Capability))
     await backend.publisher.publish(*tasks("a"))
@@ -255,7 +255,7 @@ async def test_capabilities_pass_through(backend: ObservedBackend) -> None:
 
 async def test_what_the_backend_lacks_the_wrapper_lacks() -> None:
     """A bare backend gains no capability, and foreign attributes are missing as before."""
-    bare = ObservedBackend(ScriptedBackend(), Hooks())
+    bare = InstrumentedBackend(ScriptedBackend(), Hooks())
     assert bare.capabilities.names == frozenset()
     assert not hasattr(bare, "dead_letters")
     assert not hasattr(bare.subscribe(["k"], "w"), "adopt")
@@ -269,23 +269,23 @@ async def test_an_ordering_key_needs_an_order() -> None:
     task = Task(key="k", id="b", ordering_key="entity")
     unordered, ordered = ScriptedBackend(), ScriptedBackend()
     ordered.capabilities = Capabilities(names=frozenset({Capability.ORDER}))
-    for backend in (Queue(unordered), Queue(ObservedBackend(unordered, Hooks()))):
+    for backend in (Queue(unordered), Queue(InstrumentedBackend(unordered, Hooks()))):
         with pytest.raises(InvalidInput) as caught:
             await backend.publish_many([*tasks("a"), task])
         assert caught.value.field == "ordering_key"
         assert "entity" not in str(caught.value)
     with pytest.raises(InvalidInput, match=r"^ordering_key: "):
-        await ObservedBackend(unordered, Hooks()).publisher.publish(*tasks("a"), task)
+        await InstrumentedBackend(unordered, Hooks()).publisher.publish(*tasks("a"), task)
     assert unordered.calls == []
-    await ObservedBackend(unordered, Hooks()).publisher.schedule_retry(task, 5)
+    await InstrumentedBackend(unordered, Hooks()).publisher.schedule_retry(task, 5)
     assert len(unordered.calls) == 1
-    await ObservedBackend(ordered, Hooks()).publisher.publish(task)
+    await InstrumentedBackend(ordered, Hooks()).publisher.publish(task)
     await Queue(ordered).publish("k", id="c", ordering_key="entity")
     assert ordered.calls == [("publish", "b"), ("publish", "c")]
 
 
 async def test_passes_of_housekeeping(
-    backend: ObservedBackend, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    backend: InstrumentedBackend, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is told, one that fails too; its error goes to who asked for it."""
     control = control_of(backend)

@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskqueue_core.authoring.fair_order import TURN, Floor, Walk, cost, joins_at, returns_at
+from taskqueue_core.authoring.fair_order import (
+    TURN,
+    FairRotation,
+    PriorityFloor,
+    cost,
+    joins_at,
+    returns_at,
+)
 
 
-def turns(walk: Walk[str], count: int, weights: dict[str, int] | None = None) -> str:
+def turns(walk: FairRotation[str], count: int, weights: dict[str, int] | None = None) -> str:
     """So many turns, by name."""
     taken = []
     for _ in range(count):
@@ -22,9 +29,9 @@ def turns(walk: Walk[str], count: int, weights: dict[str, int] | None = None) ->
     return "".join(taken)
 
 
-def walk_of(names: str) -> Walk[str]:
+def walk_of(names: str) -> FairRotation[str]:
     """Some that have joined in this order."""
-    walk: Walk[str] = Walk()
+    walk: FairRotation[str] = FairRotation()
     for name in names:
         walk.join(name)
     return walk
@@ -123,7 +130,7 @@ def test_a_walk_keeps_no_more_than_who_is_there() -> None:
 @pytest.mark.parametrize(("share", "every"), [(0.1, 10), (0.25, 4), (0.5, 2), (0.001, 1000)])
 def test_the_floor_share(share: float, every: int) -> None:
     """OPEN-C8: of so many hand-outs the last is of the lowest, time after time."""
-    floor = Floor()
+    floor = PriorityFloor()
     for _ in range(20):
         lowest = []
         for _ in range(every):
@@ -134,7 +141,7 @@ def test_the_floor_share(share: float, every: int) -> None:
 
 def test_an_uneven_floor_share() -> None:
     """OPEN-C8: a share that is no part of one comes out in the long run."""
-    floor, lowest = Floor(), 0
+    floor, lowest = PriorityFloor(), 0
     for _ in range(1000):
         lowest += floor.is_next(0.3)
         floor.handed_out(0.3)

@@ -57,7 +57,7 @@ GOOD_POINTS = [point("b", "good_plugin:AsClass"), point("a", "good_plugin")]
 def test_modules_and_classes() -> None:
     """A plugin is a module, or a class that is made once."""
     hooks = Hooks()
-    assert load_plugins(hooks, found=GOOD_POINTS) == ("a", "b")
+    assert load_plugins(hooks, matches=GOOD_POINTS) == ("a", "b")
     assert set(hooks.plugins) == {"a", "b"}
     hooks.fire("published", tasks=(1,), confirmations=())
     assert sys.modules["good_plugin"].calls == [(1,), (1,)]
@@ -77,14 +77,14 @@ def test_modules_and_classes() -> None:
 )
 def test_allow_and_deny(allow: set[str] | None, deny: set[str], loaded: tuple[str, ...]) -> None:
     """Nothing said allows all, an empty list none, and a denied plugin stays out whatever allows it."""
-    assert load_plugins(Hooks(), allow=allow, deny=deny, found=GOOD_POINTS) == loaded
+    assert load_plugins(Hooks(), allow=allow, deny=deny, matches=GOOD_POINTS) == loaded
 
 
 def test_what_is_not_allowed_is_not_imported(caplog: pytest.LogCaptureFixture) -> None:
     """Code of a plugin that was not asked for never runs."""
     fails = [point("x", "plugin_that_fails")]
-    assert load_plugins(Hooks(), deny={"x"}, found=fails) == ()
-    assert load_plugins(Hooks(), allow={"y"}, found=fails) == ()
+    assert load_plugins(Hooks(), deny={"x"}, matches=fails) == ()
+    assert load_plugins(Hooks(), allow={"y"}, matches=fails) == ()
     assert not caplog.records
     assert "plugin_that_fails" not in sys.modules
 
@@ -108,7 +108,7 @@ def test_a_bad_plugin_is_told_and_left_out(
     """The reason is logged, the application starts, and the other plugins are loaded."""
     hooks = Hooks()
     with caplog.at_level(logging.ERROR):
-        loaded = load_plugins(hooks, found=[point("x", target), *GOOD_POINTS])
+        loaded = load_plugins(hooks, matches=[point("x", target), *GOOD_POINTS])
     assert loaded == ("a", "b")
     assert set(hooks.plugins) == {"a", "b"}
     assert why in caplog.text
@@ -117,5 +117,5 @@ def test_a_bad_plugin_is_told_and_left_out(
 def test_two_plugins_of_one_name(caplog: pytest.LogCaptureFixture) -> None:
     """The second of a name is left out, and told."""
     twice = [point("a", "good_plugin"), point("a", "good_plugin:AsClass")]
-    assert load_plugins(Hooks(), found=twice) == ("a",)
+    assert load_plugins(Hooks(), matches=twice) == ("a",)
     assert "plugin a could not be loaded" in caplog.text

@@ -10,7 +10,7 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendNotFound, BackendUnavailable, CapabilityMissing
 from taskqueue_core.hooks import HOOK_API
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, open_backend
 from taskqueue_core.tasks import Confirmation, Ledger, Published, State
@@ -212,7 +212,7 @@ async def test_connect_by_name(word: str | None, monkeypatch: pytest.MonkeyPatch
     """E3, G3: by a word, or by the settings; the backend is closed at the end."""
     monkeypatch.setenv("TASKQUEUE_BACKEND", "taskqueue_memory" if word is None else "nowhere")
     async with connect(word) as queue:
-        assert isinstance(queue.backend, ObservedBackend)
+        assert isinstance(queue.backend, InstrumentedBackend)
         assert (await queue.publish("k")).stored
         assert (await queue.backend.health()).ok
     assert not (await queue.backend.health()).ok

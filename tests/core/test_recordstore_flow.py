@@ -85,7 +85,7 @@ async def test_the_bell_rings_for_room(backend: RecordBackend, store: DictStore)
     """B13: with a first hand-out, an end before it, a change of settings, and an unsure step; for its keys alone."""
 
     async def rung() -> bool:
-        waiting = asyncio.create_task(bell.rung(60))
+        waiting = asyncio.create_task(signal.wait(60))
         for _ in range(3):
             await asyncio.sleep(0)
         done = waiting.done()
@@ -95,7 +95,7 @@ async def test_the_bell_rings_for_room(backend: RecordBackend, store: DictStore)
     await backend.control.configure("k", QueueSettings(capacity=2))
     await backend.publisher.publish(Task(key="k", id="a"), Task(key="other", id="b"))
     consumer = backend.subscribe(["k", "other"], "w")
-    async with backend.publisher.room_bell("k", "more") as bell:
+    async with backend.publisher.room_signal("k", "more") as signal:
         assert not await rung()
         (first, second) = (await consumer.receive(9, 0)).deliveries
         assert await rung()
@@ -118,4 +118,4 @@ async def test_the_bell_rings_for_room(backend: RecordBackend, store: DictStore)
         assert await rung()
     await consumer.receive(9, 0)
     assert not await rung(), "it is closed"
-    await asyncio.wait_for(bell.rung(0.001), 30)
+    await asyncio.wait_for(signal.wait(0.001), 30)

@@ -12,7 +12,7 @@ from taskqueue_core import InvalidInput, PublishUnconfirmed, QueueFull, Task, co
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 from tests.clock import LoopClock
@@ -196,14 +196,14 @@ class BellDoor(Door):
     ) -> None:
         super().__init__(times, retry_after)
         self.capabilities = Capabilities(names=frozenset({Capability.FLOW}))
-        self.bell = Bell()
+        self.signal = Bell()
         self.bells: list[set[str]] = []
         self._code = code
 
     def room_bell(self, *keys: str) -> Bell:
         """Note for what it is asked."""
         self.bells.append(set(keys))
-        return self.bell
+        return self.signal
 
     def _refusal(self, task: Task) -> Confirmation:
         return msgspec.structs.replace(super()._refusal(task), code=self._code)
@@ -214,17 +214,17 @@ class BellDoor(Door):
 async def test_the_bell_ends_the_wait(code: Refusal, *, observed: bool) -> None:
     """B13: where the backend tells of room nobody polls: it is asked once the bell is open, and when it has rung."""
     door = BellDoor(3, code=code)
-    queue = Queue(ObservedBackend(door, Hooks()) if observed else door)
+    queue = Queue(InstrumentedBackend(door, Hooks()) if observed else door)
     publishing = asyncio.create_task(queue.publish("k", id="t", wait=60))
     for times in (2, 3):
-        while len(door.bell.waits) < times - 1:  # noqa: ASYNC110 - as the kit waits
+        while len(door.signal.waits) < times - 1:  # noqa: ASYNC110 - as the kit waits
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)
         assert len(door.calls) == times
-        door.bell.rang.set()
+        door.signal.rang.set()
     assert (await asyncio.wait_for(publishing, 5)).stored
-    assert (len(door.calls), door.bells, door.bell.open) == (4, [{"k"}], 0)
-    assert all(60 >= wait > 15 for wait in door.bell.waits)
+    assert (len(door.calls), door.bells, door.signal.open) == (4, [{"k"}], 0)
+    assert all(60 >= wait > 15 for wait in door.signal.waits)
 
 
 async def test_no_bell_for_those_who_get_in() -> None:
@@ -241,27 +241,27 @@ async def test_room_that_came_while_the_bell_was_opened() -> None:
     """B13: nothing is missed between the refusal and the bell."""
     door = BellDoor(1)
     assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
-    assert door.bell.waits == []
+    assert door.signal.waits == []
 
 
 async def test_what_no_bell_tells() -> None:
     """B13: a full store rings for nobody: it is asked when it hinted, by those with a bell too."""
     door = BellDoor(3, 0.01, Refusal.STORE_FULL)
     assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
-    assert door.bell.waits == []
+    assert door.signal.waits == []
 
 
 async def test_a_queue_that_moves_while_somebody_waits() -> None:
     """A20: the wait ends at once, with where to go, as soon as it is known that room will not come."""
     door = BellDoor(NEVER)
     publishing = asyncio.create_task(Queue(door).publish("k", wait=60))
-    while not door.bell.waits:  # noqa: ASYNC110 - as the kit waits
+    while not door.signal.waits:  # noqa: ASYNC110 - as the kit waits
         await asyncio.sleep(0)
     door._code, door._retry_after = Refusal.MOVED, None
-    door.bell.rang.set()
+    door.signal.rang.set()
     with pytest.raises(QueueFull) as caught:
         await asyncio.wait_for(publishing, 5)
-    assert (caught.value.code, door.bell.open) == ("moved", 0)
+    assert (caught.value.code, door.signal.open) == ("moved", 0)
 
 
 async def test_the_end_is_kept_with_a_bell() -> None:
@@ -272,7 +272,7 @@ async def test_the_end_is_kept_with_a_bell() -> None:
     with pytest.raises(QueueFull):
         await Queue(door).publish("k", wait=0.1)
     assert 0.1 <= clock.now() - start < 0.2
-    assert (len(door.calls), door.bell.open) == (3, 0)
+    assert (len(door.calls), door.signal.open) == (3, 0)
 
 
 async def test_the_bells_of_copies() -> None:

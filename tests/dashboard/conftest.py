@@ -33,7 +33,7 @@ async def it() -> AsyncIterator[Running]:
     backend = MemoryBackend()
     app = create_app(backend, settings())
     async with app.router.lifespan_context(app):
-        server = SimpleNamespace(hub=app.state.hub, url="http://127.0.0.1:8420", app=app)
+        server = SimpleNamespace(context=app.state.context, url="http://127.0.0.1:8420", app=app)
         yield Running(cast("Any", server), backend)
 
 

@@ -89,9 +89,9 @@ async def _main(folder: Path, *, every: bool) -> None:
     async with AsyncExitStack() as stack:
         browser = await stack.enter_async_context(browsing())
         it = await stack.enter_async_context(running())
-        queue = Queue(it.hub.backend)
+        queue = Queue(it.context.backend)
         for key, rules in _RULES.items():
-            await control_of(it.hub.backend).configure(key, rules)
+            await control_of(it.context.backend).configure(key, rules)
         workers = _workers(it.server.url)
         tasks = [asyncio.create_task(worker.serve()) for worker in workers]
         tasks += [asyncio.create_task(_publish(queue, *one)) for one in _PER_SECOND.items()]

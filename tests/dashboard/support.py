@@ -98,7 +98,7 @@ class Load:
 
     def __init__(self, it: Running) -> None:
         self.it = it
-        self.queue = Queue(it.hub.backend)
+        self.queue = Queue(it.context.backend)
         self.healed = False
         """whether the tasks of ``broken`` work by now"""
 
@@ -106,7 +106,7 @@ class Load:
     async def running(self) -> AsyncIterator[Load]:
         """Publish and work."""
         once = QueueSettings(retry=RetryPolicy(max_attempts=1))
-        await control_of(self.it.hub.backend).configure("broken", once)
+        await control_of(self.it.context.backend).configure("broken", once)
         worker = Worker(self.it.server.url, worker_id="worker-a", concurrency=20)
 
         @worker.task("resize")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fast_clock
 def gate(it: Running) -> Gate:
     """Three tokens."""
     gate = Gate(all=ADMIN, a=ONLY_A, w=NO_ADMIN)
-    it.hub.hooks.register(gate)
+    it.context.hooks.register(gate)
     return gate
 
 
@@ -86,8 +86,10 @@ async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> N
     """Security 2: a token for key A sees nothing of key B on any page: no name, no worker, no figure."""
     await it.publish("one", key="alpha")
     await it.publish("one", "secret-id", key="bravo")
-    subscriptions = [it.hub.backend.subscribe([key], f"works-{key}") for key in ("alpha", "bravo")]
-    both = it.hub.backend.subscribe(["alpha", "bravo"], "works-both")
+    subscriptions = [
+        it.context.backend.subscribe([key], f"works-{key}") for key in ("alpha", "bravo")
+    ]
+    both = it.context.backend.subscribe(["alpha", "bravo"], "works-both")
     for page in (
         "/",
         "/workers",
@@ -128,7 +130,7 @@ async def _events(client: httpx2.AsyncClient, path: str) -> AsyncIterator[str]:
 async def test_a_stream_of_some_queues() -> None:
     """Security 2: the stream of one who may see key A says nothing of key B."""
     async with running() as it:
-        it.hub.hooks.register(Gate(a=ONLY_A))
+        it.context.hooks.register(Gate(a=ONLY_A))
         await it.publish("one", key="alpha")
         await it.publish("one", "two", key="bravo")
         async with http(it, headers={"authorization": "Bearer a"}) as client:
@@ -144,7 +146,7 @@ async def test_a_stream_of_a_token_that_is_taken_away() -> None:
     """Security 6: the stream says why it ends, and its place is free again."""
     async with running() as it:
         gate = Gate(all=ADMIN)
-        it.hub.hooks.register(gate)
+        it.context.hooks.register(gate)
         async with http(it, headers={"authorization": "Bearer all", **PAGE}) as client:
             events = _events(client, "/live?view=overview")
             await anext(events)
@@ -156,5 +158,5 @@ async def test_a_stream_of_a_token_that_is_taken_away() -> None:
             await eventually(lambda: len(sampler.room) == 0)
 
 
-def _sampler(it: Running) -> dashboard.Sampler:
-    return dashboard.Sampler.of(it.hub)
+def _sampler(it: Running) -> dashboard.StatsPoller:
+    return dashboard.StatsPoller.of(it.context)

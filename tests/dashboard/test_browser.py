@@ -79,7 +79,7 @@ async def test_settings_in_the_browser(browser: Browser) -> None:
             await page.get_by_label("Order", exact=True).select_option("Tenants in turn")
             await page.get_by_role("button", name="Save settings").click()
             await expect(page.locator("#said")).to_contain_text("in force")
-            found = await control_of(it.hub.backend).settings("k")
+            found = await control_of(it.context.backend).settings("k")
             assert (found.capacity, found.max_processing_time, found.order.value) == (5, 90, "fair")
             await expect(page.locator("#chart-flow canvas")).to_be_visible()
 
@@ -133,13 +133,13 @@ async def test_widths_and_themes(browser: Browser) -> None:
         await it.publish("one", "two", tenant="acme")
         await bury(it, "a" * 60)
         size = {"width": 1280, "height": 800}
-        stats, much = it.hub.control.stats, 9_876_543_210_123
+        stats, much = it.context.control.stats, 9_876_543_210_123
         books = Ledger(published=2 * much, done=much, dead=1_234_567, waiting=much - 1_234_567)
 
         async def huge(key: str) -> QueueStats:
             return msgspec.structs.replace(await stats(key), ledger=books)
 
-        it.hub.control.stats = huge  # type: ignore[method-assign]
+        it.context.control.stats = huge  # type: ignore[method-assign]
         async with looking(browser, it, viewport=size, color_scheme="light") as page:
             for _ in range(2):
                 await page.get_by_role("button", name="Theme").click()
@@ -184,7 +184,7 @@ async def test_a_token_that_is_taken_away(
     monkeypatch.setattr(access, "CHECK_SECONDS", 0.3)
     async with running() as it:
         gate = Gate(all=ADMIN)
-        it.hub.hooks.register(gate)
+        it.context.hooks.register(gate)
         await it.publish("one", key="alpha")
         async with looking(browser, it) as page:
             await page.get_by_label("Token").fill("nonsense")

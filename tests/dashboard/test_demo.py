@@ -22,7 +22,7 @@ async def test_the_demo(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> No
     """A person sees it live, pauses a queue, sees flow stop, redrives a dead letter and watches it finish."""
     monkeypatch.setattr(snapshot, "_WINDOW", 1.0)
     async with loaded() as (it, load), looking(browser, it) as page:
-        control = control_of(it.hub.backend)
+        control = control_of(it.context.backend)
         # Figures move by themselves.
         await expect(page.locator("#connection b")).to_have_text("Live")
         before = await _done(page)
@@ -89,7 +89,7 @@ async def test_figures_equal_the_ledger(browser: Browser) -> None:
                 assert before[name] <= getattr(shown, name) <= after[name]
             if before == after:
                 assert all(before[name] == getattr(shown, name) for name in shown.__struct_fields__)
-        control = control_of(it.hub.backend)
+        control = control_of(it.context.backend)
         for pause in ("paused", "intake_paused"):
             found = await control.settings("resize")
             await control.configure("resize", found.model_copy(update={pause: True}))

@@ -15,7 +15,7 @@ from tests.server.support import Running
 async def bury(it: Running, *ids: str, error: str = "it broke") -> None:
     """Have dead letters."""
     await it.publish(*ids)
-    subscription = it.hub.backend.subscribe(["k"], "worker-1")
+    subscription = it.context.backend.subscribe(["k"], "worker-1")
     for delivery in (await subscription.receive(len(ids), 1)).deliveries:
         await subscription.dead_letter(delivery, reason="rejected", error=error)  # type: ignore[attr-defined]
     await subscription.close()
@@ -36,7 +36,7 @@ async def test_pausing(it: Running, client: httpx2.AsyncClient) -> None:
         for to, holds in (("paused", True), ("resumed", False)):
             answer = await post(client, "/queues/k/pause", what=what, to=to)
             assert 'id="said"' in await followed(client, answer)
-            assert getattr(await it.hub.control.settings("k"), field) is holds
+            assert getattr(await it.context.control.settings("k"), field) is holds
     answer = await post(client, "/queues/k/pause", what="handout", to="paused", back="overview")
     assert answer.headers["location"] == "/?said=paused"
     assert "Resume</button>" in await followed(client, answer)
@@ -51,7 +51,7 @@ def filled(settings: QueueSettings, **changes: str) -> dict[str, str]:
 
 async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
     """Limits, rate and order are put in force; fields that the form does not have stay as they are."""
-    control = it.hub.control
+    control = it.context.control
     before = await control.configure(
         "k", QueueSettings(dedupe_window=77, order=Order.FAIR, weights={"a": 2})
     )
@@ -85,7 +85,7 @@ async def test_wrong_settings(
     it: Running, client: httpx2.AsyncClient, field: str, text: str
 ) -> None:
     """What a field may not hold is said beside it, what was typed stays, and nothing is changed."""
-    before = await it.hub.control.settings("k")
+    before = await it.context.control.settings("k")
     form = filled(before) | {"max_processing_time": "60"}
     if field == "rate_limit.interval":
         form["rate_limit.max_tokens"] = "1"
@@ -94,23 +94,23 @@ async def test_wrong_settings(
     assert f'id="h-{field}" class="fault"' in answer.text or field in answer.text
     assert 'value="60"' in answer.text
     assert "<script>" not in answer.text.replace("<script src", "").replace("<script defer", "")
-    assert await it.hub.control.settings("k") == before
+    assert await it.context.control.settings("k") == before
 
 
 async def test_settings_of_somebody_else(it: Running, client: httpx2.AsyncClient) -> None:
     """Law 9: a change made meanwhile is neither lost nor hidden: both values are shown, and saving again decides."""
-    before = await it.hub.control.settings("k")
+    before = await it.context.control.settings("k")
     form = filled(before, capacity="100")
-    await it.hub.control.configure("k", before.model_copy(update={"capacity": 50}))
+    await it.context.control.configure("k", before.model_copy(update={"capacity": 50}))
     answer = await post(client, "/queues/k/settings", **form)
     assert answer.status_code == 409
     assert "Somebody else" in answer.text
     assert 'value="100"' in answer.text
     assert "In force: 50" in answer.text
-    assert (await it.hub.control.settings("k")).capacity == 50
+    assert (await it.context.control.settings("k")).capacity == 50
     form["version"] = "1"
     await followed(client, await post(client, "/queues/k/settings", **form))
-    assert (await it.hub.control.settings("k")).capacity == 100
+    assert (await it.context.control.settings("k")).capacity == 100
 
 
 async def test_purging(it: Running, client: httpx2.AsyncClient) -> None:
@@ -180,7 +180,7 @@ async def test_tasks(it: Running, client: httpx2.AsyncClient) -> None:
     assert "Cancelled" in page
     late = await post(client, "/tasks/k/one", action="cancel", confirm="cancel")
     assert "has ended already" in await followed(client, late)
-    await it.hub.control.cancel("k", "two")
+    await it.context.control.cancel("k", "two")
     await bury(it, "three", "four")
     dead = (await client.get("/tasks/k/three")).text
     assert "it broke" in dead
@@ -202,7 +202,7 @@ async def test_forms_of_other_sites(it: Running, client: httpx2.AsyncClient) -> 
             "/queues/k/pause", data={"to": "paused"}, headers={"origin": origin}
         )
         assert answer.status_code == 403
-    assert not (await it.hub.control.settings("k")).paused
+    assert not (await it.context.control.settings("k")).paused
     assert (await client.post("/queues/k/pause", json={"to": "paused"})).status_code == 415
     many = "&".join(f"f{number}=1" for number in range(2001))
     kind = {"content-type": "application/x-www-form-urlencoded"}

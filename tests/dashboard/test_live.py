@@ -23,10 +23,10 @@ from taskqueue_core.tasks import (
     Settled,
     Task,
 )
-from taskqueue_server.context.limited_slots import Room
-from taskqueue_server.dashboard import Sampler, sampler
-from taskqueue_server.dashboard.local_metrics import Gauges
-from taskqueue_server.dashboard.snapshot import HISTORY, History, Look, Sample
+from taskqueue_server.context.limited_slots import LimitedSlots
+from taskqueue_server.dashboard import StatsPoller, sampler
+from taskqueue_server.dashboard.local_metrics import ProcessGauges
+from taskqueue_server.dashboard.snapshot import HISTORY, History, Snapshot, StoreReading
 from taskqueue_server.problems import ProblemError
 from tests.dashboard.support import PAGE
 from tests.server.support import Running, eventually, http, running
@@ -77,33 +77,33 @@ async def test_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is asked while somebody looks and not longer, and hooks are measured only then."""
     monkeypatch.setattr(sampler, "_LINGER", 0.1)
     async with running() as it:
-        one = Sampler.of(it.hub)
+        one = StatsPoller.of(it.context)
         assert one.latest is None
-        before = len(it.hub.hooks.plugins)
+        before = len(it.context.hooks.plugins)
         async with stream(it) as events:
             await anext(events)
-            assert len(it.hub.hooks.plugins) == before + 1
-        await eventually(lambda: len(it.hub.hooks.plugins) == before)
+            assert len(it.context.hooks.plugins) == before + 1
+        await eventually(lambda: len(it.context.hooks.plugins) == before)
         assert len(one.room) == 0
 
 
 async def test_one_token_leaves_pages_to_others() -> None:
     """Security 22: who has a name may have half of the pages that are kept up to date."""
-    room = Room(4, "too_many_pages", "pages are kept up to date")
-    with room.place("a"), room.place("a"):
-        with pytest.raises(ProblemError) as refused, room.place("a"):
+    room = LimitedSlots(4, "too_many_pages", "pages are kept up to date")
+    with room.acquire("a"), room.acquire("a"):
+        with pytest.raises(ProblemError) as refused, room.acquire("a"):
             pass
         assert refused.value.problem.status == 429
         with (
-            room.place("b"),
-            room.place(None),
+            room.acquire("b"),
+            room.acquire(None),
             pytest.raises(ProblemError) as full,
-            room.place("c"),
+            room.acquire("c"),
         ):
             pass
         assert full.value.problem.status == 503
     assert len(room) == 0
-    with room.place(None), room.place(None), room.place(None), room.place(None):
+    with room.acquire(None), room.acquire(None), room.acquire(None), room.acquire(None):
         assert len(room) == 4
 
 
@@ -120,7 +120,7 @@ async def test_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
             assert (await client.get("/")).status_code == 200
-        await eventually(lambda: len(Sampler.of(it.hub).room) == 0)
+        await eventually(lambda: len(StatsPoller.of(it.context).room) == 0)
         async with stream(it) as events:
             await anext(events)
         for view in ("", "nothing", "task", "queue", "task&key=k", "workers&key=k", "queue&key=~"):
@@ -142,7 +142,7 @@ async def test_one_that_does_not_read() -> None:
             numbers = [(await anext(events))["sample"] for _ in range(3)]
         assert numbers == list(range(numbers[0], numbers[0] + 3))
         writer.transport.abort()
-        await eventually(lambda: len(Sampler.of(it.hub).room) == 0)
+        await eventually(lambda: len(StatsPoller.of(it.context).room) == 0)
 
 
 async def test_the_end_is_not_held_up() -> None:
@@ -179,15 +179,15 @@ async def test_the_store_is_away() -> None:
         await it.publish("one")
         async with stream(it) as events:
             assert (await anext(events))["texts"]["@store"] == "ok"
-            queues = it.hub.control.queues
+            queues = it.context.control.queues
             away = _raising()
-            it.hub.control.queues = away  # type: ignore[method-assign]
+            it.context.control.queues = away  # type: ignore[method-assign]
             event = await _until(events, "store", "does not answer (backend_unavailable)")
             assert event["ledger"]["published"] == 1
             page = await client.get("/")
             assert page.status_code == 503
             assert "does not answer" in page.text
-            it.hub.control.queues = queues  # type: ignore[method-assign]
+            it.context.control.queues = queues  # type: ignore[method-assign]
             await _until(events, "store", "answers")
         assert (await client.get("/")).status_code == 200
 
@@ -211,7 +211,7 @@ async def test_unbalanced_books_are_seen() -> None:
     """Law 1: where a ledger does not add up the page says so, in words and as a state."""
     async with running() as it, http(it, headers=PAGE) as client:
         await it.publish("one")
-        control = it.hub.control
+        control = it.context.control
         stats = await control.stats("k")
         wrong = msgspec.structs.replace(stats, ledger=Ledger(published=3, done=1))
 
@@ -223,12 +223,14 @@ async def test_unbalanced_books_are_seen() -> None:
         assert 'data-live="balance" data-state="bad">Does not add up: 2 missing' in page
 
 
-def _sample(number: int, **ledgers: Ledger) -> Sample:
-    looks = {
-        key: Look(QueueStats(key=key, ledger=ledger), QueueSettings())
+def _sample(number: int, **ledgers: Ledger) -> Snapshot:
+    readings = {
+        key: StoreReading(QueueStats(key=key, ledger=ledger), QueueSettings())
         for key, ledger in ledgers.items()
     }
-    return Sample(number=number, at=float(number), looks=looks, health=Health(ok=True, backend="m"))
+    return Snapshot(
+        number=number, at=float(number), readings=readings, health=Health(ok=True, backend="m")
+    )
 
 
 def test_the_history_is_a_ring() -> None:
@@ -252,7 +254,7 @@ def test_the_history_is_a_ring() -> None:
 
 def test_gauges_are_bounded() -> None:
     """Security 16: however many keys and tenants there are, so much is kept of them and not more."""
-    gauges = Gauges(lambda: 10.0)
+    gauges = ProcessGauges(lambda: 10.0)
     tasks = [Task(key=f"k{n}", tenant=f"t{n}") for n in range(1500)]
     tasks += [Task(key="k0", tenant=f"t{n}") for n in range(500)]
     deliveries = [Delivery(task=task, receipt="r", attempt=1, delivered_at=9.5) for task in tasks]
@@ -284,4 +286,4 @@ async def test_who_settles_is_measured() -> None:
         page = (await client.get("/queues/k")).text
         assert "acme" in page
         assert " ms" in page.partition("q.k.p50")[2][:60] or "ms" in (await client.get("/")).text
-        assert await control_of(it.hub.backend).queues() == ("k",)
+        assert await control_of(it.context.backend).queues() == ("k",)

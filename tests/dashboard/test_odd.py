@@ -12,10 +12,10 @@ import pytest
 from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Identity
 from taskqueue_core.tasks import Ledger
-from taskqueue_server.dashboard import Sampler, pages, sampler, stream
+from taskqueue_server.dashboard import StatsPoller, pages, sampler, stream
 from taskqueue_server.dashboard.snapshot import LISTED, History
 from taskqueue_server.dashboard.tasks import _pretty
-from taskqueue_server.dashboard.views import View
+from taskqueue_server.dashboard.views import DashboardView
 from tests.dashboard.support import ADMIN, PAGE, Gate, raw_ledger
 from tests.dashboard.test_forms import bury
 from tests.dashboard.test_live import _sample
@@ -50,7 +50,7 @@ async def test_odd_payloads(it: Running, client: httpx2.AsyncClient, odd: bytes)
     assert _pretty(b"[" * 3000) == ("[" * 3000, 0)
     assert _pretty(b"\xff") == ("\ufffd", 0)
     await it.publish("one", payload=odd)
-    subscription = it.hub.backend.subscribe(["k"], "worker-1")
+    subscription = it.context.backend.subscribe(["k"], "worker-1")
     (delivery,) = (await subscription.receive(1, 1)).deliveries
     await subscription.dead_letter(delivery, reason="\ud800 half", error="\udfff\x00half")  # type: ignore[attr-defined]
     await subscription.close()
@@ -78,16 +78,16 @@ def test_sums_are_over_all_queues() -> None:
 async def test_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault G4: what many see is made once; who may see other queues gets an event of their own."""
     made: list[tuple[int, object]] = []
-    event = View._event
+    event = DashboardView._event
 
-    def counted(view: View, sample: object, *rest: object) -> bytes:
+    def counted(view: DashboardView, sample: object, *rest: object) -> bytes:
         made.append((sample.number, view._same))  # type: ignore[attr-defined]
         return event(view, sample, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(View, "_event", counted)
+    monkeypatch.setattr(DashboardView, "_event", counted)
     async with running() as it:
         only = Identity(name="a", verbs=frozenset({"admin"}), keys=("alpha",))
-        it.hub.hooks.register(Gate(all=ADMIN, a=only))
+        it.context.hooks.register(Gate(all=ADMIN, a=only))
         await it.publish("one", key="alpha")
         await it.publish("one", "two", key="bravo")
         async with AsyncExitStack() as stack:
@@ -117,7 +117,7 @@ async def test_no_old_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         await it.publish("one")
         async with following(it) as events:
             assert (await anext(events))["ledger"]["published"] == 1
-        await eventually(lambda: Sampler.of(it.hub)._task is None)
+        await eventually(lambda: StatsPoller.of(it.context)._task is None)
         await it.publish("two")
         async with following(it) as events:
             assert (await anext(events))["ledger"]["published"] == 2
@@ -135,7 +135,7 @@ async def test_a_place_is_given_back(monkeypatch: pytest.MonkeyPatch, version: s
         yield b"data: 1\n\n"
 
     async with running() as it:
-        one = Sampler.of(it.hub)
+        one = StatsPoller.of(it.context)
         answer = stream.EventStream(one, events())
         scope = {"type": "http", "asgi": {"spec_version": version}}
         async with asyncio.timeout(5):
@@ -151,10 +151,10 @@ async def test_a_worker_is_no_dead_letter(it: Running, client: httpx2.AsyncClien
 
     await bury(it, "one", "two")
     before = await shape()
-    subscription = it.hub.backend.subscribe(["k"], "worker-2")
+    subscription = it.context.backend.subscribe(["k"], "worker-2")
     assert await shape() == before
     await subscription.close()
-    await it.hub.dead_letters.redrive("k", "one")
+    await it.context.dead_letters.redrive("k", "one")
     assert await shape() != before
 
 
@@ -162,9 +162,9 @@ async def test_a_worker_is_no_dead_letter(it: Running, client: httpx2.AsyncClien
 async def test_sessions_of_other_sites(it: Running, client: httpx2.AsyncClient, path: str) -> None:
     """Security 4: no other site's page begins or ends a session, not even one that may ask the API."""
     friend = "https://friend.example"
-    assert isinstance(it.hub.settings, Settings)
-    it.hub.hooks.register(Gate(all=ADMIN))
-    it.hub.settings.origins |= {friend}
+    assert isinstance(it.context.settings, Settings)
+    it.context.hooks.register(Gate(all=ADMIN))
+    it.context.settings.origins |= {friend}
     for origin in (friend, "null", "https://evil.example"):
         answer = await client.post(path, data={"token": "all"}, headers={"origin": origin, **PAGE})
         assert answer.status_code == 403, origin
@@ -177,14 +177,14 @@ async def test_sessions_of_other_sites(it: Running, client: httpx2.AsyncClient, 
 async def test_huge_numbers(it: Running, client: httpx2.AsyncClient) -> None:
     """C17: figures of any length are shown whole."""
     await it.publish("one")
-    stats = await it.hub.control.stats("k")
+    stats = await it.context.control.stats("k")
     number = 9_876_543_210_123
 
     async def lying(key: str) -> object:
         del key
         return type(stats)(key="k", ledger=Ledger(published=number, done=number))
 
-    it.hub.control.stats = lying  # type: ignore[assignment,method-assign]
+    it.context.control.stats = lying  # type: ignore[assignment,method-assign]
     page = (await client.get("/")).text
     assert "9,876,543,210,123" in page
     assert raw_ledger(page) == Ledger(published=number, done=number)

@@ -26,7 +26,7 @@ KEY = "<img=x>"
 
 async def fill(it: Running) -> None:
     """Have a queue of each kind: alive, dead, paused, with a hostile name."""
-    subscription = it.hub.backend.subscribe([KEY, "k"], "worker-1")
+    subscription = it.context.backend.subscribe([KEY, "k"], "worker-1")
     for key in (KEY, "k"):
         await it.publish("one", "two", key=key, tenant="<b>tenant", payload=b'"</script>"')
         received = await subscription.receive(1, 1)
@@ -34,7 +34,7 @@ async def fill(it: Running) -> None:
             received.deliveries[0], reason=HOSTILE, error=HOSTILE
         )
     await it.publish("gone", key="k")
-    await it.hub.control.cancel("k", "gone")
+    await it.context.control.cancel("k", "gone")
     await it.publish("later", key="later", not_before=4e9)
 
 
@@ -245,9 +245,9 @@ async def test_finding(it: Running, client: httpx2.AsyncClient) -> None:
 
 async def test_more_queues_than_fit(it: Running, client: httpx2.AsyncClient) -> None:
     """C17: so many queues are listed, and all of them are in the ledger."""
-    await it.hub.backend.publisher.publish(*(Task(key=f"q{n:03}") for n in range(203)))
+    await it.context.backend.publisher.publish(*(Task(key=f"q{n:03}") for n in range(203)))
     page = (await client.get("/")).text
     assert page.count("<tr data-queue=") == 200
     assert "3 more queues" in page
     assert 'data-ledger-published="203"' in page
-    assert len(await control_of(it.hub.backend).queues()) == 203
+    assert len(await control_of(it.context.backend).queues()) == 203

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from taskqueue_cli.demo import DemoOptions, Report, view_for
 from taskqueue_cli.demo.check import Comparison
-from taskqueue_cli.demo.plan import Plan, make_plan
+from taskqueue_cli.demo.plan import DemoPlan, make_plan
 from taskqueue_cli.demo.report import Killed
 from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, Task
 
@@ -23,7 +23,7 @@ def dead(task_id: str, reason: str = "max_retries_exceeded") -> DeadLetter:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> DemoPlan:
     """Three files, one of which fails once."""
     for name in "abc":
         (tmp_path / name).touch()
@@ -31,7 +31,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 @pytest.fixture
-def report(plan: Plan) -> Report:
+def report(plan: DemoPlan) -> Report:
     """A run in which everything holds."""
     ledger = Ledger(published=4, done=3, dead=1)
     return Report(
@@ -53,7 +53,7 @@ def report(plan: Plan) -> Report:
 def test_a_run_in_which_everything_holds(report: Report) -> None:
     """All checks hold, and the figures are those of the run."""
     assert report.ok
-    told = report.told()
+    told = report.to_dict()
     assert (told["ok"], told["tasks_per_second"], told["ledger"]["balanced"]) == (True, 2.0, True)
 
 
@@ -86,7 +86,7 @@ def test_whatever_does_not_hold_is_seen(change: dict[str, Any], report: Report) 
         change = {"dead": (dead(report.plan.poison_id, "rejected"),)}
     changed = msgspec.structs.replace(report, **change)
     assert not changed.ok
-    assert not changed.told()["ok"]
+    assert not changed.to_dict()["ok"]
     text = shown(changed)
     assert "✘" in text
     assert "does not hold" in text

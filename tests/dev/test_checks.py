@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import check, check_files, check_lock, check_public_names
+from tools import check, check_files, check_lock, check_public_names, check_words, structure
 
 ROOT = Path(__file__).parents[2]
 HASH = "    --hash=sha256:" + "0" * 64
@@ -89,6 +89,37 @@ def test_public_names_are_a_deliberate_list(init: str, problem: str, tmp_path: P
     found = list(check_public_names.problems(source / "pkg" / "__init__.py", source))
     assert [one.startswith(problem) for one in found] == ([True] if problem else [])
     assert list(check_public_names.problems(source / "pkg/sub/__init__.py", source)) == []
+
+
+def test_words_have_budgets_that_only_fall(tmp_path: Path) -> None:
+    """A word counts in names, comments, strings and pages; more or fewer than its budget is a failure."""
+    put(tmp_path, "README.md", "It is told anew.")
+    put(tmp_path, "src/a.py", "class ToldHub:\n    told_by = 1  # by the hubs, untold\n")
+    put(tmp_path, "src/b.py", 'KEY = "hub"\n')
+    words = {
+        "told": {"use": "response", "budget": 3},
+        "hub": {"use": "context", "forms": ["hubs"], "budget": 1},
+        "anew": {"use": "again", "budget": 2},
+    }
+    table: dict[str, object] = {
+        "words": words,
+        "exceptions": [{"files": ["src/b.py"], "words": ["hub"], "reason": "a Redis key"}],
+    }
+    wrong, total = check_words.check(tmp_path, table)
+    assert total == {"told": 3, "hub": 2, "anew": 1}
+    assert [line.split(",")[0] for line in wrong] == [
+        "'hub' occurs 2 times",
+        "'anew' occurs 1 times",
+    ]
+    put(tmp_path, "tools/words.toml", '[words]\nanew = { use = "again", budget = 2 }\n')
+    check_words.lower(tmp_path / "tools/words.toml", total)
+    assert "budget = 1 }" in (tmp_path / "tools/words.toml").read_text()
+
+
+def test_circles_are_found() -> None:
+    """Modules that import one another are one group, however many are between them."""
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"f"}, "f": {"e"}}
+    assert sorted(structure.circles(edges)) == [["a", "b", "c"], ["e", "f"]]
 
 
 def test_the_lock_is_pure_and_fits() -> None:

@@ -9,10 +9,10 @@ from typing import Any, cast
 import httpx2
 
 from taskqueue_core.backend import Backend
-from taskqueue_dispatch.api import part
+from taskqueue_dispatch.api import extension
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_server.context.server import Hub
+from taskqueue_server.context.server import ServerContext
 from tests.dispatch.patience import PATIENCE
 from tests.dispatch.support import settings, until
 from tests.server.support import http, problem, running
@@ -23,10 +23,10 @@ __all__ = ["Api", "problem", "serving"]
 class Api:
     """Both ends of it."""
 
-    def __init__(self, client: httpx2.AsyncClient, hub: Hub, url: str) -> None:
+    def __init__(self, client: httpx2.AsyncClient, context: ServerContext, url: str) -> None:
         self.client = client
-        self.hub = hub
-        self.dispatcher = cast("Dispatcher", hub.brought["dispatch"])
+        self.context = context
+        self.dispatcher = cast("Dispatcher", context.extension_state["dispatch"])
         self.url = url
 
     async def register(self, model: str, *gpus: SimulatedGpu, **fields: Any) -> None:
@@ -68,7 +68,7 @@ class Api:
 async def serving(backend: Backend, *, tokens: Any = None, **values: Any) -> AsyncIterator[Api]:
     """Give a server with a dispatcher of short times; ``tokens`` is a tokens file."""
     async with (
-        running(backend, parts=[part(settings(**values))], tokens_file=tokens) as it,
+        running(backend, extensions=[extension(settings(**values))], tokens_file=tokens) as it,
         http(it) as client,
     ):
-        yield Api(client, it.hub, it.server.url)
+        yield Api(client, it.context, it.server.url)

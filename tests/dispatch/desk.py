@@ -11,7 +11,7 @@ from taskqueue_core.capabilities import Endpoint, Seen, SlotPool, slots_of
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 from tests.dispatch.patience import until
 
 __all__ = ["SPELLINGS", "URL", "Failing", "Servers", "free", "registry_of", "settings", "well"]
@@ -39,9 +39,9 @@ def settings(**values: Any) -> DispatchSettings:
     return DispatchSettings(_env_file=None, **values)
 
 
-async def registry_of(backend: Backend, **values: Any) -> Registry:
+async def registry_of(backend: Backend, **values: Any) -> ModelRegistry:
     """Return a registry that has looked, as that of a process of its own."""
-    registry = Registry(backend, settings(**values))
+    registry = ModelRegistry(backend, settings(**values))
     await registry.refresh()
     return registry
 
@@ -53,7 +53,7 @@ async def well(backend: Backend, model: str, server: str) -> None:
 
 async def free(pool: SlotPool, model: str) -> int:
     """Count the free slots of a model."""
-    return sum(info.free for info in (await pool.look(model)).endpoints)
+    return sum(info.free for info in (await pool.inspect(model)).endpoints)
 
 
 class Failing:

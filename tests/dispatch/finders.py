@@ -7,16 +7,16 @@ from typing import Any, cast
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import SlotPool, slots_of
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.lease_renewal import Keeper
+from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.models import ModelConfig
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.slot_finder import (
-    Finder,
     FoundLeased,
     FoundNone,
     FoundQueued,
-    Permit,
-    Waiters,
+    SlotFinder,
+    SlotPermit,
+    SlotWaiters,
 )
 from taskqueue_dispatch.submit import Reason
 from tests.dispatch.desk import URL, Failing, Servers, free, registry_of, settings, well
@@ -27,23 +27,25 @@ __all__ = ["Desk", "awaited", "desk_of", "is_free", "reason"]
 class Desk:
     """Who finds endpoints in one process. `serve` does what a runner does for who waits."""
 
-    def __init__(self, backend: Backend, registry: Registry, options: DispatchSettings) -> None:
+    def __init__(
+        self, backend: Backend, registry: ModelRegistry, options: DispatchSettings
+    ) -> None:
         """Start with nobody in line."""
         self.backend = backend
         self.registry = registry
         self.pool: SlotPool = slots_of(backend)
         self.failing = Failing(self.pool)
-        self.kept: list[Permit] = []
+        self.kept: list[SlotPermit] = []
         pool = cast("Any", self.failing)
-        self.keeper = Keeper(pool, registry, Servers(), options)
-        self.waiters = Waiters(registry)
-        self.finder = Finder(pool, registry, self.keeper, self.waiters, options, holder="me")
+        self.renewer = LeaseRenewer(pool, registry, Servers(), options)
+        self.waiters = SlotWaiters(registry)
+        self.finder = SlotFinder(pool, registry, self.renewer, self.waiters, options, holder="me")
 
     async def find(self, model: str = "flux", **more: Any) -> FoundLeased | FoundQueued | FoundNone:
         """Find an endpoint."""
         return await self.finder.find_endpoint(model, **more)
 
-    async def permit(self, model: str = "flux", **more: Any) -> Permit:
+    async def permit(self, model: str = "flux", **more: Any) -> SlotPermit:
         """Find an endpoint that is free."""
         found = await self.find(model, **more)
         assert isinstance(found, FoundLeased)
@@ -67,11 +69,11 @@ class Desk:
             if not leases:
                 break
             for lease in leases:
-                held = self.keeper.hold(lease)
+                held = self.renewer.hold(lease)
                 if self.waiters.give(model, held):
                     given += 1
                 else:
-                    self.keeper.drop(held)
+                    self.renewer.drop(held)
                     await self.pool.release(lease)
         return given
 
@@ -94,7 +96,7 @@ async def desk_of(
     return Desk(backend, registry, options)
 
 
-async def awaited(place: FoundQueued) -> Permit:
+async def awaited(place: FoundQueued) -> SlotPermit:
     """Wait for a permit, as a task can."""
     return await place
 

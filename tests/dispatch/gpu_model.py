@@ -12,7 +12,7 @@ import httpx2
 
 from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.gpu_server.component import GpuServer
-from taskqueue_dispatch.gpu_server.jobs import Handler, Job, JobFailed, JobRefused
+from taskqueue_dispatch.gpu_server.jobs import GpuJob, Handler, JobFailed, JobRefused
 from tests.dispatch.gpu_support import SYNC, calling, lease_of, served, task_of
 from tests.dispatch.patience import PATIENCE
 
@@ -29,7 +29,7 @@ class Model:
         self.most = 0
         self._gate = asyncio.Semaphore(0)
 
-    async def __call__(self, job: Job) -> object:
+    async def __call__(self, job: GpuJob) -> object:
         """Run a job."""
         self.runs[job.id] += 1
         self.order.append(job.id)

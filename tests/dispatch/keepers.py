@@ -10,8 +10,8 @@ from typing import Any, cast
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import slots_of
 from taskqueue_core.clock import ManualClock
-from taskqueue_dispatch.lease_renewal import Held, Keeper
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.lease_renewal import LeaseRenewer, RenewedLease
+from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Failing, Servers, settings, well
 
@@ -32,8 +32,8 @@ class Desk:
         self.pool = Failing(self.backend.slots)
         self.servers = Servers()
         self.settings = settings(lease=LEASE, health_interval=10, settled=5)
-        self.registry = Registry(self.backend, self.settings)
-        self.keeper = Keeper(
+        self.registry = ModelRegistry(self.backend, self.settings)
+        self.renewer = LeaseRenewer(
             cast("Any", self.pool),
             self.registry,
             self.servers,
@@ -44,35 +44,35 @@ class Desk:
 
     async def take(
         self, number: int = 1, *, model: str = "flux", reports: bool = True
-    ) -> list[Held]:
+    ) -> list[RenewedLease]:
         """Register a server with as many slots, have it be well, and take them all."""
         await self.registry.register(model, "a", URL, number, reports=reports)
         await well(self.backend, model, "a")
         leases = await self.backend.slots.acquire(model, "me", ttl=LEASE, limit=number)
         assert len(leases) == number
-        return [self.keeper.hold(lease) for lease in leases]
+        return [self.renewer.hold(lease) for lease in leases]
 
-    async def assign(self, held: Held, job: str) -> None:
+    async def assign(self, held: RenewedLease, job: str) -> None:
         """Bind a lease in hand to a job."""
         (lease,) = await self.backend.slots.assign((held.lease, job), ttl=LEASE)
         assert lease is not None
-        self.keeper.change(held, lease)
+        self.renewer.change(held, lease)
 
     async def check(self) -> None:
         """Check what is due."""
-        for info, config, watch in self.keeper.checks.due():
-            await self.keeper.checks.check(info, config, watch)
+        for info, config, watch in self.renewer.checks.due():
+            await self.renewer.checks.check(info, config, watch)
 
     async def healthy(self, server: str = "a") -> bool:
         """Whether a server is."""
-        infos = (await self.backend.slots.look()).endpoints
+        infos = (await self.backend.slots.inspect()).endpoints
         return next(info.healthy for info in infos if info.endpoint.server == server)
 
 
 @asynccontextmanager
-async def running(keeper: Keeper) -> AsyncIterator[asyncio.Task[None]]:
+async def running(renewer: LeaseRenewer) -> AsyncIterator[asyncio.Task[None]]:
     """Run a keeper, and end it; it must not have ended by itself."""
-    task = asyncio.create_task(keeper.run())
+    task = asyncio.create_task(renewer.run())
     try:
         yield task
         assert not task.done()
@@ -84,5 +84,5 @@ async def running(keeper: Keeper) -> AsyncIterator[asyncio.Task[None]]:
 
 async def is_healthy(backend: Backend, server: str) -> bool:
     """Whether a server is, by the pool's word."""
-    infos = (await slots_of(backend).look()).endpoints
+    infos = (await slots_of(backend).inspect()).endpoints
     return next(info.healthy for info in infos if info.endpoint.server == server)

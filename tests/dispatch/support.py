@@ -11,7 +11,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import PoolView, control_of, slots_of
 from taskqueue_core.tasks import Ledger, encode_json
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.models import ModelConfig
@@ -68,7 +68,7 @@ class Gate:
         """Begin closed."""
         self.opened = asyncio.Event()
 
-    async def __call__(self, _: Job) -> None:
+    async def __call__(self, _: GpuJob) -> None:
         """Run a job."""
         await self.opened.wait()
 
@@ -88,7 +88,7 @@ async def serve(
         await dispatcher.registry.register(model, gpu.name, gpu.url, gpu.slots)
 
     async def all_well() -> bool:
-        view: PoolView = await slots_of(dispatcher.backend).look(model)
+        view: PoolView = await slots_of(dispatcher.backend).inspect(model)
         usable = {info.endpoint.server for info in view.endpoints if info.usable}
         return names <= usable
 
@@ -126,7 +126,7 @@ async def ended(
 
 async def all_free(backend: Backend) -> bool:
     """Whether no slot has a job."""
-    view = await slots_of(backend).look()
+    view = await slots_of(backend).inspect()
     return all(info.assigned + info.detached == 0 for info in view.endpoints)
 
 

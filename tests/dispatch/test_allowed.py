@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import settings
 
@@ -53,7 +53,7 @@ from tests.dispatch.desk import settings
 )
 async def test_endpoints_elsewhere(url: str) -> None:
     """An endpoint is where the settings allow one to be, whatever its URL is made to look like (C12)."""
-    registry = Registry(MemoryBackend(), settings(endpoints_allowed=ALLOWED), resolve=told)
+    registry = ModelRegistry(MemoryBackend(), settings(endpoints_allowed=ALLOWED), resolve=told)
     with pytest.raises(InvalidInput) as caught:
         await registry.register("flux", "a", url, 1)
     assert caught.value.field in {"endpoint", "url"}
@@ -76,7 +76,7 @@ async def test_endpoints_elsewhere(url: str) -> None:
 )
 async def test_endpoints_that_are_allowed(url: str) -> None:
     """Networks, hosts, hosts below a name, and hosts whose addresses are all within the networks are allowed (C12)."""
-    registry = Registry(MemoryBackend(), settings(endpoints_allowed=ALLOWED), resolve=told)
+    registry = ModelRegistry(MemoryBackend(), settings(endpoints_allowed=ALLOWED), resolve=told)
     assert (await registry.register("flux", "a", url, 1)).endpoint.url == url
 
 
@@ -95,7 +95,7 @@ async def told(host: str) -> tuple[str, ...]:
 
 async def test_the_systems_resolver() -> None:
     """The system is asked for names, and one that it does not know is refused (C12)."""
-    registry = Registry(MemoryBackend(), settings())
+    registry = ModelRegistry(MemoryBackend(), settings())
     await registry.register("flux", "a", "http://localhost:8000/", 1)
     with pytest.raises(InvalidInput, match="not found"):
         await registry.register("flux", "b", "http://nowhere.invalid/", 1)

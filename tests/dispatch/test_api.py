@@ -99,7 +99,7 @@ class TestSubmit:
             problem(missing, 404, "no_result")
             where = f"/queue/jobs/{job_id}/result?wait={MAX_WAIT}"
             asking = asyncio.create_task(api.client.get(where, timeout=60))
-            await until(lambda: len(api.hub.waiters) == 1)
+            await until(lambda: len(api.context.waiters) == 1)
             gate.open()
             answer = await asyncio.wait_for(
                 asking, MAX_WAIT - 5

@@ -259,7 +259,7 @@ async def test_clients_that_leave_while_they_wait(backend: Backend) -> None:
     async with serving(backend) as api, SimulatedGpu(name="a", mode=Mode.BUSY) as gpu:
         await api.register("zimg", gpu)
         job_id = await api.submit("zimg")
-        waiters = api.hub.waiters
+        waiters = api.context.waiters
         async with httpx2.AsyncClient(base_url=api.url, trust_env=False, verify=False) as client:
             where = f"/queue/jobs/{job_id}?wait=30"
             waiting = [asyncio.create_task(client.get(where, timeout=60)) for _ in range(5)]
@@ -269,4 +269,4 @@ async def test_clients_that_leave_while_they_wait(backend: Backend) -> None:
             await asyncio.gather(*waiting, return_exceptions=True)
             await until(lambda: len(waiters) == 0)
         assert (await ledger_of(backend, "zimg")).published == 1
-        assert queue_of("zimg") in await api.hub.control.queues()
+        assert queue_of("zimg") in await api.context.control.queues()

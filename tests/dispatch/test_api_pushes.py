@@ -50,7 +50,7 @@ async def begun(
     await until(lambda: gpu.active == 1)
 
     def lease() -> SlotLease | None:
-        held = api.dispatcher.keeper._held
+        held = api.dispatcher.renewer._held
         return next((one.lease for one in held if one.lease.job == job_id), None)
 
     await until(lambda: lease() is not None)

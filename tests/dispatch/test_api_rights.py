@@ -13,7 +13,7 @@ import pytest
 from starlette.routing import Route
 
 from taskqueue_core.backend import Backend
-from taskqueue_dispatch.api import part
+from taskqueue_dispatch.api import extension
 from taskqueue_dispatch.api.extension import OPERATIONS
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.names import JOBS, queue_of
@@ -71,7 +71,7 @@ async def ask(
 
 def test_every_route_is_in_a_table() -> None:
     """Security 2: there is no way in but by operations that say what they need, and what is public has its reason."""
-    made = part(settings())
+    made = extension(settings())
     app = create_app(MemoryBackend(), server_settings(), [made])
     told = (*CORE, *METRICS, *PAGES, *PREFECT, *OPERATIONS, *made.pages)
     paths = {route.path for route in app.routes if isinstance(route, Route)}
@@ -235,6 +235,6 @@ async def test_a_job_of_a_revoked_token(
         job_id = await api.submit("flux")
         where = f"/queue/jobs/{job_id}?wait=30"
         waiting = asyncio.create_task(api.client.get(where, headers=bearer(A), timeout=60))
-        await until(lambda: len(api.hub.waiters) == 1)
+        await until(lambda: len(api.context.waiters) == 1)
         write(path, entry(ADMIN, "admin"))
         problem(await asyncio.wait_for(waiting, 20), 401, "unauthenticated")

@@ -18,13 +18,13 @@ from hypothesis import settings as tried
 from schemathesis.checks import load_all_checks, not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from taskqueue_dispatch.api import part
+from taskqueue_dispatch.api import extension
 from taskqueue_dispatch.api.extension import OPERATIONS, TAGS
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 from taskqueue_server.api.table import OPERATIONS as CORE
 from taskqueue_server.context.server import VERSION
-from taskqueue_server.context.waiters import Waiters
+from taskqueue_server.context.waiters import ResultWaiters
 from taskqueue_server.routing.openapi import document
 from tests.dispatch.support import settings
 from tests.server.in_thread import in_thread
@@ -40,12 +40,14 @@ load_all_checks()
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server, in a loop of its own, for schemathesis waits for its answers."""
-    parts = [part(settings(health_interval=60.0))]
-    with in_thread(Server(MemoryBackend(), server_settings(), parts=parts)) as one:
-        assert one.hub is not None
+    extensions = [extension(settings(health_interval=60.0))]
+    with in_thread(ServerProcess(MemoryBackend(), server_settings(), extensions=extensions)) as one:
+        assert one.context is not None
         over = asyncio.Event()
         over.set()
-        one.hub.waiters = Waiters(one.hub.control, one.hub.hooks, over)  # nobody ends these jobs
+        one.context.waiters = ResultWaiters(
+            one.context.control, one.context.hooks, over
+        )  # nobody ends these jobs
         yield one.url
 
 

@@ -12,14 +12,14 @@ from taskqueue_dispatch.endpoint_client.answers import (
     DONE,
     FAILED,
     LONGEST_REST,
-    Accepted,
     Answer,
     Busy,
     Done,
-    Failed,
+    EndpointUnreachable,
+    JobAcceptedAnswer,
+    JobFailedAnswer,
+    JobRunningAnswer,
     Missing,
-    Running,
-    Unreachable,
 )
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.gpu_support import (
@@ -80,35 +80,37 @@ class TestSync:
     async def test_failure(self, word: str) -> None:
         """Each word of failure is one, with the server's own error and no control characters (C4)."""
         answer = await sent(said(status=word, error="out of\r\nmemory\x1b[31m"))
-        assert answer == Failed("out of  memory [31m")
-        assert await sent(said(status=word, error="x", final=True)) == Failed("x", final=True)
-        assert await sent(said(status=word, error={"a": 1})) == Failed(
+        assert answer == JobFailedAnswer("out of  memory [31m")
+        assert await sent(said(status=word, error="x", final=True)) == JobFailedAnswer(
+            "x", final=True
+        )
+        assert await sent(said(status=word, error={"a": 1})) == JobFailedAnswer(
             "the server says that it has failed"
         )
 
     async def test_a_long_error_is_cut(self) -> None:
         """No server fills the store with its error (C4)."""
         answer = await sent(said(status="failed", error="x" * 100_000))
-        assert isinstance(answer, Failed)
+        assert isinstance(answer, JobFailedAnswer)
         assert len(answer.error) == 1000
 
     async def test_a_failure_with_its_status(self) -> None:
         """The server's error counts in an answer of failure, too (C3)."""
         told = await sent(said(500, status="failed", error="out of memory"))
-        assert told == Failed("HTTP 500: out of memory")
+        assert told == JobFailedAnswer("HTTP 500: out of memory")
         told = await sent(said(422, status="failed", error="no prompt"))
-        assert told == Failed("HTTP 422: no prompt", final=True)
+        assert told == JobFailedAnswer("HTTP 422: no prompt", final=True)
 
     async def test_it_has_become_asynchronous(self) -> None:
         """A server that answers with an id is polled all the same (C3)."""
-        assert await sent(said(status="processing", job_id="r-1")) == Accepted("r-1")
+        assert await sent(said(status="processing", job_id="r-1")) == JobAcceptedAnswer("r-1")
 
     async def test_neither(self) -> None:
         """A word that means nothing, without an id, is a failure that says so (fault H5)."""
         answer = await sent(said(status="ok"))
-        assert isinstance(answer, Failed)
+        assert isinstance(answer, JobFailedAnswer)
         assert "job_id" in answer.error
-        assert isinstance(await sent(said(status=3)), Failed)
+        assert isinstance(await sent(said(status=3)), JobFailedAnswer)
 
 
 class TestAsync:
@@ -129,8 +131,8 @@ class TestAsync:
     )
     async def test_ids(self, fields: dict[str, Any], config: ModelConfig, found: str) -> None:
         """The id is where id_field says, else in job_id or id; who is pushed to needs none (C5, C3, C7)."""
-        assert await sent(said(status="processing", **fields), config) == Accepted(found)
-        assert await sent(said(202, **fields), config) == Accepted(found)
+        assert await sent(said(status="processing", **fields), config) == JobAcceptedAnswer(found)
+        assert await sent(said(202, **fields), config) == JobAcceptedAnswer(found)
 
     @pytest.mark.parametrize(
         "given", ["", ".", "..", "a\nb", "x" * 201, True, None, 1.5, ["r-1"], {"id": 1}]
@@ -139,19 +141,19 @@ class TestAsync:
         """No id that can't stand in an address is taken (fault H5)."""
         for config in (ASYNC, PUSHED):
             answer = await sent(said(status="processing", job_id=given), config)
-            assert isinstance(answer, Failed), config
+            assert isinstance(answer, JobFailedAnswer), config
 
     @pytest.mark.parametrize(
         "body", [b'{"status":"processing"}', b"{}", b"[]", b'"r-1"', b'{"status":"processing","request":1e999}']
     )  # fmt: skip
     async def test_without_an_id(self, body: bytes) -> None:
         """200 without an id fails the attempt where somebody has to ask by it (fault H5)."""
-        assert isinstance(await sent(response(200, body), NAMED), Failed)
+        assert isinstance(await sent(response(200, body), NAMED), JobFailedAnswer)
 
     async def test_at_once(self) -> None:
         """A server may have the result, or the failure, at once (C3)."""
         assert await sent(said(status="completed", result=[1]), ASYNC) == Done(b"[1]")
-        assert await sent(said(status="error", error="no"), ASYNC) == Failed("no")
+        assert await sent(said(status="error", error="no"), ASYNC) == JobFailedAnswer("no")
 
 
 class TestStatuses:
@@ -160,7 +162,7 @@ class TestStatuses:
     @pytest.mark.parametrize("status", [400, 413, 415, 422])
     async def test_refused(self, status: int) -> None:
         """The job's own fault is final (fault H5)."""
-        assert await sent(said(status, detail=CANARY)) == Failed(
+        assert await sent(said(status, detail=CANARY)) == JobFailedAnswer(
             f"HTTP {status} with 24 bytes", final=True
         )
 
@@ -171,7 +173,7 @@ class TestStatuses:
     async def test_misconfigured(self, status: int, why: str) -> None:
         """An endpoint that is set up wrongly is no fault of the job: it may go elsewhere (fault H5)."""
         answer = await sent(said(status, detail=CANARY))
-        assert isinstance(answer, Failed)
+        assert isinstance(answer, JobFailedAnswer)
         assert why in answer.error
         assert not answer.final
 
@@ -198,14 +200,16 @@ class TestStatuses:
     @pytest.mark.parametrize("status", [502, 504])
     async def test_on_the_way(self, status: int) -> None:
         """The server may have the job, whatever the proxy before it says (fault H5)."""
-        assert await sent(said(status)) == Unreachable(f"HTTP {status} with 2 bytes", sent=True)
+        assert await sent(said(status)) == EndpointUnreachable(
+            f"HTTP {status} with 2 bytes", sent=True
+        )
 
     @pytest.mark.parametrize("status", [204, 206, 300, 402, 409, 418, 451, 500, 501, 505, 599])
     async def test_any_other(self, status: int) -> None:
         """Is a failure, and tells nothing of the body (fault H5)."""
         body = b"" if status == 204 else CANARY.encode()
         answer = await sent(response(status, body))
-        assert isinstance(answer, Failed)
+        assert isinstance(answer, JobFailedAnswer)
         assert f"HTTP {status} with {len(body)} bytes" in answer.error
         assert not answer.final
         assert CANARY not in answer.error
@@ -222,18 +226,18 @@ class TestAsking:
     @pytest.mark.parametrize("word", sorted(FAILED))
     async def test_failure(self, word: str) -> None:
         """Each word of failure is one (C4)."""
-        assert await asked(said(status=word, error="no")) == Failed("no")
+        assert await asked(said(status=word, error="no")) == JobFailedAnswer("no")
 
     @pytest.mark.parametrize(
         "word", ["processing", "queued", "succeeded", "IN_PROGRESS", "cancelled"]
     )
     async def test_any_other_word(self, word: str) -> None:
         """Any other word is of a job that runs, with its progress where it is told (C4)."""
-        assert await asked(said(status=word)) == Running()
-        assert await asked(said(status=word, progress=0.5)) == Running(0.5)
-        assert await asked(said(status=word, progress="step 3")) == Running("step 3")
-        assert await asked(said(status=word, progress=True)) == Running()
-        assert await asked(response(200, b'{"status":"x","progress":1e999}')) == Running()
+        assert await asked(said(status=word)) == JobRunningAnswer()
+        assert await asked(said(status=word, progress=0.5)) == JobRunningAnswer(0.5)
+        assert await asked(said(status=word, progress="step 3")) == JobRunningAnswer("step 3")
+        assert await asked(said(status=word, progress=True)) == JobRunningAnswer()
+        assert await asked(response(200, b'{"status":"x","progress":1e999}')) == JobRunningAnswer()
 
     @pytest.mark.parametrize("status", [404, 410])
     async def test_missing(self, status: int) -> None:
@@ -248,7 +252,7 @@ class TestAsking:
     async def test_other_statuses(self, status: int) -> None:
         """The job has not failed because a question has (fault H5)."""
         answer = await asked(response(status, b"" if status == 204 else CANARY.encode()))
-        assert isinstance(answer, Unreachable)
+        assert isinstance(answer, EndpointUnreachable)
         assert answer.sent
         assert CANARY not in answer.error
 
@@ -258,15 +262,15 @@ class TestAsking:
     )
     async def test_garbage(self, body: bytes) -> None:
         """Nor because an answer is garbage (fault H5)."""
-        assert isinstance(await asked(response(200, body)), Unreachable)
+        assert isinstance(await asked(response(200, body)), EndpointUnreachable)
 
     @pytest.mark.parametrize("given", ["r-2", "", 1, None])
     async def test_another_job(self, given: object) -> None:
         """What is said of another job is nobody's result (fault H5)."""
         told = await asked(said(status="done", result=1, job_id=given))
-        assert told == Unreachable("it told of another job", sent=True)
+        assert told == EndpointUnreachable("it told of another job", sent=True)
         told = await asked(said(status="done", result=1, request=given), NAMED)
-        assert told == Unreachable("it told of another job", sent=True)
+        assert told == EndpointUnreachable("it told of another job", sent=True)
         assert await asked(said(status="done", result=1, job_id="r-1")) == Done(b"1")
         assert await asked(said(status="done", result=1, id=1), NAMED) == Done(b"1")
 
@@ -274,7 +278,9 @@ class TestAsking:
         """A model without a template has no place to ask at (C5)."""
         async with trap(said(status="done", result=1)) as server, calling() as caller:
             answer = await caller.ask(server.url, "r-1", ModelConfig())
-            assert answer == Unreachable("the model has no poll_endpoint_template", sent=False)
+            assert answer == EndpointUnreachable(
+                "the model has no poll_endpoint_template", sent=False
+            )
             assert not server.connections
 
 

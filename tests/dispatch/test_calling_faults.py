@@ -11,7 +11,12 @@ import pytest
 
 from taskqueue_core.limits import LIMITS
 from taskqueue_dispatch.endpoint_client import client, exchange
-from taskqueue_dispatch.endpoint_client.answers import Answer, Done, Failed, Unreachable
+from taskqueue_dispatch.endpoint_client.answers import (
+    Answer,
+    Done,
+    EndpointUnreachable,
+    JobFailedAnswer,
+)
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from tests.dispatch.gpu_support import (
     ASYNC,
@@ -77,14 +82,14 @@ class TestTime:
     async def test_sync(self, talk: Talk) -> None:
         """A sync model has max_poll_time for a whole answer, however it fills it (fault H5)."""
         answer = await posted(talk, SHORT)
-        assert answer == Failed("no whole answer within the max_poll_time of 0.3 s")
+        assert answer == JobFailedAnswer("no whole answer within the max_poll_time of 0.3 s")
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_async(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         """An async one has a minute to take a job; nobody knows whether it has (fault H5)."""
         monkeypatch.setattr(client, "_TAKE", 0.3)
         answer = await posted(talk, ASYNC)
-        assert answer == Unreachable("no whole answer within 0.3 s", sent=True)
+        assert answer == EndpointUnreachable("no whole answer within 0.3 s", sent=True)
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_questions(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +97,7 @@ class TestTime:
         monkeypatch.setattr(client, "_ASK", 0.3)
         async with trap(talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
             answer = await caller.ask(server.url, "r-1", SYNC)
-            assert answer == Unreachable("no whole answer within 0.3 s", sent=True)
+            assert answer == EndpointUnreachable("no whole answer within 0.3 s", sent=True)
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_health(self, talk: Talk) -> None:
@@ -112,7 +117,7 @@ class TestTime:
             async with calling() as caller, asyncio.timeout(PATIENCE):
                 big = task_of(payload="x" * (LIMITS.payload - 10))
                 answer = await caller.send(lease_of(url), big, SHORT, attempt=1)
-                assert isinstance(answer, Failed)
+                assert isinstance(answer, JobFailedAnswer)
 
 
 class TestSize:
@@ -139,7 +144,7 @@ class TestSize:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert answer == Failed(
+        assert answer == JobFailedAnswer(
             f"HTTP {status}: the answer is longer than the answer_limit of {LIMITS.result} bytes"
         )
         assert written < 32 * 1024**2, "what fits into the sockets"
@@ -152,14 +157,14 @@ class TestSize:
             for answer in (response(200, body), chunked(body)):
                 async with trap(answer) as server, calling(answer_limit=2000) as caller:
                     sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
-                    assert isinstance(sent, Done if good else Failed)
+                    assert isinstance(sent, Done if good else JobFailedAnswer)
 
     async def test_a_question(self) -> None:
         """A result that is too large fails the job: asking again would not help (fault H5)."""
         big = said(status="done", result="x" * LIMITS.result)
         async with trap(big) as server, calling() as caller:
             answer = await caller.ask(server.url, "r-1", SYNC)
-            assert isinstance(answer, Failed)
+            assert isinstance(answer, JobFailedAnswer)
             assert "answer_limit" in answer.error
             assert not answer.final
 
@@ -173,7 +178,7 @@ class TestSize:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert answer == Failed("HTTP 200: compressed, though none was asked for")
+        assert answer == JobFailedAnswer("HTTP 200: compressed, though none was asked for")
         assert peak < 4 * 1024**2
 
     @pytest.mark.parametrize("line", [b"a: b\r\n", b"a" * 1000, b" folded\r\n", b"\x00"])
@@ -190,7 +195,7 @@ class TestSize:
                 await writer.drain()
 
         answer = await posted(talk)
-        assert isinstance(answer, Unreachable)
+        assert isinstance(answer, EndpointUnreachable)
         assert answer.sent
         assert written < 32 * 1024**2
 
@@ -200,7 +205,7 @@ class TestSize:
     async def test_deep(self, depth: int) -> None:
         """A result is no deeper than others are able to read (fault H5)."""
         answer = await posted(response(200, b"[" * depth + b"]" * depth))
-        assert isinstance(answer, Done if depth == LIMITS.depth else Failed)
+        assert isinstance(answer, Done if depth == LIMITS.depth else JobFailedAnswer)
 
 
 class TestGarbage:
@@ -218,7 +223,7 @@ class TestGarbage:
         """200 with what is no JSON fails the attempt, and shows none of it (fault H5)."""
         for config in (SYNC, ASYNC):
             answer = await posted(response(200, body), config)
-            assert isinstance(answer, Failed)
+            assert isinstance(answer, JobFailedAnswer)
             assert f"length {len(body)}" in answer.error
             assert CANARY not in answer.error
             assert not answer.final
@@ -241,7 +246,7 @@ class TestGarbage:
             writer.close()
 
         answer = await posted(talk)
-        assert isinstance(answer, Unreachable)
+        assert isinstance(answer, EndpointUnreachable)
         assert answer.sent
         assert CANARY not in answer.error
 
@@ -268,7 +273,7 @@ class TestGarbage:
                 writer.close()
 
         answer = await posted(talk)
-        assert isinstance(answer, Unreachable)
+        assert isinstance(answer, EndpointUnreachable)
         assert answer.sent
 
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -278,8 +283,10 @@ class TestGarbage:
             leads = response(status, b"", f"Location: {other.origin}/{CANARY}")
             async with trap(leads) as server, calling() as caller:
                 answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
-                assert answer == Failed(f"HTTP {status} with 0 bytes: redirects are not followed")
-                assert isinstance(await caller.ask(server.url, "r", SYNC), Unreachable)
+                assert answer == JobFailedAnswer(
+                    f"HTTP {status} with 0 bytes: redirects are not followed"
+                )
+                assert isinstance(await caller.ask(server.url, "r", SYNC), EndpointUnreachable)
                 assert await caller.health(endpoint_of(server.url), SYNC) is None
             assert not other.connections
 
@@ -302,7 +309,9 @@ class TestNotThere:
         async with calling() as caller:
             url = f"http://user:{CANARY}@127.0.0.1:{unused_port}/{CANARY}"
             answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
-            assert answer == Unreachable("no connection (ConnectionRefusedError)", sent=False)
+            assert answer == EndpointUnreachable(
+                "no connection (ConnectionRefusedError)", sent=False
+            )
             assert await caller.ask(url, "r", SYNC) == answer
             assert await caller.health(endpoint_of(url), SYNC) is None
 
@@ -317,7 +326,7 @@ class TestNotThere:
         """An address that leads nowhere is an answer, not an error (fault H5)."""
         async with calling() as caller, asyncio.timeout(PATIENCE):
             answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
-            assert isinstance(answer, Unreachable)
+            assert isinstance(answer, EndpointUnreachable)
             assert not answer.sent
             assert not (await caller.ask(url, "r", SYNC)).sent  # type: ignore[union-attr]
             assert await caller.health(endpoint_of(url), SYNC) is None
@@ -334,7 +343,7 @@ class TestNotThere:
                 async with calling() as caller, asyncio.timeout(PATIENCE):
                     url = f"http://127.0.0.1:{address[1]}/"
                     answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
-                    assert answer == Unreachable("no connection (TimeoutError)", sent=False)
+                    assert answer == EndpointUnreachable("no connection (TimeoutError)", sent=False)
 
 
 async def test_a_hundred_bad_servers_in_turn() -> None:
@@ -347,7 +356,9 @@ async def test_a_hundred_bad_servers_in_turn() -> None:
                     caller.send(lease_of(bad.url), task_of(), config, attempt=1) for _ in range(20)
                 ]
                 answers = await asyncio.gather(*calls)
-                assert all(isinstance(answer, Failed | Unreachable) for answer in answers)
+                assert all(
+                    isinstance(answer, JobFailedAnswer | EndpointUnreachable) for answer in answers
+                )
             sent = await caller.send(lease_of(good.url), task_of(), SYNC, attempt=1)
             assert sent == Done(b"1")
 

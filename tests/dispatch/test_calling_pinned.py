@@ -14,11 +14,11 @@ import pytest
 
 from taskqueue_core.capabilities import slots_of
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.endpoint_client.answers import Done, Unreachable
+from taskqueue_dispatch.endpoint_client.answers import Done, EndpointUnreachable
 from taskqueue_dispatch.endpoint_client.client import Caller
-from taskqueue_dispatch.lease_renewal import Keeper
-from taskqueue_dispatch.outbound_http import NameUnknown, NotReached, Recently
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.lease_renewal import LeaseRenewer
+from taskqueue_dispatch.outbound_http import CachedLookup, NameUnknown, NotReached
+from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.gpu_support import (
     SYNC,
@@ -40,7 +40,7 @@ ONCE = response(200, b'{"status": "success", "result": 1, "active_jobs": 0}', "c
 NAME = "gpu.inside.example"
 NETWORKS = ("127.0.0.1/32", "127.0.0.3/32", "::1/128")
 ELSEWHERE = "127.0.0.2"
-GONE = Unreachable("its name leads where no endpoint may be", sent=False)
+GONE = EndpointUnreachable("its name leads where no endpoint may be", sent=False)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ async def calling(
     """A caller that asks this name service."""
     settings = DispatchSettings(_env_file=None, endpoints_allowed=allowed, **values)
     caller = Caller(settings, tls_ca=tls_ca, resolve=names.resolve)
-    caller._pins._recently = Recently(names.resolve, lambda: names.now, failures=0.5)
+    caller._pins._recently = CachedLookup(names.resolve, lambda: names.now, failures=0.5)
     try:
         yield caller
     finally:
@@ -185,7 +185,7 @@ async def test_tls(files: Files) -> None:
             assert await send(caller, named(server, "localhost")) == Done(b"1")
         assert (told, server.connections) == (["localhost"], 1)
         assert f"\r\nhost: localhost:{server.port}\r\n".encode() in server.requests[0].lower()
-        wrong = Unreachable("no connection (SSLCertVerificationError)", sent=False)
+        wrong = EndpointUnreachable("no connection (SSLCertVerificationError)", sent=False)
         assert await send(caller, named(server)) == wrong
         assert told == ["localhost", NAME]
         assert len(server.requests) == 3
@@ -252,7 +252,7 @@ async def test_several_addresses() -> None:
             assert (server.connections, first.connections) == (2, 0)
         names.lead("127.0.0.3", "::1")
         answer = await send(caller, url)
-        assert answer == Unreachable("no connection (ConnectionRefusedError)", sent=False)
+        assert answer == EndpointUnreachable("no connection (ConnectionRefusedError)", sent=False)
         assert server.connections == 2
 
 
@@ -265,7 +265,7 @@ async def test_names_that_are_not_found(error: Exception | None) -> None:
         url = named(server)
         for _ in range(2):
             answer = await send(caller, url)
-            assert answer == Unreachable("its name is not found", sent=False)
+            assert answer == EndpointUnreachable("its name is not found", sent=False)
         assert await caller.health(endpoint_of(url), SYNC) is None
         names.error, names.addresses = None, ("127.0.0.1",)
         names.now += 10 if error is None else 0.6
@@ -285,7 +285,7 @@ async def test_a_look_up_that_hangs() -> None:
 
     async with trap(ONCE) as server, calling(names) as caller, asyncio.timeout(PATIENCE):
         before = asyncio.all_tasks()
-        caller._pins._recently = Recently(hang)
+        caller._pins._recently = CachedLookup(hang)
         calls = [asyncio.create_task(send(caller, named(server))) for _ in range(2)]
         await asked.wait()
         calls[0].cancel()
@@ -293,7 +293,7 @@ async def test_a_look_up_that_hangs() -> None:
         assert calls[0].cancelled()
         await caller.aclose()
         answer = await calls[1]
-        assert answer == Unreachable("its name is not looked up any more", sent=False)
+        assert answer == EndpointUnreachable("its name is not looked up any more", sent=False)
         await until(lambda: asyncio.all_tasks() <= before)
 
 
@@ -308,10 +308,10 @@ async def test_a_rebound_endpoint_gets_unwell() -> None:
         async def told(host: str) -> tuple[str, ...]:
             return await names.resolve(host, 0)
 
-        registry = Registry(backend, settings, resolve=told)
+        registry = ModelRegistry(backend, settings, resolve=told)
         await registry.refresh()
         await registry.register("flux", "a", named(server), 1)
-        async with running(Keeper(slots_of(backend), registry, caller, settings)):
+        async with running(LeaseRenewer(slots_of(backend), registry, caller, settings)):
             await until(lambda: is_healthy(backend, "a"))
             names.lead(ELSEWHERE)
             await until(lambda: _unwell(backend))

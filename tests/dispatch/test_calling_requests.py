@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.endpoint_client.answers import Accepted, Done, Unreachable
+from taskqueue_dispatch.endpoint_client.answers import Done, EndpointUnreachable, JobAcceptedAnswer
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.gpu_support import (
     ASYNC,
@@ -109,7 +109,7 @@ class TestJobs:
         """A server's id is one segment of the address, whatever it is (C5, fault H5)."""
         async with trap(said(status="processing", job_id=remote)) as server, calling() as caller:
             sent = await caller.send(lease_of(server.url), task_of(), ASYNC, attempt=1)
-            assert sent == Accepted(remote)
+            assert sent == JobAcceptedAnswer(remote)
             await caller.ask(server.url, remote, ASYNC)
             assert parts(server.requests[1])[0] == b"GET " + path + b" HTTP/1.1"
 
@@ -177,7 +177,7 @@ class TestConnections:
             for number in range(3):
                 for expected in (
                     Done(b"1"),
-                    Unreachable("it answered before it was asked", sent=True),
+                    EndpointUnreachable("it answered before it was asked", sent=True),
                 ):
                     sent = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
                     assert sent == expected

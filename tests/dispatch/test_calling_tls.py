@@ -13,7 +13,7 @@ import pytest
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client import exchange
-from taskqueue_dispatch.endpoint_client.answers import Done, Unreachable
+from taskqueue_dispatch.endpoint_client.answers import Done, EndpointUnreachable
 from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_memory import MemoryBackend
@@ -65,7 +65,7 @@ async def test_bad_ones(files: Files, kind: str) -> None:
     tls = serving(getattr(files, kind), files.key)
     async with trap(WELL, tls=tls) as server, calling(tls_ca=files.authority) as caller:
         answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
-        assert answer == Unreachable("no connection (SSLCertVerificationError)", sent=False)
+        assert answer == EndpointUnreachable("no connection (SSLCertVerificationError)", sent=False)
         assert await caller.ask(server.url, "r-1", SYNC) == answer
         assert await caller.health(endpoint_of(server.url), SYNC) is None
         assert not server.requests
@@ -75,7 +75,7 @@ async def test_a_stranger(files: Files) -> None:
     """Without a file it is the system's authorities that are trusted: a good one of others is none (security 5)."""
     async with trap(WELL, tls=serving(files.good, files.key)) as server, calling() as caller:
         answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
-        assert answer == Unreachable("no connection (SSLCertVerificationError)", sent=False)
+        assert answer == EndpointUnreachable("no connection (SSLCertVerificationError)", sent=False)
         assert not server.requests
 
 
@@ -87,7 +87,7 @@ async def test_an_old_protocol(files: Files) -> None:
     tls.set_ciphers("ALL:@SECLEVEL=0")
     async with trap(WELL, tls=tls) as server, calling(tls_ca=files.authority) as caller:
         answer = await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
-        assert isinstance(answer, Unreachable)
+        assert isinstance(answer, EndpointUnreachable)
         assert not answer.sent
         assert not server.requests
 
@@ -98,7 +98,7 @@ async def test_no_tls_where_it_is_expected(files: Files, monkeypatch: pytest.Mon
     async with trap(response(200, b"1")) as server, calling(tls_ca=files.authority) as caller:
         url = server.url.replace("http", "https")
         answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
-        assert isinstance(answer, Unreachable)
+        assert isinstance(answer, EndpointUnreachable)
         assert not answer.sent
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Seen, slots_of
-from taskqueue_dispatch.lease_renewal import Keeper
+from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Servers, registry_of, settings
 from tests.dispatch.keepers import LEASE, Desk, is_healthy, running
@@ -26,9 +26,9 @@ async def test_a_new_endpoint_is_looked_at_at_once(backend: Backend) -> None:
     """Whoever registers a server has it in use as soon as it was seen to be well (C12, C22)."""
     registry, servers = await registry_of(backend), Servers()
     servers.say = {"a": Seen(active=0), "b": Seen(active=0)}
-    keeper = Keeper(slots_of(backend), registry, servers, settings(health_interval=3600))
+    renewer = LeaseRenewer(slots_of(backend), registry, servers, settings(health_interval=3600))
     await registry.register("flux", "a", URL, 1)
-    async with running(keeper):
+    async with running(renewer):
         await until(lambda: is_healthy(backend, "a"))
         await registry.register("flux", "b", URL, 1)
         await until(lambda: is_healthy(backend, "b"))
@@ -66,17 +66,17 @@ async def test_a_poke(desk: Desk) -> None:
     await desk.registry.register("flux", "a", URL, 1)
     desk.servers.say["a"] = Seen(active=0)
     await desk.check()
-    desk.keeper.poke("flux", "a")
-    desk.keeper.poke("flux", "nobody")
+    desk.renewer.poke("flux", "a")
+    desk.renewer.poke("flux", "nobody")
     desk.servers.gate.clear()
-    ((info, config, watch),) = desk.keeper.checks.due()
-    check = asyncio.create_task(desk.keeper.checks.check(info, config, watch))
+    ((info, config, watch),) = desk.renewer.checks.due()
+    check = asyncio.create_task(desk.renewer.checks.check(info, config, watch))
     await until(lambda: desk.servers.asked["a"] == 2)
-    assert desk.keeper.checks.due() == []
-    desk.keeper.poke("flux", "a")
+    assert desk.renewer.checks.due() == []
+    desk.renewer.poke("flux", "a")
     desk.servers.gate.set()
     await check
-    assert len(desk.keeper.checks.due()) == 1
+    assert len(desk.renewer.checks.due()) == 1
 
 
 async def test_who_does_not_report_is_left_alone(desk: Desk) -> None:
@@ -87,7 +87,7 @@ async def test_who_does_not_report_is_left_alone(desk: Desk) -> None:
     assert desk.servers.asked == {"a": 1}
     await desk.registry.remove("flux", "a")
     await desk.check()
-    assert not desk.keeper.checks._watches
+    assert not desk.renewer.checks._watches
 
 
 async def test_checks_are_bounded() -> None:
@@ -98,8 +98,8 @@ async def test_checks_are_bounded() -> None:
         await registry.register("flux", f"s{number}", URL, 1)
         servers.say[f"s{number}"] = Seen(active=0)
     servers.gate.clear()
-    keeper = Keeper(backend.slots, registry, servers, settings(health_interval=0.2))
-    async with running(keeper):
+    renewer = LeaseRenewer(backend.slots, registry, servers, settings(health_interval=0.2))
+    async with running(renewer):
         await until(lambda: servers.at_once == 32)
         await until(lambda: len(servers.asked) == 100, "those that hang are given up")
         servers.gate.set()
@@ -108,7 +108,7 @@ async def test_checks_are_bounded() -> None:
 
 
 async def _all_healthy(backend: Backend) -> bool:
-    return all(info.healthy for info in (await slots_of(backend).look()).endpoints)
+    return all(info.healthy for info in (await slots_of(backend).inspect()).endpoints)
 
 
 async def test_a_server_that_began_anew(desk: Desk) -> None:
@@ -119,22 +119,22 @@ async def test_a_server_that_began_anew(desk: Desk) -> None:
     desk.servers.say["a"] = Seen(active=1, jobs=frozenset({"kept"}))
     await desk.check()
     await desk.clock.advance(4)
-    desk.keeper.poke("flux", "a")
+    desk.renewer.poke("flux", "a")
     await desk.check()
     assert not held.lost.is_set(), "the observations are too close to each other"
     await desk.clock.advance(1)
-    desk.keeper.poke("flux", "a")
+    desk.renewer.poke("flux", "a")
     await desk.check()
     assert held.lost.is_set()
     assert not other.lost.is_set()
-    assert [lease.job for lease in (await desk.backend.slots.look()).leases] == ["kept"]
+    assert [lease.job for lease in (await desk.backend.slots.inspect()).leases] == ["kept"]
 
 
 async def test_a_lease_that_ran_out_is_looked_at_sooner(desk: Desk) -> None:
     """Slots of a dispatcher that died come back after its lease and two looks that are ``settled`` apart (C20, C23)."""
     (held,) = await desk.take()
     await desk.assign(held, "job")
-    desk.keeper.drop(held)
+    desk.renewer.drop(held)
     desk.servers.say["a"] = Seen(active=0)
     await desk.check()
     desk.servers.say["a"] = Seen(active=1)
@@ -144,10 +144,10 @@ async def test_a_lease_that_ran_out_is_looked_at_sooner(desk: Desk) -> None:
     await desk.registry.refresh()
     desk.servers.say["a"] = Seen(active=0)
     await desk.check()
-    assert len((await desk.backend.slots.look()).leases) == 1
+    assert len((await desk.backend.slots.inspect()).leases) == 1
     await desk.clock.advance(5)
     await desk.check()
-    assert (await desk.backend.slots.look()).leases == ()
+    assert (await desk.backend.slots.inspect()).leases == ()
 
 
 async def test_all_are_looked_at_after_a_pool_was_emptied(desk: Desk) -> None:
@@ -157,9 +157,9 @@ async def test_all_are_looked_at_after_a_pool_was_emptied(desk: Desk) -> None:
     desk.servers.say["a"] = Seen(active=0)
     await desk.check()
     other = MemoryBackend(clock=desk.clock)
-    desk.registry._pool = desk.keeper.checks._pool = cast("Any", other.slots)
+    desk.registry._pool = desk.renewer.checks._pool = cast("Any", other.slots)
     await desk.registry.refresh()
-    assert len(desk.keeper.checks.due()) == 1
+    assert len(desk.renewer.checks.due()) == 1
 
 
 async def test_looks_are_spread(desk: Desk) -> None:
@@ -167,7 +167,7 @@ async def test_looks_are_spread(desk: Desk) -> None:
     await desk.registry.register("flux", "a", URL, 1)
     desk.servers.say["a"] = Seen(active=0)
     for share, pause in ((0.0, 8.0), (0.5, 10.0), (1.0, 12.0)):
-        desk.keeper.checks._uniform = lambda share=share: share  # type: ignore[misc] # bound now
-        desk.keeper.poke("flux", "a")
+        desk.renewer.checks._uniform = lambda share=share: share  # type: ignore[misc] # bound now
+        desk.renewer.poke("flux", "a")
         await desk.check()
-        assert desk.keeper.checks._watches["flux", "a"].due == desk.clock.now() + pause
+        assert desk.renewer.checks._watches["flux", "a"].due == desk.clock.now() + pause

@@ -20,7 +20,7 @@ async def test_every_node_is_asked(redis_cluster: Cluster, redis_prefix: str) ->
         SimulatedGpu(name="a", slots=4, latency=0.001, mode=Mode.FAIL) as gpu,
         dispatching(backend, breaker_failures=1000) as dispatcher,
     ):
-        partitions = {backend._home.scripts.partitions.of(queue_of(model)) for model in MODELS}
+        partitions = {backend._context.scripts.partitions.of(queue_of(model)) for model in MODELS}
         assert len(partitions) >= 3
         ids = []
         for model in MODELS:

@@ -21,12 +21,18 @@ from rich.text import Text
 from taskqueue_core.capabilities import Endpoint
 from taskqueue_core.tasks import Ledger
 from taskqueue_dispatch.demo.plan import DemoOptions, make_plan
-from taskqueue_dispatch.demo.report import Callbacks, Crash, Lie, OfModel, Report
+from taskqueue_dispatch.demo.report import (
+    Callbacks,
+    Crash,
+    DispatchDemoReport,
+    FalseReport,
+    OfModel,
+)
 from taskqueue_dispatch.demo.server import _serving
-from taskqueue_dispatch.demo.view import Board, Line, LiveView, Rack
+from taskqueue_dispatch.demo.view import LiveView, ModelRow, SlotRow, SlotTable
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server
-from taskqueue_server.routing.extensions import Part
+from taskqueue_server import ServerProcess
+from taskqueue_server.routing.extensions import Extension
 from tests.redis.backends import opened
 from tests.redis.servers import RedisServer
 from tests.server.support import settings
@@ -102,7 +108,7 @@ async def test_a_store_with_a_dispatcher_is_left_alone(
     async with opened(redis_server.url, redis_prefix) as backend:
         endpoint = Endpoint(model="theirs", server="gpu", url="http://127.0.0.1:1/", slots=1)
         await backend.slots.register(endpoint)
-        before = await backend.slots.look()
+        before = await backend.slots.inspect()
         variables = {
             "TASKQUEUE_REDIS_URL": redis_server.url,
             "TASKQUEUE_REDIS_PREFIX": redis_prefix,
@@ -111,7 +117,7 @@ async def test_a_store_with_a_dispatcher_is_left_alone(
             out, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
         assert process.returncode == 2
         assert "--backend embedded" in json.loads(out)["error"]["detail"]
-        assert await backend.slots.look() == before
+        assert await backend.slots.inspect() == before
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,9 @@ async def test_its_server_lets_go_before_the_store_goes() -> None:
         await asyncio.sleep(0.7)  # an immediate end would not wait for so long
         over.set()
 
-    server = Server(MemoryBackend(), settings(), parts=[Part(name="slow", open=slow)])
+    server = ServerProcess(
+        MemoryBackend(), settings(), extensions=[Extension(name="slow", open=slow)]
+    )
 
     async def run() -> None:
         async with _serving(server):
@@ -169,21 +177,21 @@ def test_the_plan_of_a_seed() -> None:
     assert sum(job.fails < 0 for job in make_plan(80, 1).jobs) == 3
 
 
-def report(**changes: object) -> Report:
+def report(**changes: object) -> DispatchDemoReport:
     """A run in which everything holds, but for some changes of its one model."""
     model = OfModel(
-        name="m", manner="sync", slots=2, jobs=5, done=4, failed=1, retried=2, redelivered=1,
+        name="m", model_plan="sync", slots=2, jobs=5, done=4, failed=1, retried=2, redelivered=1,
         lost=0, duplicates=0, wrong=0, wait_p50=0.1, wait_p95=0.2, utilisation=0.9,
         ledger=Ledger(published=5, done=4, dead=1),
     )  # fmt: skip
-    return Report(
+    return DispatchDemoReport(
         backend="memory",
         seed=0,
         models=(msgspec.structs.replace(model, **changes),),
         outcomes={"leased": 2, "queued": 3},
         resent=1,
         crash=Crash(server="gpu-3", running=1, recovered=1),
-        lie=Lie(server="gpu-1", denied=1),
+        lie=FalseReport(server="gpu-1", denied=1),
         poison=1,
         reasons={"max_retries_exceeded": 1},
         callbacks=Callbacks(expected=2, delivered=2, refused=1, forged=0),
@@ -216,7 +224,7 @@ def test_what_is_wrong_is_found(changes: dict[str, object]) -> None:
         {"held": 1},
         {"crash": Crash(server="gpu-3", running=2, recovered=1)},
         {"crash": Crash(server="gpu-3", running=0, recovered=0)},
-        {"lie": Lie(server="gpu-1", denied=0)},
+        {"lie": FalseReport(server="gpu-1", denied=0)},
         {"callbacks": Callbacks(expected=2, delivered=1, refused=1, forged=0)},
         {"callbacks": Callbacks(expected=2, delivered=2, refused=1, forged=1)},
         {"poison": 2},
@@ -230,15 +238,15 @@ def test_what_did_not_happen_is_found(changes: dict[str, object]) -> None:
 def test_the_live_view() -> None:
     """Slots are drawn by state, and queues with their counts; the account comes at the end (B8)."""
     console = Console(force_terminal=True, width=110, height=40, record=True)
-    rack = Rack(
+    rack = SlotRow(
         model="chat", server="gpu-1", free=1, unassigned=1, running=1, detached=1, overdue=1
     )
-    line = Line(name="chat", jobs=9, ledger=Ledger(published=9, waiting=4, done=5), retried=2)
+    line = ModelRow(name="chat", jobs=9, ledger=Ledger(published=9, waiting=4, done=5), retried=2)
     options = DemoOptions(backend="memory", jobs=60)
     with LiveView(console) as view:
         view.begin(options, make_plan(60, 0))
         view.event("something happened")
-        view.update(Board(racks=(rack,), lines=(line,), callbacks=3))
+        view.update(SlotTable(rows=(rack,), lines=(line,), callbacks=3))
         with console.capture() as capture:
             console.print(view._live.renderable)
         shown = Text.from_ansi(capture.get()).plain

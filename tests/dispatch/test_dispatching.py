@@ -63,7 +63,7 @@ async def test_jobs_of_an_asynchronous_model(backend: Backend) -> None:
         await serve(dispatcher, "trellis", gpu, config=POLLED)
         ids = await send(dispatcher, "trellis", 6)
         await until(lambda: gpu.active == 2)
-        view = await dispatcher.pool.look("trellis")
+        view = await dispatcher.pool.inspect("trellis")
         assert view.endpoints[0].held == 2
         gate.open()
         await ended(dispatcher, ids)

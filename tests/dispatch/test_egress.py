@@ -15,10 +15,10 @@ from taskqueue_core.tasks import Task
 from taskqueue_dispatch.callbacks import callback_task
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.outbound_http import (
+    CachedLookup,
     NameUnknown,
     NotReached,
-    Policy,
-    Recently,
+    UrlPolicy,
     check_url,
     look_up,
 )
@@ -58,8 +58,8 @@ def test_there_are_enough() -> None:
     assert len({*HOSTS, *WHOLE, *NAMES}) > 150
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(http=True)], ids=["https", "http"])
-async def test_hosts(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [UrlPolicy(), UrlPolicy(http=True)], ids=["https", "http"])
+async def test_hosts(policy: UrlPolicy) -> None:
     """No spelling of an address that is not public passes, and nothing is connected to (OPEN-C7, fault I3)."""
     with connections() as touched:
         for host in [*HOSTS, *NAMES]:
@@ -78,7 +78,7 @@ async def test_other_forms(url: str) -> None:
         raise AssertionError("it was looked up")
 
     with pytest.raises(InvalidInput) as caught:
-        await check_url(url, Policy(), field="callback_url", resolve=never)
+        await check_url(url, UrlPolicy(), field="callback_url", resolve=never)
     assert caught.value.field == "callback_url"
 
 
@@ -86,20 +86,20 @@ async def test_other_forms(url: str) -> None:
 async def test_other_ports(port: int) -> None:
     """Ports are 443 and 8443, unless an operator says otherwise (fault I3)."""
     with pytest.raises(InvalidInput, match="443, 8443"):
-        await check_url(f"https://public.example:{port}/", Policy(), resolve=public)
-    allowed = Policy(ports=frozenset({port}))
+        await check_url(f"https://public.example:{port}/", UrlPolicy(), resolve=public)
+    allowed = UrlPolicy(ports=frozenset({port}))
     checked = await check_url(f"https://public.example:{port}/", allowed, resolve=public)
-    assert checked.place.port == port
+    assert checked.parts.port == port
 
 
 async def test_plain_http() -> None:
     """It is refused unless it is allowed, and port 80 is its own (fault I3)."""
     with pytest.raises(InvalidInput, match="https"):
-        await check_url("http://public.example/", Policy(), resolve=public)
-    checked = await check_url("http://public.example/", Policy(http=True), resolve=public)
-    assert checked.place.port == 80
+        await check_url("http://public.example/", UrlPolicy(), resolve=public)
+    checked = await check_url("http://public.example/", UrlPolicy(http=True), resolve=public)
+    assert checked.parts.port == 80
     with pytest.raises(InvalidInput, match="port"):
-        await check_url("https://public.example:80/", Policy(http=True), resolve=public)
+        await check_url("https://public.example:80/", UrlPolicy(http=True), resolve=public)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ async def test_good_ones(url: str, host: str, target: str, authority: str) -> No
     async def resolve(_host: str, _port: int) -> tuple[str, ...]:
         return ("93.184.215.14", "2606:2800:21f:cb07::1")
 
-    checked = await check_url(url, Policy(), resolve=resolve)
-    place = checked.place
+    checked = await check_url(url, UrlPolicy(), resolve=resolve)
+    place = checked.parts
     assert (place.host, place.target, place.authority) == (host, target, authority)
     assert checked.addresses == ((host,) if place.address else await resolve("", 0))
 
@@ -229,7 +229,7 @@ class TestNames:
             return ()
 
         with pytest.raises(NotReached, match="in time"):
-            await check_url("https://public.example/", Policy(), resolve=hangs)
+            await check_url("https://public.example/", UrlPolicy(), resolve=hangs)
 
     async def test_no_address(self) -> None:
         """No answers are no address, never a pass (fault I3)."""
@@ -238,7 +238,7 @@ class TestNames:
             return ()
 
         with pytest.raises(NameUnknown):
-            await check_url("https://public.example/", Policy(), resolve=nothing)
+            await check_url("https://public.example/", UrlPolicy(), resolve=nothing)
 
     async def test_at_submit(self) -> None:
         """A name that does not exist is refused; while the name service is away jobs are taken (OPEN-C7)."""
@@ -267,7 +267,7 @@ class TestRecently:
             await go.wait()
             return ("1.1.1.1",)
 
-        recently = Recently(resolve, lambda: now[0])
+        recently = CachedLookup(resolve, lambda: now[0])
         calls = [asyncio.create_task(recently("a.example", 443)) for _ in range(100)]
         await asyncio.sleep(0)
         calls[0].cancel()
@@ -293,7 +293,7 @@ class TestRecently:
             await hangs.wait()
             return ("1.1.1.1",)
 
-        recently = Recently(resolve, lambda: now[0])
+        recently = CachedLookup(resolve, lambda: now[0])
         calls = [asyncio.create_task(recently(f"{n}.example", 443)) for n in range(3)]
         await asyncio.sleep(0)
         now[0] = 20.0
@@ -313,7 +313,7 @@ class TestRecently:
             await asyncio.Event().wait()
             return ()
 
-        recently = Recently(resolve)
+        recently = CachedLookup(resolve)
         call = asyncio.create_task(recently("a.example", 443))
         await began.wait()
         await recently.aclose()

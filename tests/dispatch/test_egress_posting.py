@@ -16,9 +16,9 @@ from taskqueue_dispatch.callbacks.policy import policy_of
 from taskqueue_dispatch.outbound_http import (
     Checked,
     NotReached,
-    Policy,
-    Reply,
+    PostReply,
     Resolve,
+    UrlPolicy,
     check_url,
     post,
     trusted,
@@ -52,7 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return make_files(tmp_path_factory.mktemp("tls"))
 
 
-def policy(*receivers: Receiver) -> Policy:
+def policy(*receivers: Receiver) -> UrlPolicy:
     """Loopback is allowed, at the receivers' ports."""
     return policy_of(settings(*receivers))
 
@@ -66,7 +66,7 @@ async def send(
     tls: ssl.SSLContext | None = None,
     resolve: Resolve | None = None,
     body: bytes = b"{}",
-) -> Reply:
+) -> PostReply:
     """Check a URL of the receiver, and POST to it."""
     url = f"{scheme}://{host}:{receiver.port}/a?b=c"
     resolve = resolve or fixed(hooks="127.0.0.1", other="127.0.0.1")
@@ -78,7 +78,7 @@ async def send(
 async def test_what_is_sent() -> None:
     """The body as it is, the host's name, and nothing of the environment (OPEN-C7, Security 7)."""
     async with receiving() as receiver:
-        assert await send(receiver, body='{"ü": "\u2028"}'.encode()) == Reply(204, 0)
+        assert await send(receiver, body='{"ü": "\u2028"}'.encode()) == PostReply(204, 0)
     (call,) = receiver.calls
     assert call.target == "/a?b=c"
     assert call.body == '{"ü": "\u2028"}'.encode()
@@ -112,7 +112,7 @@ class TestRebinding:
             return (answers.pop(0),)
 
         async with receiving_at("127.0.0.2", "127.0.0.1") as (good, trap):
-            told = Policy(ports=frozenset({good.port}), http=True, networks=policy().networks)
+            told = UrlPolicy(ports=frozenset({good.port}), http=True, networks=policy().networks)
             checked = await check_url(f"http://{NAME}:{good.port}/", told, resolve=flips)
             assert (await post(checked, b"{}", {}, tls=NOBODY, within=5)).status == 204
         assert (good.touched, trap.touched) == (1, 0)
@@ -221,7 +221,7 @@ class TestRude:
         """Of 1 GB no more is read than 64 KiB; the status has decided before (Security 12, fault I1)."""
         sent: list[int] = []
         async with receiving(flood(status, sent)) as receiver:
-            assert await send(receiver) == Reply(status, 65_536)
+            assert await send(receiver) == PostReply(status, 65_536)
         assert sum(sent) < 50_000_000
 
     @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ async def test_no_address_is_no_call() -> None:
     async with receiving() as receiver:
         checked = await check_url(f"http://127.0.0.1:{receiver.port}/", policy(receiver))
         with pytest.raises(ValueError, match="unpack"):
-            await post(Checked(checked.place, ()), b"", {}, tls=NOBODY, within=1)
+            await post(Checked(checked.parts, ()), b"", {}, tls=NOBODY, within=1)
         with pytest.raises(InvalidInput):
-            await check_url(f"http://127.0.0.1:{receiver.port}/", Policy())
+            await check_url(f"http://127.0.0.1:{receiver.port}/", UrlPolicy())
     assert receiver.touched == 0

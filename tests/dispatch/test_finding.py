@@ -46,12 +46,12 @@ async def test_permits_are_bound_to_requests(backend: Backend) -> None:
     """A permit is bound to its request: the same request again takes it over, another one needs another (B6, B8)."""
     desk = await desk_of(backend, slots=2)
     first = await desk.permit(request_id="r1")
-    (lease,) = (await desk.pool.look("flux")).leases
+    (lease,) = (await desk.pool.inspect("flux")).leases
     assert (lease.job, lease.state) == ("find:r1", Kind.ASSIGNED)
     assert first.headers["X-Job-Id"] == "find:r1"
     second = await desk.permit(request_id="r1")
     assert await free(desk.pool, "flux") == 1
-    assert await desk.keeper.renew()
+    assert await desk.renewer.renew()
     assert (first.lost.is_set(), second.lost.is_set()) == (True, False)
     third = await desk.permit(request_id="r2")
     assert await free(desk.pool, "flux") == 0
@@ -85,7 +85,7 @@ async def test_permits_come_back(backend: Backend) -> None:
         async with await desk.permit():
             raise ValueError("within")
     assert await free(desk.pool, "flux") == 1
-    assert not desk.keeper._held
+    assert not desk.renewer._held
 
 
 async def test_detached_permits(backend: Backend) -> None:
@@ -99,7 +99,7 @@ async def test_detached_permits(backend: Backend) -> None:
     gc.collect()
     await asyncio.sleep(0)
     assert await free(desk.pool, "flux") == 0
-    assert not desk.keeper._held
+    assert not desk.renewer._held
     assert await slots_of(backend).release(lease) == (True,)
     stale = await desk.permit()
     await desk.pool.release(stale._held.lease)
@@ -121,7 +121,7 @@ async def test_cancelled_while_a_slot_is_taken(backend: Backend, call: str) -> N
         await finding
     desk.failing.held.clear()
     await until(lambda: is_free(desk, 1))
-    assert not desk.keeper._held
+    assert not desk.renewer._held
 
 
 def _unseen(desk: Desk) -> Any:
@@ -228,10 +228,10 @@ async def test_many_at_once(backend: Backend) -> None:
     done, full = asyncio.Event(), asyncio.Event()
 
     async def runner() -> None:
-        async with desk.pool.bell("flux") as bell:
+        async with desk.pool.slot_signal("flux") as signal:
             while not done.is_set():
                 await desk.serve()
-                await bell.rung(0.02)
+                await signal.wait(0.02)
 
     async def one(number: int) -> None:
         nonlocal holders, most
@@ -261,5 +261,5 @@ async def test_many_at_once(backend: Backend) -> None:
     gc.collect()
     await until(lambda: is_free(desk, slots))
     assert most == slots
-    assert not desk.keeper._held
+    assert not desk.renewer._held
     assert not desk.waiters._lines

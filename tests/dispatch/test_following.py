@@ -20,7 +20,7 @@ from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
-from taskqueue_dispatch.registry import Registry
+from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Failing, registry_of, settings
 from tests.dispatch.patience import until
@@ -116,7 +116,7 @@ async def test_another_change_in_between() -> None:
     """Settings that somebody else changes before the write are read again, and the pool too (B4, law 9)."""
     backend = MemoryBackend()
     control = Failing(backend.control)
-    registry = Registry(backend, settings())
+    registry = ModelRegistry(backend, settings())
     registry._control = cast("Any", control)
     configure = backend.control.configure
     rivals = 0
@@ -142,7 +142,7 @@ async def test_another_change_in_between() -> None:
 async def test_a_look_that_is_old_by_the_time_of_the_write() -> None:
     """What another replica has changed since this one looked is not written over (B4, law 10)."""
     backend = MemoryBackend()
-    registry, other = Registry(backend, settings()), await registry_of(backend)
+    registry, other = ModelRegistry(backend, settings()), await registry_of(backend)
     pool = Failing(backend.slots)
     registry._pool = cast("Any", pool)
     pool.held = {"documents"}
@@ -159,7 +159,7 @@ async def test_changes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskqueue_dispatch.registry._PAUSE", RetryPolicy(base=0))
     backend = MemoryBackend()
     control = Failing(backend.control)
-    registry = Registry(backend, settings())
+    registry = ModelRegistry(backend, settings())
     registry._control = cast("Any", control)
 
     async def never(key: str, wanted: QueueSettings) -> QueueSettings:

@@ -10,14 +10,14 @@ import pytest
 
 from taskqueue_core.limits import LIMITS
 from taskqueue_dispatch.endpoint_client.answers import (
-    Accepted,
     Busy,
     Done,
-    Failed,
+    JobAcceptedAnswer,
+    JobFailedAnswer,
+    JobRunningAnswer,
     Missing,
-    Running,
 )
-from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from tests.dispatch.gpu_model import serving
 from tests.dispatch.gpu_support import (
     ASYNC,
@@ -124,8 +124,8 @@ class TestAnswers:
         """An async one with an id, by which it is asked until it has the result (C3, C4)."""
         async with serving(asynchronous=True) as it:
             sent = await it.caller.send(lease_of(it.url), task_of(), ASYNC, attempt=1)
-            assert sent == Accepted("job-1")
-            assert await it.status("job-1") == Running()
+            assert sent == JobAcceptedAnswer("job-1")
+            assert await it.status("job-1") == JobRunningAnswer()
             it.model.end()
             await until(lambda: not it.model.running)
             assert await it.status("job-1") == Done(b'{"job":"job-1","attempt":1}')
@@ -134,16 +134,22 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("payload", "answer", "status"),
         [
-            ("fail", Failed("HTTP 500: out of memory"), Failed("out of memory")),
-            ("refuse", Failed("HTTP 422: no prompt", final=True), Failed("no prompt", final=True)),
+            ("fail", JobFailedAnswer("HTTP 500: out of memory"), JobFailedAnswer("out of memory")),
+            (
+                "refuse",
+                JobFailedAnswer("HTTP 422: no prompt", final=True),
+                JobFailedAnswer("no prompt", final=True),
+            ),
             (
                 "break",
-                Failed("HTTP 500: the model has failed (ValueError)"),
-                Failed("the model has failed (ValueError)"),
+                JobFailedAnswer("HTTP 500: the model has failed (ValueError)"),
+                JobFailedAnswer("the model has failed (ValueError)"),
             ),
         ],
     )
-    async def test_failures(self, payload: str, answer: Failed, status: Failed) -> None:
+    async def test_failures(
+        self, payload: str, answer: JobFailedAnswer, status: JobFailedAnswer
+    ) -> None:
         """A handler says how its job failed; of other errors only the kind is told (C3, C4)."""
         async with serving() as it:
             it.model.end(1)
@@ -154,20 +160,20 @@ class TestAnswers:
         """What a handler sets as its progress is told (C4)."""
         go = asyncio.Event()
 
-        async def handler(job: Job) -> None:
+        async def handler(job: GpuJob) -> None:
             job.progress = 0.25
             await go.wait()
 
         async with serving(handler, asynchronous=True) as it:
             await it.caller.send(lease_of(it.url), task_of(), ASYNC, attempt=1)
-            assert await it.status("job-1") == Running(0.25)
+            assert await it.status("job-1") == JobRunningAnswer(0.25)
             go.set()
 
     async def test_plain_functions(self) -> None:
         """A plain function runs in a thread: as many as there are slots, and the server answers meanwhile (C2, C22)."""
         go, together = threading.Event(), threading.Semaphore(0)
 
-        def handler(job: Job) -> str:
+        def handler(job: GpuJob) -> str:
             together.release()
             go.wait(PATIENCE)
             return job.id
@@ -186,10 +192,10 @@ class TestAnswers:
     async def test_results_that_cannot_be_told(self, result: object) -> None:
         """A result that no JSON can express, or that is too large, is a failure that says so (fault H5)."""
 
-        async def handler(_: Job) -> object:
+        async def handler(_: GpuJob) -> object:
             return result
 
         async with serving(handler) as it:
             told = await it.send()
-            assert isinstance(told, Failed)
+            assert isinstance(told, JobFailedAnswer)
             assert "result" in told.error

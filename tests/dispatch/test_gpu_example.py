@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 
-from taskqueue_dispatch.endpoint_client.answers import Done, Failed
+from taskqueue_dispatch.endpoint_client.answers import Done, JobFailedAnswer
 from tests.dispatch.gpu_support import SYNC, calling, endpoint_of, lease_of, task_of
 from tests.dispatch.patience import until
 
@@ -42,7 +42,7 @@ async def test_it_serves() -> None:
             sent = await caller.send(lease_of(url), job, SYNC, attempt=1)
             assert sent == Done(b'{"prompt":"a sunset","image":"https://images.example/job-1.png"}')
             bad = await caller.send(lease_of(url), task_of("job-2", [1]), SYNC, attempt=1)
-            assert bad == Failed("HTTP 422: prompt: a text is wanted", final=True)
+            assert bad == JobFailedAnswer("HTTP 422: prompt: a text is wanted", final=True)
             direct = await client.post(url, content=b'{"prompt": "a sunset"}')
             assert direct.json()["status"] == "queued"
             job_id = direct.json()["job_id"]

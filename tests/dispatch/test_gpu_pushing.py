@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-from taskqueue_dispatch.endpoint_client.answers import Accepted, Done
+from taskqueue_dispatch.endpoint_client.answers import Done, JobAcceptedAnswer
 from taskqueue_dispatch.gpu_server import push
 from taskqueue_dispatch.gpu_server.component import GpuServer
-from taskqueue_dispatch.gpu_server.jobs import Job, JobFailed
+from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 from taskqueue_dispatch.gpu_server.push import Pusher
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from tests.dispatch.gpu_support import (
@@ -55,7 +55,7 @@ async def test_a_result() -> None:
         gpu = SimulatedGpu(latency=0, asynchronous=True, dispatcher=dispatcher.origin + "/")
         async with gpu, calling() as caller:
             sent = await caller.send(lease_of(gpu.url), task_of(), ASYNC, attempt=2)
-            assert sent == Accepted("job-1")
+            assert sent == JobAcceptedAnswer("job-1")
             await until(lambda: bool(dispatcher.requests))
             assert pushed(dispatcher) == [
                 (
@@ -75,7 +75,7 @@ async def test_a_result() -> None:
 async def test_a_failure() -> None:
     """A failure is pushed, too (C7)."""
 
-    async def handler(_: Job) -> None:
+    async def handler(_: GpuJob) -> None:
         raise JobFailed("out of memory")
 
     async with trap(response(200, b"{}")) as dispatcher:
@@ -117,7 +117,7 @@ async def test_the_token_of_the_one_that_asks_now() -> None:
     """A job that another dispatcher has taken over is pushed with that one's token (C7, fault H2)."""
     go = asyncio.Event()
 
-    async def handler(_: Job) -> int:
+    async def handler(_: GpuJob) -> int:
         await go.wait()
         return 1
 
@@ -127,7 +127,7 @@ async def test_the_token_of_the_one_that_asks_now() -> None:
             for token in ("token-1", "token-2"):
                 lease = msgspec.structs.replace(lease_of(origin), token=token)
                 sent = await caller.send(lease, task_of(), ASYNC, attempt=1)
-                assert sent == Accepted("job-1")
+                assert sent == JobAcceptedAnswer("job-1")
             go.set()
             await until(lambda: bool(dispatcher.requests))
             assert [token for _, token, _ in pushed(dispatcher)] == [b"token-2"]

@@ -11,10 +11,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_dispatch.endpoint_client.answers import Done, Failed, Missing
+from taskqueue_dispatch.endpoint_client.answers import Done, JobFailedAnswer, Missing
 from taskqueue_dispatch.gpu_server import component, jobs
 from taskqueue_dispatch.gpu_server.component import GpuServer
-from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from tests.dispatch.gpu_model import Model, serving
 from tests.dispatch.gpu_support import (
     SYNC,
@@ -69,9 +69,9 @@ class TestOnce:
         """A failure is told to who asks; a job that is sent again is run again, as one taken up again is (C17, C23)."""
         async with serving() as it:
             it.model.end(2)
-            assert isinstance(await it.send(payload="fail"), Failed)
+            assert isinstance(await it.send(payload="fail"), JobFailedAnswer)
             assert it.model.runs == {"job-1": 1}
-            assert isinstance(await it.send(payload="fail"), Failed)
+            assert isinstance(await it.send(payload="fail"), JobFailedAnswer)
             assert it.model.runs == {"job-1": 2}
 
     async def test_another_payload(self) -> None:
@@ -80,7 +80,7 @@ class TestOnce:
             it.model.end()
             done = await it.send(payload=1)
             told = await it.send(payload=2)
-            assert isinstance(told, Failed)
+            assert isinstance(told, JobFailedAnswer)
             assert told.final
             assert await it.send(payload=1) == done
 
@@ -88,7 +88,7 @@ class TestOnce:
         """Results are remembered up to a size in all, the last ones longest; of payloads nothing is (fault H5)."""
         monkeypatch.setattr(jobs, "_KEPT", 2500)
 
-        async def handler(_: Job) -> str:
+        async def handler(_: GpuJob) -> str:
             return "x" * 998
 
         async with serving(handler) as it:
@@ -138,12 +138,12 @@ class TestHealth:
             )
             await until(lambda: bool(app.jobs.active))
             await app.aclose()
-            assert await call == Failed("HTTP 500: the server has ended")
+            assert await call == JobFailedAnswer("HTTP 500: the server has ended")
 
     async def test_ended_before_it_began(self) -> None:
         """A job that had no turn yet ends with the server too: who waits for it is told (C23, fault H4)."""
         app = GpuServer(Model(), max_concurrent=1)
-        job = Job("job-1", None, attempt=1, direct=False)
+        job = GpuJob("job-1", None, attempt=1, direct=False)
         app.jobs.add(job)
         await app.aclose()
         assert job.ended.is_set()

@@ -10,7 +10,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.consumer import maintenance
-from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.status import JobState
@@ -27,7 +27,7 @@ async def test_a_dispatcher_that_stops_leaves_its_jobs_running(backend: Backend)
             await serve(first, "flux", gpu, config=TOLD)
             ids = await send(first, "flux", 2)
             await until(lambda: gpu.active == 1)
-        view = await first.pool.look("flux")
+        view = await first.pool.inspect("flux")
         assert [lease.state for lease in view.leases] == ["detached"]
         async with dispatching(backend) as second:
             gate.open()
@@ -101,10 +101,10 @@ async def test_a_job_longer_than_the_lease(backend: Backend) -> None:
         await serve(dispatcher, "flux", gpu)
         ids = await send(dispatcher, "flux", 2)
         await until(lambda: gpu.active == 1)
-        (first,) = (await dispatcher.pool.look("flux")).leases
+        (first,) = (await dispatcher.pool.inspect("flux")).leases
 
         async def renewed() -> bool:
-            (lease,) = (await dispatcher.pool.look("flux")).leases
+            (lease,) = (await dispatcher.pool.inspect("flux")).leases
             return lease.job == first.job and lease.expires_at > first.expires_at + 2 * 0.4
 
         await until(renewed, "the job has its slot for longer than two leases")
@@ -118,7 +118,7 @@ async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> No
     """What runs on a server that loses slots, or is removed, is finished there; it gets nothing new (fault H7)."""
     gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def handle(job: Job) -> None:
+    async def handle(job: GpuJob) -> None:
         await gates[job.id].wait()
 
     async with (
@@ -142,7 +142,7 @@ async def test_slots_are_taken_away_and_a_server_removed(backend: Backend) -> No
         await ended(dispatcher, more)
         assert sum(old.runs.values()) == 3
         assert sum(new.runs.values()) == 1
-        view = await dispatcher.pool.look("sd-xl-1.0")
+        view = await dispatcher.pool.inspect("sd-xl-1.0")
         assert [info.endpoint.server for info in view.endpoints] == ["two-2"]
 
 

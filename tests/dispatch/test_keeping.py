@@ -10,7 +10,7 @@ import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Left, Permit, Seen, SlotLease, slots_of
-from taskqueue_dispatch.lease_renewal import Keeper
+from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Failing, Servers, registry_of, settings, well
 from tests.dispatch.keepers import HOUR, LEASE, Desk, is_healthy, running
@@ -31,14 +31,14 @@ async def test_a_lease_stays_good_while_its_job_runs(backend: Backend) -> None:
     pool, servers = slots_of(backend), Servers()
     servers.say["a"] = Seen(active=1)
     leases = await pool.acquire("flux", "me", ttl=0.6, limit=2)
-    keeper = Keeper(pool, registry, servers, settings(lease=0.6, health_interval=60))
-    held, dropped = map(keeper.hold, leases)
-    keeper.drop(dropped)
-    keeper.drop(dropped)
+    renewer = LeaseRenewer(pool, registry, servers, settings(lease=0.6, health_interval=60))
+    held, dropped = map(renewer.hold, leases)
+    renewer.drop(dropped)
+    renewer.drop(dropped)
     until_when = held.lease.expires_at
-    async with running(keeper):
+    async with running(renewer):
         await until(lambda: held.lease.expires_at > until_when + 0.6, "it was kept")
-    (told,) = (await pool.look("flux")).leases
+    (told,) = (await pool.inspect("flux")).leases
     assert told.fence == held.lease.fence
     assert not held.lost.is_set()
     (lease,) = await pool.assign((held.lease, "job"), ttl=60)
@@ -49,7 +49,7 @@ async def test_all_leases_in_one_batch(desk: Desk) -> None:
     """Whatever is in hand is renewed in one call, up to a thousand leases (C21)."""
     await desk.take(700)
     await desk.take(400, model="sdxl")
-    assert await desk.keeper.renew()
+    assert await desk.renewer.renew()
     assert desk.pool.calls["renew"] == 2
 
 
@@ -57,14 +57,14 @@ async def test_a_stale_lease_is_lost(desk: Desk) -> None:
     """A lease that another has, or nobody any more, is known as lost at the next renewal (C20, OPEN-C4)."""
     first, second = await desk.take(2)
     await desk.backend.slots.release(first.lease)
-    await desk.keeper.renew()
+    await desk.renewer.renew()
     assert (first.lost.is_set(), second.lost.is_set()) == (True, False)
     await desk.assign(second, "job")
     (other,) = await desk.backend.slots.acquire("flux", "another", ttl=LEASE)
     (other_lease,) = await desk.backend.slots.assign((other, "job"), ttl=LEASE)
     assert other_lease is not None
     assert other_lease.resumed
-    await desk.keeper.renew()
+    await desk.renewer.renew()
     assert second.lost.is_set()
 
 
@@ -72,19 +72,19 @@ async def test_notes_come_with_renewals(desk: Desk) -> None:
     """What was left for the holder of a job's lease is told once, and so is what replaces it (C7)."""
     (held,) = await desk.take()
     await desk.assign(held, "job")
-    await desk.keeper.renew()
+    await desk.renewer.renew()
     assert not held.noted.is_set()
     pool = desk.backend.slots
     assert await pool.leave("flux", "job", held.lease.token, b'{"n":1}') is Left.TAKEN
-    await desk.keeper.renew()
+    await desk.renewer.renew()
     assert (held.noted.is_set(), held.note) == (True, b'{"n":1}')
     held.noted.clear()
-    await desk.keeper.renew()
+    await desk.renewer.renew()
     assert not held.noted.is_set()
     await pool.leave("flux", "job", held.lease.token, b'{"n":2}')
     (lease,) = await pool.detach(held.lease, ttl=HOUR)
     assert lease is not None
-    desk.keeper.change(held, lease)
+    desk.renewer.change(held, lease)
     assert (held.noted.is_set(), held.note) == (True, b'{"n":2}')
     assert held.lease.state is Permit.DETACHED
 
@@ -93,13 +93,13 @@ async def test_notes_are_looked_for_when_the_bell_rings(desk: Desk) -> None:
     """A word of a bell brings a note long before the next renewal, with few calls, and only for jobs (C7, C19)."""
     held, spare = await desk.take(2)
     await desk.assign(held, "job")
-    async with running(desk.keeper):
+    async with running(desk.renewer):
         await until(lambda: desk.pool.calls["renew"] == 1)
         before = spare.lease
         await desk.backend.slots.leave("flux", "job", held.lease.token, b'{"n":1}')
         for _ in range(1000):
-            desk.keeper.look("flux")
-            desk.keeper.look("of somebody else")
+            desk.renewer.check_notes("flux")
+            desk.renewer.check_notes("of somebody else")
         async with asyncio.timeout(PATIENCE):
             await held.noted.wait()
         assert held.note == b'{"n":1}'
@@ -114,16 +114,16 @@ async def test_an_outage_of_the_store(desk: Desk, caplog: pytest.LogCaptureFixtu
     await desk.assign(detached, "long")
     (lease,) = await desk.backend.slots.detach(detached.lease, ttl=HOUR)
     assert lease is not None
-    desk.keeper.change(detached, lease)
+    desk.renewer.change(detached, lease)
     desk.pool.down = True
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             await desk.clock.advance(LEASE)
-            assert not await desk.keeper.renew()
+            assert not await desk.renewer.renew()
     assert not any(held.lost.is_set() for held in (spare, running_one, detached))
     assert len([line for line in caplog.records if "renewed" in line.message]) == 1
     desk.pool.down = False
-    assert await desk.keeper.renew()
+    assert await desk.renewer.renew()
     assert spare.lost.is_set()
     assert not running_one.lost.is_set()
     assert not detached.lost.is_set()
@@ -138,13 +138,13 @@ async def test_the_loop_outlives_everything(backend: Backend) -> None:
     await registry.register("flux", "b", URL, 1)
     pool = Failing(slots_of(backend))
     (lease,) = await pool.acquire("flux", "me", ttl=1)
-    keeper = Keeper(
+    renewer = LeaseRenewer(
         cast("Any", pool), registry, servers, settings(lease=1, health_interval=0.02, settled=0.01)
     )
-    held = keeper.hold(lease)
+    held = renewer.hold(lease)
     servers.say["b"] = ValueError("no such thing")
     pool.down = True
-    async with running(keeper):
+    async with running(renewer):
         await until(lambda: pool.calls["renew"] > 3 and servers.asked["b"] > 3)
         servers.say["b"] = Seen(active=0)
         await until(lambda: pool.calls["reconcile"] > 3)
@@ -159,12 +159,12 @@ async def test_a_store_that_hangs() -> None:
     """A renewal that is not answered is given up, and asked again (C21, C23)."""
     desk = Desk()
     (held,) = await desk.take()
-    keeper = Keeper(
+    renewer = LeaseRenewer(
         cast("Any", desk.pool), desk.registry, desk.servers, settings(lease=0.3, health_interval=60)
     )
-    held = keeper.hold(held.lease)
+    held = renewer.hold(held.lease)
     desk.pool.held = {"renew"}
-    async with running(keeper):
+    async with running(renewer):
         await until(lambda: desk.pool.calls["renew"] > 2)
         before = held.lease
         desk.pool.held.clear()
@@ -176,7 +176,7 @@ async def test_a_change_that_crosses_a_renewal(desk: Desk) -> None:
     """The answer to a renewal that was sent before a change does not undo that change (C21, OPEN-C4)."""
     (held,) = await desk.take()
     desk.pool.held = {"renew"}
-    renewal = asyncio.create_task(desk.keeper.renew())
+    renewal = asyncio.create_task(desk.renewer.renew())
     await until(lambda: desk.pool.calls["renew"] == 1)
     await desk.assign(held, "job")
     await desk.clock.advance(1)
@@ -198,13 +198,13 @@ async def test_a_takeover_that_crosses_a_renewal(desk: Desk) -> None:
     def arrives(*leases: SlotLease, ttl: float) -> Any:
         desk.pool.put("renew", desk.backend.slots.renew)
         answer = desk.backend.slots.renew(*leases, ttl=ttl)
-        asyncio.get_running_loop().call_soon(desk.keeper.change, second, lease)
+        asyncio.get_running_loop().call_soon(desk.renewer.change, second, lease)
         return answer
 
     desk.pool.put("renew", arrives)
-    await desk.keeper.renew()
+    await desk.renewer.renew()
     assert first.lost.is_set()
-    await desk.keeper.renew()
+    await desk.renewer.renew()
     assert not second.lost.is_set()
     assert second.lease.job == "job"
 
@@ -215,15 +215,15 @@ async def test_leases_of_a_pool_that_was_emptied(desk: Desk) -> None:
     await desk.assign(held, "job")
     await desk.registry.refresh()
     other = MemoryBackend(clock=desk.clock)
-    desk.registry._pool = desk.keeper.checks._pool = cast("Any", other.slots)
-    desk.keeper._pool = cast("Any", other.slots)
+    desk.registry._pool = desk.renewer.checks._pool = cast("Any", other.slots)
+    desk.renewer._pool = cast("Any", other.slots)
     await desk.registry.refresh()
     before = held.lease
-    assert await desk.keeper.renew()
+    assert await desk.renewer.renew()
     assert held.lease.token != before.token
     assert not held.lost.is_set()
     assert spare.lost.is_set()
-    (told,) = (await other.slots.look("flux")).leases
+    (told,) = (await other.slots.inspect("flux")).leases
     assert (told.job, told.fence) == ("job", held.lease.fence)
-    assert await desk.keeper.renew()
+    assert await desk.renewer.renew()
     assert not held.lost.is_set()

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Locator, Page, expect
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Identity
-from taskqueue_dispatch.api import part
+from taskqueue_dispatch.api import extension
 from taskqueue_dispatch.dashboard import PAGES, snapshot
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.names import queue_of
@@ -47,8 +47,8 @@ async def browser() -> AsyncIterator[Browser]:
 @asynccontextmanager
 async def dispatching(backend: Backend | None = None) -> AsyncIterator[tuple[Running, Dispatcher]]:
     """A server with a dispatcher in it."""
-    async with running(backend or MemoryBackend(), parts=[part(settings())]) as it:
-        yield it, cast("Dispatcher", it.hub.brought["dispatch"])
+    async with running(backend or MemoryBackend(), extensions=[extension(settings())]) as it:
+        yield it, cast("Dispatcher", it.context.extension_state["dispatch"])
 
 
 async def shown(it: Running, where: str = "/dispatch") -> str:
@@ -149,16 +149,16 @@ async def test_drain_use_again_and_remove(browser: Browser, *, scripts: bool) ->
         await page.reload()
         await page.get_by_role("button", name=f"Drain gpu-1 for {MODEL}").click()
         await expect(page.locator("#said")).to_contain_text("Draining")
-        (info,) = (await dispatcher.pool.look()).endpoints
+        (info,) = (await dispatcher.pool.inspect()).endpoints
         assert info.draining
         await page.get_by_role("button", name=f"Use gpu-1 for {MODEL} again").click()
         await expect(page.locator("#said")).to_contain_text("In use again")
-        (info,) = (await dispatcher.pool.look()).endpoints
+        (info,) = (await dispatcher.pool.inspect()).endpoints
         assert not info.draining
         await page.get_by_role("button", name=f"Drain gpu-1 for {MODEL}").click()
         await page.get_by_role("button", name=f"Remove gpu-1 for {MODEL}").click()
         await expect(page.locator("#said")).to_contain_text("Removed")
-        assert all(info.removed for info in (await dispatcher.pool.look()).endpoints)
+        assert all(info.removed for info in (await dispatcher.pool.inspect()).endpoints)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -184,7 +184,7 @@ async def test_who_may(backend: Backend) -> None:
     ):
         await serve(dispatcher, "mine", gpu)
         await serve(dispatcher, "theirs", gpu)
-        it.hub.hooks.register(Gate(a=only, w=worker))
+        it.context.hooks.register(Gate(a=only, w=worker))
         for one in PAGES:
             answer = await client.request(one.method, one.path, headers=PAGE)
             assert answer.status_code == 303
@@ -200,7 +200,9 @@ async def test_who_may(backend: Backend) -> None:
                 headers=_as("a"),
             )
             assert answer.status_code == status, model
-        drained = {e.endpoint.model: e.draining for e in (await dispatcher.pool.look()).endpoints}
+        drained = {
+            e.endpoint.model: e.draining for e in (await dispatcher.pool.inspect()).endpoints
+        }
         assert drained == {"mine": True, "theirs": False}
 
 
@@ -216,7 +218,7 @@ async def test_who_may_see_one_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
         for model in ("a", "b", "zimg"):
             await dispatcher.registry.register(model, "gpu-1", "http://127.0.0.1:1/", 1)
         assert "Not listed here: 1 more." in await shown(it)
-        it.hub.hooks.register(Gate(a=only))
+        it.context.hooks.register(Gate(a=only))
         text = (await client.get("/dispatch", headers=_as("a"))).text
         assert 'href="/queues/dispatch%3Azimg"' in text
         assert "Not listed here" not in text
@@ -243,7 +245,7 @@ async def test_odd_actions() -> None:
         assert "there is no such endpoint any more" in answer.text
         answer = await post(client, "/dispatch/endpoints", action="explode", **gone)
         assert answer.status_code == 422
-        assert not (await dispatcher.pool.look()).endpoints
+        assert not (await dispatcher.pool.inspect()).endpoints
 
 
 async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +273,7 @@ async def test_the_stream_ends_with_the_right_to_see_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(access, "CHECK_SECONDS", 0.1)
     gate = Gate(a=Identity(name="a", verbs=frozenset({"admin"})))
     async with dispatching() as (it, _):
-        it.hub.hooks.register(gate)
+        it.context.hooks.register(gate)
         async with (
             http(it) as client,
             client.stream("GET", "/dispatch/live", headers=_as("a")) as answer,

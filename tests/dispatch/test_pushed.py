@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from taskqueue_dispatch.endpoint_client.answers import DONE, FAILED, Accepted, Done, Failed
+from taskqueue_dispatch.endpoint_client.answers import (
+    DONE,
+    FAILED,
+    Done,
+    JobAcceptedAnswer,
+    JobFailedAnswer,
+)
 from taskqueue_dispatch.slot_notes import accepted_note, answer_of
 
 
@@ -27,17 +33,19 @@ def test_success(word: str) -> None:
 @pytest.mark.parametrize("word", sorted(FAILED))
 def test_failure(word: str) -> None:
     """Each word of failure is one, final only where the server says so, in a line that may be shown (C4, C7)."""
-    assert answer_of(note(status=word, error="out of\r\nmemory")) == Failed("out of  memory")
-    assert answer_of(note(status=word, error="no", final=True)) == Failed("no", final=True)
-    assert answer_of(note(status=word, error="no", final="yes")) == Failed("no")
+    assert answer_of(note(status=word, error="out of\r\nmemory")) == JobFailedAnswer(
+        "out of  memory"
+    )
+    assert answer_of(note(status=word, error="no", final=True)) == JobFailedAnswer("no", final=True)
+    assert answer_of(note(status=word, error="no", final="yes")) == JobFailedAnswer("no")
     told = answer_of(note(status=word, error="x" * 5000))
-    assert isinstance(told, Failed)
+    assert isinstance(told, JobFailedAnswer)
     assert len(told.error) == 1000
 
 
 def test_an_id() -> None:
     """A note of the id that a server knows the job by is read again (C5)."""
-    assert answer_of(accepted_note("r-1")) == Accepted("r-1")
+    assert answer_of(accepted_note("r-1")) == JobAcceptedAnswer("r-1")
 
 
 @pytest.mark.parametrize("told", [b"", b"{", b"[]", b'{"status":"processing"}', b'{"status":7}'])

@@ -183,14 +183,14 @@ async def test_a_pool_that_was_emptied() -> None:
     pool.down = False
     await registry.refresh()
     assert registry.epoch != epoch
-    view = await other.slots.look()
+    view = await other.slots.inspect()
     told = {info.endpoint.server: info.draining for info in view.endpoints}
     assert told == {"a": False, "b": True}
     assert (await registry.config("flux")).max_retries == 4
     assert (await other.control.settings(queue_of("flux"))).capacity == 200
     await registry.remove("flux", "a")
     await registry.refresh()
-    assert [info.endpoint.server for info in (await other.slots.look()).endpoints] == ["b"]
+    assert [info.endpoint.server for info in (await other.slots.inspect()).endpoints] == ["b"]
 
 
 @pytest.mark.parametrize("call", range(1, 7))
@@ -213,7 +213,7 @@ async def test_a_pool_that_is_emptied_between_two_calls(call: int) -> None:
     await registry._follow("flux")
     for _ in range(3):
         await registry.refresh()
-    (info,) = (await other.slots.look()).endpoints
+    (info,) = (await other.slots.inspect()).endpoints
     assert (info.endpoint.server, info.endpoint.slots) == ("a", 2)
     assert (await registry.config("flux")).max_retries == 4
 
@@ -239,7 +239,12 @@ async def test_looks_that_cross() -> None:
     """A look that began before a change does not bring back what was before it (B4, C12)."""
     backend = MemoryBackend()
     registry = await registry_of(backend)
-    pool, look, looked, goes_on = Failing(backend.slots), backend.slots.look, [0], asyncio.Event()
+    pool, look, looked, goes_on = (
+        Failing(backend.slots),
+        backend.slots.inspect,
+        [0],
+        asyncio.Event(),
+    )
 
     async def slow_at_first(model: str | None = None) -> PoolView:
         told = await look(model)

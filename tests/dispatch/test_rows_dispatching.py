@@ -13,7 +13,7 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, Order, Seen, slots_of
 from taskqueue_core.tasks import Task, encode_json
-from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.models import ModelConfig
@@ -81,7 +81,7 @@ async def test_a_retry_comes_after_its_delay(
     """A job that fails is sent again after 1 s less 10 %, and then is a dead letter with its reason (C15, C16, C26)."""
     began: list[float] = []
 
-    async def note(_: Job) -> None:
+    async def note(_: GpuJob) -> None:
         began.append(time.monotonic())
 
     waits: list[float] = []

@@ -39,13 +39,13 @@ async def test_the_pool_is_deleted_under_running_jobs(
         await serve(dispatcher, "flux", gpu, config=_TOLD)
         ids = await send(dispatcher, "flux", 5)
         await until(lambda: gpu.active == 2)
-        before = await dispatcher.pool.look()
+        before = await dispatcher.pool.inspect()
         pool = [key for key in keys_of(redis_server, redis_prefix) if ":slots" in key]
         assert pool
         redis_server.call("DEL", *pool)
 
         async def held_again() -> bool:
-            view = await dispatcher.pool.look()
+            view = await dispatcher.pool.inspect()
             jobs = {lease.job for lease in view.leases if lease.job is not None}
             return view.epoch != before.epoch and jobs == set(ids[:2])
 
@@ -56,7 +56,7 @@ async def test_the_pool_is_deleted_under_running_jobs(
         assert set(gpu.runs) == set(ids)
         assert set(gpu.runs.values()) == {1}
         assert (gpu.most_at_once, gpu.refused) == (2, 0)
-        view = await dispatcher.pool.look()
+        view = await dispatcher.pool.inspect()
         assert [info.endpoint for info in view.endpoints] == [
             info.endpoint for info in before.endpoints
         ]
@@ -88,7 +88,7 @@ async def test_a_dispatcher_that_is_frozen(
             async with dispatching(backend, **fast) as heir:
 
                 async def overdue() -> bool:
-                    (info,) = (await heir.pool.look()).endpoints
+                    (info,) = (await heir.pool.inspect()).endpoints
                     return (info.overdue, info.free, info.usable) == (1, 0, True)
 
                 await until(overdue, "its lease ran out, and its slot is not free")

@@ -9,10 +9,10 @@ from msgspec import structs
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, Seen, SlotLease, SlotPool, slots_of
-from taskqueue_dispatch.gpu_server.jobs import Job
+from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_dispatch.shared_capacity import Turns
+from taskqueue_dispatch.shared_capacity import CapacityTurns
 from tests.dispatch.desk import URL, registry_of, settings
 from tests.dispatch.support import Gate, dispatching, ended, send, until
 
@@ -24,7 +24,7 @@ async def share(dispatcher: Dispatcher, *gpus: SimulatedGpu) -> None:
             await dispatcher.registry.register(model, gpu.name, gpu.url, 1, together=1)
 
     async def all_well() -> bool:
-        return all(info.usable for info in (await dispatcher.pool.look()).endpoints)
+        return all(info.usable for info in (await dispatcher.pool.inspect()).endpoints)
 
     await until(all_well, "every server is well")
 
@@ -33,7 +33,7 @@ async def test_a_switch_is_told_to_the_server(backend: Backend) -> None:
     """A server learns with a job that the one before was another model's: it may have to load this one (A19)."""
     switches: list[bool] = []
 
-    async def note(job: Job) -> None:
+    async def note(job: GpuJob) -> None:
         switches.append(job.switched)
 
     async with (
@@ -44,7 +44,7 @@ async def test_a_switch_is_told_to_the_server(backend: Backend) -> None:
         for model in ("flux", "flux", "sd", "sd", "flux"):
             await ended(dispatcher, await send(dispatcher, model))
         assert switches == [False, False, True, False, True]
-        view = await dispatcher.pool.look()
+        view = await dispatcher.pool.inspect()
         assert {info.last_model for info in view.endpoints} == {"flux"}
         assert gpu.refused == 0
 
@@ -53,7 +53,7 @@ async def test_jobs_go_where_their_model_is_loaded(backend: Backend) -> None:
     """Of two servers with the same two models each gets the jobs of the one that it had last (A18, A19)."""
     switches: list[bool] = []
 
-    async def note(job: Job) -> None:
+    async def note(job: GpuJob) -> None:
         switches.append(job.switched)
 
     async with (
@@ -78,7 +78,7 @@ async def test_jobs_go_where_their_model_is_loaded(backend: Backend) -> None:
 
 async def _idle(dispatcher: Dispatcher) -> bool:
     """Whether each model keeps one slot for a job that may come, and none is in use."""
-    leases = (await dispatcher.pool.look()).leases
+    leases = (await dispatcher.pool.inspect()).leases
     return Counter((lease.model, lease.job) for lease in leases) == {
         ("flux", None): 1,
         ("sd", None): 1,
@@ -100,7 +100,7 @@ async def test_a_backlog_keeps_no_server(backend: Backend) -> None:
     """However many jobs one model has, those of another on the same server have their turn (A18, C1, C26)."""
     gate = Gate()
 
-    async def work(job: Job) -> None:
+    async def work(job: GpuJob) -> None:
         await gate(job)
         await asyncio.sleep(0.02)
 
@@ -123,7 +123,7 @@ async def test_turns(backend: Backend) -> None:
     """A turn is of a server that cannot serve all of its models at once, and ends with an offer (A18)."""
     registry, pool = await registry_of(backend), slots_of(backend)
     now = [100.0]
-    turns = Turns(registry, settings(turn=10), monotonic=lambda: now[0])
+    turns = CapacityTurns(registry, settings(turn=10), monotonic=lambda: now[0])
 
     async def lease(server: str, slots: int = 1, together: int | None = None) -> SlotLease:
         for model in ("flux", "sd") if server != "alone" else ("flux",):

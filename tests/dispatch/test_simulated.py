@@ -12,14 +12,14 @@ import httpx2
 import pytest
 
 from taskqueue_dispatch.endpoint_client.answers import (
-    Accepted,
     Answer,
     Busy,
     Done,
-    Failed,
+    EndpointUnreachable,
+    JobAcceptedAnswer,
+    JobFailedAnswer,
+    JobRunningAnswer,
     Missing,
-    Running,
-    Unreachable,
 )
 from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.gpu_server.__main__ import main
@@ -68,7 +68,14 @@ class TestModes:
             for mode in (Mode.OK, Mode.BUSY, Mode.ERROR, Mode.BAD_GATEWAY, Mode.FAIL, Mode.GARBAGE):
                 gpu.mode = mode
                 found.append(type(await send(caller, gpu, f"job-{mode}")))
-            assert found == [Done, Busy, Failed, Unreachable, Failed, Failed]
+            assert found == [
+                Done,
+                Busy,
+                JobFailedAnswer,
+                EndpointUnreachable,
+                JobFailedAnswer,
+                JobFailedAnswer,
+            ]
             assert gpu.runs == {"job-ok": 1, "job-fail": 1}
             assert gpu.finished == {"job-ok": 1}
             gpu.mode = Mode.OK
@@ -82,7 +89,7 @@ class TestModes:
             SimulatedGpu(latency=0, mode=mode) as gpu,
             calling(health_interval=patience) as caller,
         ):
-            assert isinstance(await send(caller, gpu, config=SHORT), Failed)
+            assert isinstance(await send(caller, gpu, config=SHORT), JobFailedAnswer)
             assert gpu.runs.total() == (mode is Mode.DRIP)
             seen = await caller.health(endpoint_of(gpu.url), SYNC)
             assert (seen is None) == (mode is Mode.HANG)
@@ -91,13 +98,13 @@ class TestModes:
         """It says that nothing runs while a job does (C22, C23, fault H4)."""
         async with SimulatedGpu(latency=30, asynchronous=True) as gpu:
             sent = await caller.send(lease_of(gpu.url), task_of(), ASYNC, attempt=1)
-            assert sent == Accepted("job-1")
+            assert sent == JobAcceptedAnswer("job-1")
             for mode, active in [(Mode.OK, 1), (Mode.LIE_IDLE, 0), (Mode.OK, 1)]:
                 gpu.mode = mode
                 seen = await caller.health(endpoint_of(gpu.url), SYNC)
                 assert seen is not None
                 assert seen.active == active
-                assert await caller.ask(gpu.url, "job-1", SYNC) == Running()
+                assert await caller.ask(gpu.url, "job-1", SYNC) == JobRunningAnswer()
             gpu.mode = Mode.SICK
             assert await caller.health(endpoint_of(gpu.url), SYNC) is None
 
@@ -138,11 +145,11 @@ class TestCrashes:
             port = gpu.port
             await gpu.crash()
             answer = await call
-            assert isinstance(answer, Unreachable)
+            assert isinstance(answer, EndpointUnreachable)
             assert answer.sent
             assert gpu.active == 0
             gone = await send(caller, gpu)
-            assert isinstance(gone, Unreachable)
+            assert isinstance(gone, EndpointUnreachable)
             assert not gone.sent
             gpu.latency = 0
             await gpu.start()

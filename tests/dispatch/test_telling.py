@@ -78,7 +78,7 @@ async def test_a_slot_does_not_wait_for_its_callback(
         ids = await send(dispatcher, "flux", 20, callback_url=url)
         await ended(dispatcher, ids)
         await until(lambda: receiver.open > 0)
-        view = await dispatcher.pool.look("flux")
+        view = await dispatcher.pool.inspect("flux")
         assert view.endpoints[0].assigned == 0
 
 

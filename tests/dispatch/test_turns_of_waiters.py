@@ -7,12 +7,12 @@ import asyncio
 from taskqueue_core.backend import Backend
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_dispatch.slot_finder import FoundLeased, FoundQueued, Permit
+from taskqueue_dispatch.slot_finder import FoundLeased, FoundQueued, SlotPermit
 from tests.dispatch.patience import PATIENCE
 from tests.dispatch.support import dispatching, ended, send, serve, until
 
 
-async def _permit(dispatcher: Dispatcher) -> Permit:
+async def _permit(dispatcher: Dispatcher) -> SlotPermit:
     found = await dispatcher.finder.find_endpoint("flux", timeout=60)
     if isinstance(found, FoundLeased):
         return found.permit

@@ -23,20 +23,20 @@ async def test_a_release_wakes_the_next(backend: Backend) -> None:
     desk = await desk_of(backend)
     permit = await desk.permit()
     stirred: list[str] = []
-    desk.waiters.on_stir("flux", lambda: stirred.append("flux"))
+    desk.waiters.on_change("flux", lambda: stirred.append("flux"))
     places = [asyncio.create_task(awaited(await desk.place())) for _ in range(3)]
     assert len(stirred) == 3
-    async with desk.pool.bell("flux") as bell:
+    async with desk.pool.slot_signal("flux") as signal:
         for place in places:
             assert await desk.serve() == 0
-            ringing = asyncio.create_task(bell.rung(60))
+            ringing = asyncio.create_task(signal.wait(60))
             await permit.release()
             async with asyncio.timeout(PATIENCE):
                 await ringing
             assert await desk.serve() == 1
             permit = await place
     assert [place.done() for place in places] == [True] * 3
-    desk.waiters.on_stir("flux", None)
+    desk.waiters.on_change("flux", None)
     await desk.place()
     assert len(stirred) == 3
 
@@ -146,7 +146,7 @@ async def test_a_slot_that_was_given_to_who_just_left(backend: Backend) -> None:
     del forgotten
     gc.collect()
     await until(lambda: is_free(desk, 1))
-    assert not desk.keeper._held
+    assert not desk.renewer._held
 
 
 async def test_a_slot_that_was_no_good(backend: Backend) -> None:
@@ -159,7 +159,7 @@ async def test_a_slot_that_was_no_good(backend: Backend) -> None:
     await permit.release()
     (lease,) = await desk.pool.acquire("flux", "me", ttl=60)
     await desk.pool.release(lease)
-    assert desk.waiters.give("flux", desk.keeper.hold(lease))
+    assert desk.waiters.give("flux", desk.renewer.hold(lease))
     await until(lambda: desk.waiters.wanting("flux") == 2)
     assert await desk.serve() == 1
     await (await first).release()

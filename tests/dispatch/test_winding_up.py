@@ -125,7 +125,7 @@ async def test_cancelled_before_it_waits_for_its_jobs(
             await asyncio.Event().wait()
 
         monkeypatch.setattr(runner, "_pause", hang)
-        runner.stir()
+        runner.check_now()
         await stuck.wait()
         stopping = asyncio.create_task(dispatcher.stop())
         await until(runner._ending.is_set)

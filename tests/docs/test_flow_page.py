@@ -17,7 +17,7 @@ from taskqueue_core.config import Settings
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Refusal
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 from taskqueue_server.problems import refusal_status
 from tests.binaries import curl
 from tests.docs.programs import blocks, python, run
@@ -43,7 +43,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     assert commands(OPERATOR)[0] == ("taskqueue serve &", "")
-    with in_thread(Server(MemoryBackend(), Settings(port=0))) as server:
+    with in_thread(ServerProcess(MemoryBackend(), Settings(port=0))) as server:
         monkeypatch.setenv("TASKQUEUE_SERVER_URL", server.url)
         yield server.url.rpartition(":")[2]
 

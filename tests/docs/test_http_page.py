@@ -14,7 +14,7 @@ import pytest
 from taskqueue_core.config import Settings
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 from tests.binaries import curl
 from tests.docs.programs import blocks, run
 from tests.server.in_thread import in_thread
@@ -44,7 +44,7 @@ def port() -> Iterator[str]:
     """The page's server, with what has happened before."""
     backend = MemoryBackend()
     asyncio.run(_bury(backend))
-    with in_thread(Server(backend, Settings(port=0))) as server:
+    with in_thread(ServerProcess(backend, Settings(port=0))) as server:
         yield server.url.rpartition(":")[2]
 
 

@@ -14,7 +14,7 @@ import pytest
 from taskqueue_core import Reconciled
 from taskqueue_core.config import Settings
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 from tests.docs.programs import blocks, python
 from tests.server.in_thread import in_thread
 
@@ -26,7 +26,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reconciling.md").read_text()
 def environment() -> Iterator[dict[str, str]]:
     """A server, and what finds it."""
     told = {name: text for name, text in os.environ.items() if not name.startswith("TASKQUEUE_")}
-    with in_thread(Server(MemoryBackend(), Settings(port=0))) as server:
+    with in_thread(ServerProcess(MemoryBackend(), Settings(port=0))) as server:
         yield told | {"TASKQUEUE_SERVER_URL": server.url}
 
 

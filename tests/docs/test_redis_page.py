@@ -182,9 +182,9 @@ async def busy(redis: RedisServer) -> RedisServer:
     await keep_tenants_busy(backend)
     await backend.control.maintain()
     # Its process ends without a farewell: consumers stay where they are.
-    await backend._home.heartbeat.aclose()
-    await backend._home.wakeups.aclose()
-    await backend._home.link.aclose()
+    await backend._context.heartbeat.aclose()
+    await backend._context.wakeups.aclose()
+    await backend._context.link.aclose()
     return redis
 
 

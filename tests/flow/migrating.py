@@ -160,7 +160,7 @@ class _Run:
 
     async def kill(self, backend: MigratingBackend) -> None:
         self.story.kills += 1
-        for home, side in zip(self.homes, backend.sides, strict=True):
+        for home, side in zip(self.homes, backend.members, strict=True):
             await home.kill(side.backend)
 
     async def produce(self, backend: Backend, name: str, tasks: int) -> None:
@@ -204,7 +204,7 @@ class _Run:
             return
         operator = self.process()
         cut = self.random.randint(1, 9)
-        for side in operator.sides:
+        for side in operator.members:
             cut_after(side, cut, before=self.random.random() < 0.5)
         with contextlib.suppress(KilledError):
             await act(operator)
@@ -272,9 +272,9 @@ async def migration(
     await run.step(finish)
     assert not (await status(watcher)).unfinished
     run.story.old, run.story.new = [
-        {key: await side.control.ledger(key) for key in KEYS} for side in watcher.sides
+        {key: await side.control.ledger(key) for key in KEYS} for side in watcher.members
     ]
-    for side in watcher.sides:
+    for side in watcher.members:
         for key, task_id in sorted(run.story.tried):
             (told,) = await side.control.statuses(key, task_id)
             run.story.done[key, task_id] += told is not None and told.state is State.DONE

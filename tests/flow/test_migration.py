@@ -9,7 +9,7 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.migration import (
-    Phase,
+    MigrationPhase,
     finish,
     rollback,
     start,
@@ -26,9 +26,13 @@ async def test_from_one_side_to_the_other() -> None:
     """A20, fault J1: what was there is executed there, what is new goes to the new side; then nothing is left."""
     async with pair() as two:
         assert await two.publish("a", "b") == [ACCEPTED] * 2
-        assert (await status(two.both)).phase is Phase.IDLE
+        assert (await status(two.both)).phase is MigrationPhase.IDLE
         started = await start(two.both)
-        assert (started.phase, started.leaves, started.unfinished) == (Phase.STARTED, "old", (KEY,))
+        assert (started.phase, started.leaves, started.unfinished) == (
+            MigrationPhase.STARTED,
+            "old",
+            (KEY,),
+        )
         assert await two.publish("c", "d") == [ACCEPTED] * 2
         assert await two.where("a", "b", "c", "d") == ["o", "o", "n", "n"]
         with pytest.raises(MigrationUnfinished, match=KEY):
@@ -41,7 +45,7 @@ async def test_from_one_side_to_the_other() -> None:
             assert (await side.control.ledger(KEY)).done == 2
         assert (await two.both.control.ledger(KEY)).published == 4
         done = await finish(two.both)
-        assert (done.phase, done.unfinished, done.remembered) == (Phase.FINISHED, (), 300)
+        assert (done.phase, done.unfinished, done.remembered) == (MigrationPhase.FINISHED, (), 300)
 
 
 async def test_one_copy_of_an_id() -> None:
@@ -120,7 +124,7 @@ async def test_receipts_never_cross(monkeypatch: pytest.MonkeyPatch) -> None:
         await two.publish("b")
         async with two.both.subscribe([KEY], "worker") as subscription:
             taken = {one.task.id: one for one in await take(subscription, 2)}
-            inner = [two.both.inward(taken[name])[1].receipt for name in ("a", "b")]
+            inner = [two.both.to_member(taken[name])[1].receipt for name in ("a", "b")]
             assert inner[0] == inner[1]
             assert taken["a"].receipt != taken["b"].receipt
             await subscription.ack(taken["a"])
@@ -195,7 +199,7 @@ async def test_dead_letters_of_both() -> None:
         assert seen == [f"t{number}" for number in range(6)]
         assert (await status(two.both)).unfinished == (KEY,)
         assert await two.both.dead_letters.discard(KEY, "t0", "t5") == 2
-        assert (await finish(two.both, force=True)).phase is Phase.FINISHED
+        assert (await finish(two.both, force=True)).phase is MigrationPhase.FINISHED
 
 
 async def test_settings_move_and_hold_on_both_sides() -> None:

@@ -13,7 +13,7 @@ from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, Invalid
 from taskqueue_core.migration import (
     MigratingBackend,
     MigrationMode,
-    Phase,
+    MigrationPhase,
     finish,
     rollback,
     start,
@@ -37,7 +37,7 @@ async def test_what_the_new_side_cannot_keep() -> None:
     both = MigratingBackend(old, new)
     with pytest.raises(InvalidInput, match=f"{KEY}: "):
         await start(both)
-    assert (await status(both)).phase is Phase.IDLE
+    assert (await status(both)).phase is MigrationPhase.IDLE
     (told,) = await old.publisher.publish(Task(key="free"))
     assert told.status is ACCEPTED
     await both.aclose()
@@ -55,7 +55,7 @@ async def test_between_different_backends() -> None:
     async with both.subscribe([KEY], "worker") as subscription:
         taken = await take(subscription, 2)
         assert await subscription.ack(*taken) == (Settled.OK,) * 2
-    assert (await finish(both)).phase is Phase.FINISHED
+    assert (await finish(both)).phase is MigrationPhase.FINISHED
     await both.aclose()
 
 
@@ -167,17 +167,21 @@ async def test_back_again() -> None:
     """Fault J2: a rollback is the same in the other direction, and may be followed by another start."""
     async with pair() as two:
         await rollback(two.both)
-        assert (await status(two.both)).phase is Phase.IDLE
+        assert (await status(two.both)).phase is MigrationPhase.IDLE
         await start(two.both)
         await two.publish("a")
         back = await rollback(two.both)
-        assert (back.phase, back.leaves, back.unfinished) == (Phase.ROLLED_BACK, "new", (KEY,))
+        assert (back.phase, back.leaves, back.unfinished) == (
+            MigrationPhase.ROLLED_BACK,
+            "new",
+            (KEY,),
+        )
         assert await two.publish("b") == [ACCEPTED]
         assert await two.where("a", "b") == ["n", "o"]
         async with two.both.subscribe([KEY], "worker") as subscription:
             await subscription.ack(*await take(subscription, 2))
-        assert (await finish(two.both)).phase is Phase.ROLLED_BACK
-        assert (await start(two.both)).phase is Phase.STARTED
+        assert (await finish(two.both)).phase is MigrationPhase.ROLLED_BACK
+        assert (await start(two.both)).phase is MigrationPhase.STARTED
         assert await two.publish("a", "b", "c") == [DUPLICATE, DUPLICATE, ACCEPTED]
         assert await two.where("c") == ["n"]
 
@@ -191,7 +195,7 @@ async def test_back_from_a_side_that_is_lost() -> None:
         with pytest.raises(BackendUnavailable):
             await rollback(two.both)
         forced = await rollback(two.both, force=True)
-        assert forced.phase is Phase.ROLLED_BACK
+        assert forced.phase is MigrationPhase.ROLLED_BACK
         assert await two.publish("b", through=two.old) == [ACCEPTED]
         assert await two.publish("a", "c", through=two.open()) == [DUPLICATE, ACCEPTED]
 

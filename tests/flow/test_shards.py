@@ -64,7 +64,7 @@ async def test_spread_and_gathered() -> None:
     assert (await shard(backend, 4)).shards == 4
     assert await publish(backend, *names(40)) == [ACCEPTED] * 40
     assert await publish(backend, *names(40)) == [DUPLICATE] * 40
-    places = Generation(1, 4).places(KEY)
+    places = Generation(1, 4).shard_keys(KEY)
     spread = [(await inner.control.ledger(place)).waiting for place in places]
     assert sum(spread) == 40
     assert min(spread) >= 3
@@ -252,7 +252,7 @@ async def test_limits_need_one_partition(limit: dict[str, Any]) -> None:
 async def test_what_cannot_be_sharded() -> None:
     """A16: names of shards are no names of queues, and have room; a copy has one place to go to (D9)."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
-    inside = Generation(1, 4).place(KEY, 2)
+    inside = Generation(1, 4).shard_key(KEY, 2)
     assert Shard.read(inside) == (KEY, 2, (1, 4))
     with pytest.raises(InvalidInput):
         backend.subscribe([inside], "worker")

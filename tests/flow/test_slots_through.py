@@ -12,7 +12,7 @@ from taskqueue_core.capabilities import Endpoint, Seen, slots_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import CapabilityMissing
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.migration import (
     MigratingBackend,
     ShardedBackend,
@@ -34,9 +34,9 @@ class TestObserved(SlotsSuite):
     capabilities = Capabilities(names=frozenset(Capability))
     max_examples = 5
 
-    async def open_backend(self, clock: ManualClock) -> ObservedBackend:
+    async def open_backend(self, clock: ManualClock) -> InstrumentedBackend:
         """Open one."""
-        return ObservedBackend(MemoryBackend(clock=clock), Hooks())
+        return InstrumentedBackend(MemoryBackend(clock=clock), Hooks())
 
 
 async def test_the_new_sides_in_every_phase() -> None:
@@ -58,7 +58,7 @@ async def test_the_new_sides_in_every_phase() -> None:
     for move in (rollback, start, finish):
         await move(backend)
         assert slots_of(backend) is new.slots
-    assert [len((await side.slots.look()).leases) for side in (old, new)] == [1, 1]
+    assert [len((await side.slots.inspect()).leases) for side in (old, new)] == [1, 1]
     await backend.aclose()
 
 
@@ -74,7 +74,7 @@ class _Slotless(MemoryBackend):
         lambda: MigratingBackend(MemoryBackend(), _Slotless()),
         lambda: MigratingBackend(_Slotless(), MemoryBackend()),
         lambda: ShardedBackend(_Slotless()),
-        lambda: ObservedBackend(_Slotless(), Hooks()),
+        lambda: InstrumentedBackend(_Slotless(), Hooks()),
     ],
     ids=["recordstore", "remote", "new side", "old side", "sharded", "observed"],
 )

@@ -16,7 +16,7 @@ from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Received, State, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_memory.records import QueueState
-from taskqueue_memory.tenants import Account
+from taskqueue_memory.tenants import TenantUsage
 from tests.memory.test_wakeups import hop
 
 KEYS = (["a", "b", "c"], ["a"], ["b", "a"], ["c"])
@@ -190,7 +190,7 @@ class History:
             if queue.fair is None:
                 continue
             for account in queue.fair._accounts.values():
-                mine = [record for record in live if record.account is account]
+                mine = [record for record in live if record.usage is account]
                 assert account.fresh == sum(record.counted for record in mine)
                 assert account.in_flight == sum(record.seated for record in mine)
                 states = Counter(r.state for r in mine if not r.held)
@@ -206,14 +206,14 @@ class History:
             return False
         if set_to.rate_limit and queue.bucket and not queue.bucket.fill(set_to.rate_limit, now):
             return False
-        return any(self._tenant_may(queue, r.account, now) for r in live if self._free(r))
+        return any(self._tenant_may(queue, r.usage, now) for r in live if self._free(r))
 
     @staticmethod
     def _free(record: Any) -> bool:
         return record.state is State.WAITING and not record.held
 
     @staticmethod
-    def _tenant_may(queue: QueueState, account: Account | None, now: float) -> bool:
+    def _tenant_may(queue: QueueState, account: TenantUsage | None, now: float) -> bool:
         most, rate = queue.settings.tenant_max_inflight, queue.settings.tenant_rate_limit
         if account is None:
             return True

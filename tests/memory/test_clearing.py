@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 
 from taskqueue_core.tasks import State, Task
-from taskqueue_memory.due_heap import ROOM, Agenda
+from taskqueue_memory.due_heap import ROOM, DueHeap
 from taskqueue_memory.lanes import Lane
-from taskqueue_memory.records import QueueState, Record
+from taskqueue_memory.records import QueueState, TaskRecord
 
 
-def entry(seq: int, state: State = State.WAITING) -> Record:
+def entry(seq: int, state: State = State.WAITING) -> TaskRecord:
     """Return an entry with this place."""
-    record = Record(queue=QueueState("k"), task=Task(key="k", id=f"t{seq}"), state=state, seq=seq)
+    record = TaskRecord(
+        queue=QueueState("k"), task=Task(key="k", id=f"t{seq}"), state=state, seq=seq
+    )
     record.available_at = float(seq)
     return record
 
@@ -29,7 +31,7 @@ def taken(lane: Lane) -> list[int]:
 def test_an_agenda_is_cleared_when_it_is_full() -> None:
     """So many dates may be out of date, then they go; what matters has twice its own room (fault M5)."""
     matter: set[int] = set()
-    agenda = Agenda[int](lambda record, _mark: record in matter)
+    agenda = DueHeap[int](lambda record, _mark: record in matter)
     for n in range(ROOM):
         agenda.add(n, n, n)
     assert len(agenda) == ROOM
@@ -52,7 +54,7 @@ def test_an_agenda_keeps_its_order_when_cleared() -> None:
         source = random.Random(seed)
         dates = source.sample(range(1000), ROOM)
         matter = set(source.sample(dates, ROOM // 2)) | {1000}
-        agenda = Agenda[int](lambda record, _mark, matter=matter: record in matter)  # type: ignore[misc]
+        agenda = DueHeap[int](lambda record, _mark, matter=matter: record in matter)  # type: ignore[misc]
         for at in (*dates, 1000):
             agenda.add(at, at, 0)
         assert len(agenda) == ROOM // 2 + 1

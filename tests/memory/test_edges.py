@@ -10,7 +10,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Delivery, Published, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_memory.records import _SMALL, QueueState, Record
+from taskqueue_memory.records import _SMALL, QueueState, TaskRecord
 from taskqueue_memory.subscription import MemorySubscription
 from tests.memory.test_order import configure
 from tests.memory.test_wakeups import counted_looks, hop, ids, stop, waiting
@@ -32,38 +32,38 @@ def timers(clock: ManualClock) -> int:
 
 async def test_a_bell_leaves_nothing(backend: MemoryBackend, clock: ManualClock) -> None:
     """Fault G10: of bells that were closed, and of queues that were bound, nothing is kept (fault M5)."""
-    bells = backend._store.bells
-    first, second = backend.publisher.room_bell("k", "j"), backend.publisher.room_bell("k")
+    signals = backend._store.signals
+    first, second = backend.publisher.room_signal("k", "j"), backend.publisher.room_signal("k")
     async with first:
         async with second:
-            assert {key: len(who) for key, who in bells.open.items()} == {"k": 2, "j": 1}
+            assert {key: len(who) for key, who in signals.open.items()} == {"k": 2, "j": 1}
             await configure(backend, capacity=1)
-            await second.rung(5)
-        assert {key: len(who) for key, who in bells.open.items()} == {"k": 1, "j": 1}
-    assert bells.open == {}
+            await second.wait(5)
+        assert {key: len(who) for key, who in signals.open.items()} == {"k": 1, "j": 1}
+    assert signals.open == {}
     assert timers(clock) == 0
     for version, bound_to in enumerate((("a", "b"), ("b",), ())):
         await backend.control.configure("all", QueueSettings(version=version, bound_to=bound_to))
-        assert set(bells._sources) == set(bound_to)
+        assert set(signals._sources) == set(bound_to)
 
 
 async def test_who_is_bound_no_more_is_not_rung(backend: MemoryBackend) -> None:
     """Publishers of a queue hear of room in those that it is bound to now, and of no others (fault M5)."""
     for version, bound_to in enumerate((("a", "b"), ("b",))):
         await backend.control.configure("all", QueueSettings(version=version, bound_to=bound_to))
-    async with backend.publisher.room_bell("all") as bell:
-        backend._store.bells.ring("a")
-        assert not bell._rung.is_set()
-        backend._store.bells.ring("b")
-        assert bell._rung.is_set()
+    async with backend.publisher.room_signal("all") as signal:
+        backend._store.signals.notify("a")
+        assert not signal._notified.is_set()
+        backend._store.signals.notify("b")
+        assert signal._notified.is_set()
 
 
 async def test_a_bell_waits_as_long_as_asked(backend: MemoryBackend, clock: ManualClock) -> None:
     """Not at all for 0 seconds, and no shorter and no longer than half a second for that (fault M5)."""
-    async with backend.publisher.room_bell("k") as bell:
-        await asyncio.wait_for(bell.rung(0), 30)
+    async with backend.publisher.room_signal("k") as signal:
+        await asyncio.wait_for(signal.wait(0), 30)
         assert timers(clock) == 0
-        wait = asyncio.ensure_future(bell.rung(0.5))
+        wait = asyncio.ensure_future(signal.wait(0.5))
         await hop()
         await clock.advance(0.4)
         assert not wait.done()
@@ -75,17 +75,17 @@ async def test_a_bell_rings_for_room_alone(backend: MemoryBackend) -> None:
     """A task that comes, is handed back, acked or retried makes no room; one that is taken does (fault M5)."""
     await configure(backend, capacity=2)
     subscription = backend.subscribe(["k"], "w")
-    async with backend.publisher.room_bell("k") as bell:
+    async with backend.publisher.room_signal("k") as signal:
         await backend.publisher.publish(Task(key="k", id="a"), Task(key="k", id="b"))
-        assert not bell._rung.is_set()
+        assert not signal._notified.is_set()
         first = await one(subscription)
-        assert bell._rung.is_set()
-        bell._rung.clear()
+        assert signal._notified.is_set()
+        signal._notified.clear()
         await subscription.redeliver(first)
         await subscription.ack(await one(subscription))
-        assert not bell._rung.is_set()
+        assert not signal._notified.is_set()
         await backend.control.cancel("k", "b")
-        assert bell._rung.is_set()
+        assert signal._notified.is_set()
 
 
 # wake-ups
@@ -271,4 +271,4 @@ async def test_small_payloads_stay(backend: MemoryBackend) -> None:
 def test_records_are_told_apart() -> None:
     """Two records of one task are two: an old one, of which something is still noted, is not the new one (fault M5)."""
     queue, task = QueueState("k"), Task(key="k")
-    assert len({Record(queue=queue, task=task), Record(queue=queue, task=task)}) == 2
+    assert len({TaskRecord(queue=queue, task=task), TaskRecord(queue=queue, task=task)}) == 2

@@ -20,7 +20,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Ledger, State, Task
 from taskqueue_memory import MemoryBackend, MemorySettings, create_backend
-from taskqueue_memory.journal import JOURNAL_VERSION, Line
+from taskqueue_memory.journal import JOURNAL_VERSION, JournalLine
 from tests.memory.histories import History, some_moves
 from tests.memory.test_wakeups import hop
 
@@ -49,21 +49,21 @@ def written(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def read(path: Path) -> list[Line]:
+def read(path: Path) -> list[JournalLine]:
     """The lines of a journal, each checked against the declared form."""
-    return [msgspec.json.decode(line, type=Line) for line in written(path).splitlines()]
+    return [msgspec.json.decode(line, type=JournalLine) for line in written(path).splitlines()]
 
 
-def whole(path: Path) -> list[Line]:
+def whole(path: Path) -> list[JournalLine]:
     """The lines of a journal that are whole."""
     lines = []
     for text in written(path).splitlines():
         with suppress(msgspec.DecodeError):
-            lines.append(msgspec.json.decode(text, type=Line))
+            lines.append(msgspec.json.decode(text, type=JournalLine))
     return lines
 
 
-def replay(lines: list[Line]) -> dict[str, Ledger]:
+def replay(lines: list[JournalLine]) -> dict[str, Ledger]:
     """The ledger of each queue, told by the journal alone."""
     states: dict[tuple[str, str], State] = {}
     counts: dict[str, Counter[str]] = {}

@@ -13,8 +13,8 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Ledger, Published, Settled, State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_memory.due_heap import ROOM, Agenda
-from taskqueue_memory.records import QueueState, Record
+from taskqueue_memory.due_heap import ROOM, DueHeap
+from taskqueue_memory.records import QueueState, TaskRecord
 
 LARGE = b'"' + b"x" * 50_000 + b'"'
 
@@ -25,7 +25,7 @@ def records() -> Iterator[Callable[[], int]]:
 
     def count() -> int:
         gc.collect()
-        return sum(isinstance(thing, Record) for thing in gc.get_objects())
+        return sum(isinstance(thing, TaskRecord) for thing in gc.get_objects())
 
     gc.freeze()  # to look at all that was there takes long
     yield count
@@ -149,7 +149,7 @@ async def test_what_was_cancelled_does_not_pile_up(
     lane = queue.lane(queue.records["stays"])
     assert len(lane._fresh) <= 2 * ROOM
     assert len(queue.scheduled) <= 2 * ROOM
-    assert len(backend._store._calendar._scheduled) <= 2 * ROOM
+    assert len(backend._store._timers._scheduled) <= 2 * ROOM
     if kind == "scheduled":
         await clock.advance(1e6)
     (delivery,) = (await backend.subscribe(["k"], "w").receive(9, 0)).deliveries
@@ -175,9 +175,9 @@ async def test_clearing_loses_nothing(backend: MemoryBackend, clock: ManualClock
 
 def test_an_agenda_in_order() -> None:
     """Dates come in order, equal ones in the order of being noted, and only those that matter."""
-    agenda: Agenda[Record] = Agenda(lambda record, _seq: record.state is State.WAITING)
+    agenda: DueHeap[TaskRecord] = DueHeap(lambda record, _seq: record.state is State.WAITING)
     queue = QueueState("k")
-    made = [Record(queue=queue, task=Task(key="k"), state=State.WAITING) for _ in range(6)]
+    made = [TaskRecord(queue=queue, task=Task(key="k"), state=State.WAITING) for _ in range(6)]
     for record, at in zip(made, (3, 1, 2, 1, 9, 2), strict=True):
         agenda.add(at, record, record.seq)
     made[2].state = State.DONE
@@ -229,7 +229,7 @@ async def test_rising_again_and_again_takes_no_room(
         (delivery,) = (await subscription.receive(1, 0)).deliveries
         await subscription.dead_letter(delivery, "r")
         await backend.dead_letters.redrive("k", "t")
-    assert len(backend._store._calendar._deadlines) == 1
+    assert len(backend._store._timers._deadlines) == 1
     await clock.advance(100)
     assert [e.task_id for e in (await backend.control.maintain()).expired] == ["t"]
     assert await backend.control.ledger("k") == Ledger(published=1, expired=1)

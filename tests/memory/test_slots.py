@@ -26,14 +26,14 @@ async def test_a_sweep_is_bounded(backend: MemoryBackend, clock: ManualClock) ->
     for _ in range(5):
         leases += await backend.slots.acquire(MODEL, "h1", ttl=10, limit=500)
     await clock.advance(10)
-    (told,) = (await backend.slots.look()).endpoints
+    (told,) = (await backend.slots.inspect()).endpoints
     assert told.held == 1500
     last = leases[-1]
     assert await backend.slots.renew(last, ttl=10) == (None,)
     assert await backend.slots.detach(last, ttl=10) == (None,)
     assert await backend.slots.assign((last, "job-1"), ttl=10) == (None,)
     assert await backend.slots.release(last) == (False,)
-    (told,) = (await backend.slots.look()).endpoints
+    (told,) = (await backend.slots.inspect()).endpoints
     assert told.held == 0
 
 
@@ -50,7 +50,7 @@ async def test_nothing_is_kept_of_what_is_over(backend: MemoryBackend, clock: Ma
         await slots.leave(MODEL, f"job-{number}", "stale", b"1")
         await slots.remove(MODEL, server)
         await slots.release(one, two)
-    kept = (pool.leases, pool.jobs, pool.models, pool.servers, pool.bells.open)
+    kept = (pool.leases, pool.jobs, pool.models, pool.servers, pool.signals.open)
     assert not any(kept)
     assert len(pool._ends) <= ROOM
     await clock.advance(3600)
@@ -75,22 +75,22 @@ async def test_where_reports_come_and_go(backend: MemoryBackend, clock: ManualCl
     leases = await backend.slots.acquire(MODEL, "h1", ttl=10, limit=2)
     await backend.slots.assign((leases[0], "job-1"), (leases[1], "job-2"), ttl=10)
     await clock.advance(10)
-    assert (await backend.slots.look()).endpoints[0].overdue == 2
+    assert (await backend.slots.inspect()).endpoints[0].overdue == 2
     await backend.slots.renew(leases[1], ttl=10)
     endpoint = Endpoint(model=MODEL, server="s1", url="http://x", slots=2, reports=False)
     assert (await backend.slots.register(endpoint)).held == 1
     await clock.advance(10)
-    assert (await backend.slots.look()).leases == ()
+    assert (await backend.slots.inspect()).leases == ()
 
 
 async def test_bells_go_with_who_waited(backend: MemoryBackend) -> None:
     """A bell that is closed is forgotten, also where its wait was cancelled (B3, B7)."""
-    async with backend.slots.bell(MODEL, "other") as bell:
-        waiting = asyncio.ensure_future(bell.rung(60))
+    async with backend.slots.slot_signal(MODEL, "other") as signal:
+        waiting = asyncio.ensure_future(signal.wait(60))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    assert not backend.slots._pool.bells.open
+    assert not backend.slots._pool.signals.open
 
 
 async def test_two_backends_are_two_pools() -> None:
@@ -101,7 +101,7 @@ async def test_two_backends_are_two_pools() -> None:
     (lease,) = await one.slots.acquire(MODEL, "h1", ttl=10)
     (bound,) = await one.slots.assign((lease, "job-1"), ttl=10)
     assert bound is not None
-    assert (await one.slots.look()).epoch != (await two.slots.look()).epoch
+    assert (await one.slots.inspect()).epoch != (await two.slots.inspect()).epoch
     assert await two.slots.release(bound) == (False,)
     (anew,) = await two.slots.renew(bound, ttl=10)
     assert anew is not None

@@ -13,7 +13,7 @@ import pytest
 from taskqueue_core.tasks import State, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_prefect import task_runs
-from taskqueue_prefect.delivery import HandingOver
+from taskqueue_prefect.delivery import SharedQueueDelivery
 from tests.prefect.support import KEY, task_run
 
 __all__ = ["STATE", "A", "B", "Odd", "Place", "place"]
@@ -22,7 +22,7 @@ A, B = "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a55", "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f
 STATE = "a2b7b1f0-55f4-4b1c-8f55-3f2c9a0d7c11"
 SAID: dict[str, str] = {}
 """what a run is to a worker"""
-Handler = Callable[[HandingOver], Awaitable[None]]
+Handler = Callable[[SharedQueueDelivery], Awaitable[None]]
 
 
 class Odd(Exception):
@@ -49,7 +49,7 @@ class Place:
         """Have a handler of a socket run to its end, and what follows from that."""
 
         async def handled() -> None:
-            await handler(HandingOver(self, [KEY]))  # type: ignore[arg-type] # as much of a host as it takes
+            await handler(SharedQueueDelivery(self, [KEY]))  # type: ignore[arg-type] # as much of a host as it takes
 
         async with asyncio.timeout(10):
             (ended,) = await asyncio.gather(asyncio.create_task(handled()), return_exceptions=True)

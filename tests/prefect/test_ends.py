@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosedError
 from taskqueue_core.tasks import Received, State
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.prefect import delivery
-from taskqueue_server.worker_socket.websocket import Channel
+from taskqueue_server.worker_socket.websocket import WebSocketChannel
 from tests.prefect.support import KEY, Taker, publish_runs, status, untouched, url_of
 from tests.server.access import entry, write
 from tests.server.flaky import Flaky, Plain
@@ -51,7 +51,7 @@ class TestEnds:
     async def test_idle_workers_are_sent_to_another_server(self) -> None:
         """Fault A7: 1012, at once."""
         async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
-            await eventually(lambda: it.hub.registry.connections("host-1"))
+            await eventually(lambda: it.context.registry.connections("host-1"))
             it.server.stop()
             assert (await worker.closed())[0] == 1012
 
@@ -75,7 +75,7 @@ class TestEnds:
             await publish_runs(it, "a", "b")
             await worker.receive()
             it.server.stop()
-            await it.hub.draining.wait()
+            await it.context.draining.wait()
             await worker.ack()
             assert (await worker.closed())[0] == 1012
             assert it.ended
@@ -89,7 +89,7 @@ class TestEnds:
         async with running(backend, drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await backend.given.wait()
-            it.hub.draining.set()
+            it.context.draining.set()
             backend.go_on.set()
             with pytest.raises(ConnectionClosedError):
                 await worker.receive()
@@ -107,7 +107,7 @@ class TestEnds:
             await publish_runs(it, "a", "b")
             await worker.receive()
             write(path)
-            await it.hub.access.reload()
+            await it.context.access.reload()
             await asyncio.sleep(0)
             await worker.ack()
             with pytest.raises(ConnectionClosedError):
@@ -117,18 +117,18 @@ class TestEnds:
 
     async def test_the_farewell_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fault A7: a connection ends by a close frame and its answer; it is not broken, by which that may be lost."""
-        broken: list[Channel] = []
+        broken: list[WebSocketChannel] = []
 
-        def abort(channel: Channel) -> None:
+        def abort(channel: WebSocketChannel) -> None:
             broken.append(channel)
 
-        monkeypatch.setattr(Channel, "abort", abort)
+        monkeypatch.setattr(WebSocketChannel, "abort", abort)
         async with running(drain=NEVER) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await worker.receive()
             await worker.send("quit")
             assert (await worker.closed())[0] == 4000
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
         assert not broken
 
     async def test_a_cancelled_task_is_taken_away(self) -> None:
@@ -136,7 +136,7 @@ class TestEnds:
         async with running() as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a")
             await worker.receive()
-            assert await it.hub.control.cancel(KEY, "a")
+            assert await it.context.control.cancel(KEY, "a")
             assert await worker.closed() == (1012, "revoked")
             assert (await status(it)).state is State.CANCELLED
 
@@ -145,7 +145,7 @@ class TestEnds:
         async with running(Plain()) as it, Taker(url_of(it)) as worker:
             await publish_runs(it, "a", "b")
             await worker.receive()
-            assert await it.hub.control.cancel(KEY, "a")
+            assert await it.context.control.cancel(KEY, "a")
             await worker.ack()
             assert await worker.take(1) == ["b"]
             await it.reaches(KEY, cancelled=1, done=1)

@@ -71,7 +71,7 @@ class TestSerial:
             await other.receive()
             idle.socket.transport.pause_reading()
             other.socket.transport.pause_reading()
-            await eventually(lambda: len(it.hub.registry) == 0, 30)
+            await eventually(lambda: len(it.context.registry) == 0, 30)
             await untouched(it)
         assert waits
         assert max(waits) <= 0.9
@@ -95,12 +95,12 @@ class TestSerial:
             Taker(url_of(it), client_id="same") as one,
             Taker(url_of(it), client_id="same") as other,
         ):
-            await eventually(lambda: it.hub.registry.connections("same") == 2)
+            await eventually(lambda: it.context.registry.connections("same") == 2)
             await publish_runs(it, "a", "b", "c")
             names = [(await one.receive())["name"], (await other.receive())["name"]]
             assert sorted(names) == ["a", "b"]
             other.socket.transport.abort()
-            await eventually(lambda: it.hub.registry.connections("same") == 1)
+            await eventually(lambda: it.context.registry.connections("same") == 1)
             await one.ack()
             assert await one.take(2) == [names[1], "c"]
             await it.reaches(KEY, done=3)
@@ -163,7 +163,7 @@ class TestSerial:
                 heard.append((reason, connection.worker_id, connection.keys))
 
         async with running() as it:
-            it.hub.hooks.register(Plugin())
+            it.context.hooks.register(Plugin())
             async with Taker(url_of(it), KEY, KEY) as worker:
                 await eventually(lambda: len(heard) == 1)
                 (known,) = await it.backend.control.workers()  # type: ignore[attr-defined]
@@ -257,7 +257,7 @@ class TestOddAnswers:
             await publish_runs(it, *names)
             await asyncio.gather(*(life(it, f"host-{n % 4}") for n in range(8)))
             await it.reaches(KEY, done=len(names), in_flight=0)
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
         assert sorted(acked) == sorted(names)
 
     async def test_what_goes_back_comes_first(self) -> None:
@@ -273,7 +273,7 @@ class TestOddAnswers:
     async def test_a_full_queue_takes_it_back(self) -> None:
         """REV-E4, law 6: what goes back is not refused and not dropped, however full the queue is meanwhile."""
         async with running() as it:
-            await it.hub.control.configure(KEY, QueueSettings(capacity=1))
+            await it.context.control.configure(KEY, QueueSettings(capacity=1))
             async with Taker(url_of(it)) as worker:
                 await publish_runs(it, "a")
                 await worker.receive()
@@ -318,7 +318,7 @@ class TestStrayAcks:
     async def test_on_its_way(self) -> None:
         """An ack that crosses a delivery is told from one for it: its sender had not answered the ping before that."""
         async with running() as it, Taker(url_of(it)) as worker:
-            await eventually(lambda: it.hub.registry.connections("host-1"))
+            await eventually(lambda: it.context.registry.connections("host-1"))
             worker.socket.transport.pause_reading()
             await publish_runs(it, "a")
             await it.reaches(KEY, in_flight=1)
@@ -366,7 +366,7 @@ class TestPoison:
             assert await worker.take(1) == ["good"]
             await it.reaches(KEY, dead=len(bad), done=1)
             for what, task in zip(POISON, bad, strict=True):
-                letter = await it.hub.dead_letters.get(KEY, task.id)
+                letter = await it.context.dead_letters.get(KEY, task.id)
                 assert letter is not None, what
                 assert letter.reason == delivery.BAD_TASK_RUN
                 assert letter.history[-1].error

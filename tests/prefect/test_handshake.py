@@ -49,7 +49,7 @@ class TestWithoutTokens:
             await worker.send("auth", token=None)
             assert json.loads(await worker.socket.recv()) == {"type": "auth_success"}
             await worker.send("subscribe", keys=[KEY], client_id="host-1")
-            await eventually(lambda: it.hub.registry.connections("host-1"))
+            await eventually(lambda: it.context.registry.connections("host-1"))
             payload = json.dumps(task_run(unknown={"a": [1, None]}, tags=["x"])).encode()
             await it.publish("a", key=KEY, payload=payload)
             assert await worker.socket.recv(decode=False) == payload
@@ -82,7 +82,7 @@ class TestWithoutTokens:
                     code, reason = await worker.closed()
                     assert code == 4001, frame
                     assert reason.startswith("subscribe: ")
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
 
     @pytest.mark.parametrize("said", [0, 1])
     async def test_who_says_nothing_is_sent_away(
@@ -122,11 +122,11 @@ class TestWithoutTokens:
     async def test_a_worker_is_never_refused_by_a_status(self) -> None:
         """Fault A7: 503 would end it; so it is accepted, and told to come again."""
         async with running() as it:
-            it.hub.draining.set()
+            it.context.draining.set()
             async with quiet(it) as worker:
                 assert (await worker.closed())[0] == 1012
-            it.hub.draining.clear()
-            it.hub.registry._max_connections = 0
+            it.context.draining.clear()
+            it.context.registry._max_connections = 0
             async with quiet(it) as worker:
                 assert (await worker.closed())[0] == 1013
 
@@ -187,11 +187,11 @@ class TestTokens:
                     assert loop.time() - began > 0.2
             monkeypatch.setattr(socket, "FORBIDDEN_SECONDS", 60)
             async with Taker(url_of(it), token=NARROW):
-                await eventually(lambda: it.hub.registry.connections("host-1"))
-            await eventually(lambda: len(it.hub.registry) == 0)
+                await eventually(lambda: it.context.registry.connections("host-1"))
+            await eventually(lambda: len(it.context.registry) == 0)
             async with Taker(url_of(it), token=NARROW) as worker:
-                await eventually(lambda: it.hub.registry.connections("host-1"))
-                it.hub.draining.set()
+                await eventually(lambda: it.context.registry.connections("host-1"))
+                it.context.draining.set()
                 assert (await worker.closed())[0] == 1012
             assert (await it.ledger(KEY)).waiting == 1
 
@@ -206,7 +206,7 @@ class TestTokens:
                 await events.authenticate()
                 await worker.receive()
                 write(tokens)
-                it.hub.reload()
+                it.context.reload()
                 assert (await worker.closed())[0] == 1008
                 assert (await events.closed())[0] == 1008
             await it.reaches(KEY, waiting=1)
@@ -223,7 +223,7 @@ class TestBeside:
             assert (await client.get("/api/health")).json() is True
             assert (await client.get("/api/ready")).status_code == 200
             problem(await client.get("/api/csrf-token?client=1"), 404, "not_found")
-            it.hub.draining.set()
+            it.context.draining.set()
             problem_free = await client.get("/api/ready")
             assert problem_free.status_code == 503
             headers = {"Authorization": f"Bearer {TOKEN}"}
@@ -237,6 +237,6 @@ class TestBeside:
             for _ in range(100):
                 await worker.send("event", payload="x" * 1000)
             await (await worker.socket.ping())
-            assert len(it.hub.registry) == 1
+            assert len(it.context.registry) == 1
             it.server.stop()
             assert (await worker.closed())[0] == 1012

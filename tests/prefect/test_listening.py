@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.tasks import State
-from taskqueue_prefect.delivery import HandingOver
+from taskqueue_prefect.delivery import SharedQueueDelivery
 from tests.prefect.sockets import A, Place, place
 from tests.redis.backends import until
 
@@ -35,7 +35,7 @@ class Wire:
             self.listeners -= 1
 
 
-async def idle(socket: HandingOver, wire: Wire) -> bool:
+async def idle(socket: SharedQueueDelivery, wire: Wire) -> bool:
     """Have nothing for a moment, as the handler does each second; return whether the worker is there."""
     socket.observed("w")
     with pytest.raises(TimeoutError):
@@ -46,7 +46,7 @@ async def idle(socket: HandingOver, wire: Wire) -> bool:
 async def test_an_idle_worker_goes(place: Place) -> None:
     """Row REV-E3, E7: the end of an idle worker's socket is known at once, and no run is handed over to it."""
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         wire = Wire()
         assert await idle(socket, wire)
         asking = asyncio.create_task(socket.next())
@@ -66,7 +66,7 @@ async def test_an_idle_worker_goes(place: Place) -> None:
 async def test_a_run_and_the_end_at_once(place: Place) -> None:
     """Law 2, row E7: a run that was taken as the worker went is not handed over, and goes back."""
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         wire = Wire()
         assert await idle(socket, wire)
         await place.publish(A)
@@ -84,7 +84,7 @@ async def test_a_run_and_the_end_at_once(place: Place) -> None:
 async def test_nobody_listens_beside_the_handler(place: Place) -> None:
     """Row E7: once a run is out, what the worker answers is the handler's, and nothing that it has said before."""
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         wire = Wire()
         for _ in range(3):
             assert await idle(socket, wire)
@@ -109,7 +109,7 @@ async def test_the_handler_ends_while_it_is_listened(place: Place) -> None:
     """Row E7: however the handler of an idle worker ends, nothing of it goes on."""
     wire = Wire()
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         assert await idle(socket, wire)
         await asyncio.sleep(0)
         assert wire.listeners == 1
@@ -121,7 +121,7 @@ async def test_the_handler_ends_while_it_is_listened(place: Place) -> None:
 async def test_a_socket_that_cannot_be_read(place: Place) -> None:
     """Row E7: a socket that fails as it is read is one that has ended."""
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         wire = Wire()
         wire.listeners = 1
         assert await idle(socket, wire)

@@ -12,7 +12,7 @@ from starlette.exceptions import WebSocketException
 from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
 from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import delivery, task_runs
-from taskqueue_prefect.delivery import HandingOver
+from taskqueue_prefect.delivery import SharedQueueDelivery
 from taskqueue_prefect.names import client_of
 from tests.prefect.sockets import SAID, STATE, A, B, Odd, Place, place
 from tests.prefect.support import KEY, task_run
@@ -24,7 +24,7 @@ __all__ = ["place"]
 async def test_what_was_not_handed_out_is_not_acked(place: Place) -> None:
     """Law 2, row E7: a run that came while the handler did not wait is no worker's, whatever the handler says then."""
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         socket.observed("w")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(socket.next(), 0.01)
@@ -40,7 +40,7 @@ async def test_what_was_not_handed_out_is_not_acked(place: Place) -> None:
 async def test_the_handlers_word_is_the_ack(place: Place) -> None:
     """Row E7: with a run out, the worker that is observed has acked it; the answer says who it was."""
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         socket.observed("w")
         for name in (A, B):
             await place.publish(name)
@@ -65,7 +65,7 @@ async def test_what_was_lost_meanwhile_is_not_handed_out(
     """Fault A4: what another has got while this process stood still is not handed out here, too."""
     read, readings = task_runs.read, 0
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         async def stand_still(name: str) -> Any:
             nonlocal readings
             readings += 1
@@ -91,7 +91,7 @@ async def test_what_was_lost_meanwhile_is_not_handed_out(
 async def test_however_the_handler_ends(place: Place, end: str) -> None:
     """Row E7, REV-E6: what is out when the handler ends goes back, and nothing is counted."""
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         await place.publish(A)
         await socket.next()
         match end:
@@ -100,11 +100,11 @@ async def test_however_the_handler_ends(place: Place, end: str) -> None:
             case "cancel":
                 raise asyncio.CancelledError
             case "retry":
-                assert HandingOver.of_this_context() is socket
+                assert SharedQueueDelivery.of_this_context() is socket
                 await asyncio.shield(socket.hand_back())
 
     await place.handle(handler)
-    assert HandingOver.of_this_context() is None
+    assert SharedQueueDelivery.of_this_context() is None
     (status,) = await place.control.statuses(KEY, A)
     assert status is not None
     assert (status.state, status.attempt, status.losses) == (State.WAITING, 1, 0)
@@ -123,7 +123,7 @@ async def test_a_run_that_nobody_has_committed(
     monkeypatch.setattr(delivery, "_COMMIT", (0.0,))
     monkeypatch.setattr(delivery, "_LOOKS", 2)
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         await place.publish(A)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(socket.next(), 0.1)
@@ -147,7 +147,7 @@ async def test_what_is_no_run(place: Place, odd: str) -> None:
     )
     await place.publish(A)
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         assert (await asyncio.wait_for(socket.next(), 5)).id == A
 
     await place.handle(handler)
@@ -159,7 +159,7 @@ async def test_a_run_that_is_too_large(place: Place, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(SAID, "name", "x" * MAX_BYTES)
     await place.publish(A)
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         socket.observed("w")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(socket.next(), 0.1)
@@ -172,7 +172,7 @@ async def test_a_run_that_is_too_large(place: Place, monkeypatch: pytest.MonkeyP
 async def test_what_are_no_keys(place: Place, keys: object) -> None:
     """Row E8: a subscription to what cannot be keys is a violation of the protocol, and is closed so."""
     with pytest.raises(WebSocketException) as caught:
-        HandingOver(place, keys)  # type: ignore[arg-type] # as much of a host as it takes
+        SharedQueueDelivery(place, keys)  # type: ignore[arg-type] # as much of a host as it takes
     assert caught.value.code == 4001
     assert "allowed: " in caught.value.reason
     assert not place.begun
@@ -182,7 +182,7 @@ async def test_what_are_no_keys(place: Place, keys: object) -> None:
 async def test_what_is_no_client_id(place: Place, client_id: object) -> None:
     """Row E8: a worker without a name that can be one is sent away."""
 
-    async def handler(socket: HandingOver) -> None:
+    async def handler(socket: SharedQueueDelivery) -> None:
         with pytest.raises(WebSocketException) as caught:
             socket.observed(client_id)
         assert caught.value.code == 4001

@@ -17,7 +17,7 @@ from taskqueue_prefect import task_runs
 from taskqueue_prefect.names import connection_of
 from taskqueue_prefect.reconcile import Reconciler
 from taskqueue_prefect.settings import PrefectSettings
-from taskqueue_prefect.task_runs import Accepted
+from taskqueue_prefect.task_runs import AcceptedRun
 
 AGAIN = {State.WAITING, State.SCHEDULED}
 GRACE, HELD, REMEMBER = 30.0, 3600.0, 7200.0
@@ -53,7 +53,7 @@ class Place:
     async def pass_by(self, seconds: float) -> int:
         """Let time go by, and look; return how many were put in again."""
         self.now += seconds
-        return await self.reconciler.look_once()
+        return await self.reconciler.check_once()
 
     async def accepted(self, run: Any, by: str) -> Subscription:
         """Have a run accepted by a worker, who stays connected; the subscription is the connection."""
@@ -65,7 +65,7 @@ class Place:
         await self.backend.publisher.publish(task)
         worker = self.backend.subscribe([task.key], by)
         (delivery,) = (await worker.receive(1, 0)).deliveries
-        word = msgspec.json.encode(Accepted(worker=by, state=task_runs.state_id(run)))
+        word = msgspec.json.encode(AcceptedRun(worker=by, state=task_runs.state_id(run)))
         await worker.ack(delivery, results=[word])
         return worker
 

@@ -71,9 +71,9 @@ async def housekept(backend: RedisBackend) -> AsyncIterator[None]:
 
 async def fall_silent(server: RedisServer, backend: RedisBackend, *tokens: str) -> None:
     """Have nothing heard of a process and its consumers for longer than a lease, as if that time had passed."""
-    await backend._home.heartbeat.aclose()
+    await backend._context.heartbeat.aclose()
     await backend.control.maintain()  # so that the next pass sees no gap: that would grant a lease
-    for name in backend._home.scripts.partitions.names:
+    for name in backend._context.scripts.partitions.names:
         for token in tokens:
             server.call("ZADD", f"{name}:alive", "XX", 1, token)
         server.call("HSET", f"{name}:meta", "armed", 1)

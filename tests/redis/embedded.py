@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
-from taskqueue_redis.embedded.binaries import Binary, look_at
+from taskqueue_redis.embedded.binaries import Binary, inspect
 from taskqueue_redis.embedded.server import EmbeddedRedis
 from tests.redis.engines import Engine
 from tests.redis.resp import Resp
@@ -16,7 +16,7 @@ __all__ = ["alive", "ask", "binary_of", "call", "children"]
 
 def binary_of(engine: Engine) -> Binary:
     """Return what `EmbeddedRedis` takes."""
-    found = look_at(engine.binary)
+    found = inspect(engine.binary)
     assert found is not None
     return found
 

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from taskqueue_redis.embedded.binaries import look_at, wheel_binary
+from taskqueue_redis.embedded.binaries import inspect, wheel_binary
 from taskqueue_redis.setup.checks import MINIMUM
 from tests.binaries import Unavailable, store_servers
 
@@ -50,7 +50,7 @@ class Engine(NamedTuple):
 
 def _looked_at(path: Path) -> Engine:
     """Return what a program says that it is. Raises `Unavailable`."""
-    binary = look_at(path)
+    binary = inspect(path)
     if binary is None:
         raise Unavailable(f"{path} does not run here, or is no Redis or Valkey server")
     return Engine(binary.product.lower(), binary.version, path)

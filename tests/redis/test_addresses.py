@@ -11,7 +11,7 @@ import trustme
 
 from taskqueue_core.config import load_settings
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.addresses import Address, Kind, Place
+from taskqueue_redis.addresses import HostAddress, Kind, StoreAddress
 from taskqueue_redis.config import RedisSettings
 
 SECRET = "canary-5up3r"
@@ -47,9 +47,9 @@ def settings(**values: Any) -> RedisSettings:
 )
 def test_forms(url: str, kind: Kind, tls: bool, places: str, rest: dict[str, Any]) -> None:  # noqa: FBT001
     """Every form of URL is understood."""
-    address = Address.of(url)
+    address = StoreAddress.of(url)
     assert (address.kind, address.tls) == (kind, tls)
-    assert " ".join(map(str, address.places)) == places
+    assert " ".join(map(str, address.hosts)) == places
     expected = {"service": "", "database": 0, "user": "", "password": ""} | rest
     assert {name: getattr(address, name) for name in expected} == expected
 
@@ -188,7 +188,7 @@ def test_exposed_servers_are_refused(values: dict[str, Any], missing: str) -> No
 def test_servers_that_are_found_later_are_refused_too() -> None:
     """What a Sentinel or a cluster's node names is held to the same rule."""
     with pytest.raises(ConfigurationError, match="TLS and a password is missing"):
-        settings().refuse_exposed(Place("10.0.0.1", 6379))
+        settings().refuse_exposed(HostAddress("10.0.0.1", 6379))
 
 
 def test_tls_is_verified_unless_somebody_insists(tmp_path: Path) -> None:

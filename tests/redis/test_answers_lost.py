@@ -13,7 +13,7 @@ import pytest
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.receiver import Intake
+from taskqueue_redis.receiver import Receiver
 from taskqueue_redis.subscription import RedisSubscription
 from tests.chaos.proxy import FaultProxy
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
@@ -194,7 +194,7 @@ async def test_a_cancelled_settlement(
             assert (status.state, status.losses) == (ends[verb], 0)
             if verb == "redeliver":
                 await one.ack(*await take(one, 1))
-            assert backend._home.receipts.of(one) == []
+            assert backend._context.receipts.of(one) == []
             return outcome.reached
 
         assert await at_each_point(case) >= 1
@@ -253,13 +253,13 @@ async def test_a_late_receive_takes_nothing(redis_url: str, redis_prefix: str) -
     ):
         await consumer.receive(1, 0)
         await publish(backend, "t")
-        intake: Intake = consumer._intake
+        intake: Receiver = consumer._receiver
         held = intake._turn
-        intake._doubt(intake._partitions[0])
-        await intake._look_again()
+        intake._mark_doubtful(intake._partitions[0])
+        await intake._poll_doubtful()
         name = intake._partitions[0]
         with pytest.raises(Exception, match="given this receive up"):
-            await backend._home.scripts.run("receive", name, consumer.token, held, 1, 1)
+            await backend._context.scripts.run("receive", name, consumer.token, held, 1, 1)
         assert (await backend.control.ledger(KEY)).waiting == 1
         assert [d.task.id for d in await take(consumer, 1)] == ["t"]
 
@@ -273,7 +273,7 @@ async def test_one_partition_of_several_fails(
         backend.subscribe(KEYS, "c") as consumer,
     ):
         await consumer.receive(1, 0)
-        scripts = backend._home.scripts
+        scripts = backend._context.scripts
         real, fails = scripts.run, [0]
 
         async def run(name: str, partition: str, *words: Any, **more: Any) -> Any:
@@ -308,11 +308,11 @@ async def test_when_it_was_delivered(each_redis: RedisServer, redis_prefix: str)
     ):
         await publish(backend, "t")
         (lost,) = await take(consumer, 1)
-        backend._home.receipts.forget(lost.receipt)  # as if the answer had never come
-        backend._home.wakeups.offset -= 10.0  # as after an answer that was late
+        backend._context.receipts.forget(lost.receipt)  # as if the answer had never come
+        backend._context.wakeups.offset -= 10.0  # as after an answer that was late
         await asyncio.sleep(0.05)
-        intake: Intake = consumer._intake
-        intake._doubt(intake._partitions[0])
+        intake: Receiver = consumer._receiver
+        intake._mark_doubtful(intake._partitions[0])
         (found,) = await take(consumer, 1)
         assert found.receipt == lost.receipt
         assert abs(found.delivered_at - lost.delivered_at) <= 0.002

@@ -96,7 +96,7 @@ async def test_housekeeping_without_memory(make_server: MakeServer, redis_prefix
     clock = ManualClock(1_700_000_000.0)
     with make_server() as server:
         async with opened(server.url, redis_prefix, clock=clock, lease=60.0) as backend:
-            (name,), run = backend._home.scripts.partitions.names, backend._home.scripts.run
+            (name,), run = backend._context.scripts.partitions.names, backend._context.scripts.run
             await publish(backend, "due", not_before=clock.now() + 1)
             await publish(backend, "a", "b", key="other")
             await publish(backend, *(f"t{n}" for n in range(1100)), key="many")
@@ -363,7 +363,7 @@ async def test_many_take_at_the_same_moment(each_redis: RedisServer, redis_prefi
 
     async with opened(url, redis_prefix) as backend:
         await publish(backend, *ids)
-        others = [RedisBackend(settings=backend._home.settings) for _ in range(8)]
+        others = [RedisBackend(settings=backend._context.settings) for _ in range(8)]
         seen: list[Any] = []
         await asyncio.gather(*(work(other, seen) for other in others))
         assert sorted(name for name, _ in seen) == sorted(ids)

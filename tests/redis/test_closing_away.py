@@ -167,7 +167,7 @@ async def test_a_part_that_is_away(
     """A13, fault E5: a part of the store that a receive finds out of reach as all is closed is not asked for ever."""
     async with nothing_left():
         backend = await begun(redis_server, redis_prefix, partitions=2)
-        scripts, asked = backend._home.scripts, asyncio.Event()
+        scripts, asked = backend._context.scripts, asyncio.Event()
         run, gone = scripts.run, scripts.partitions.names[0]
         keys = [f"k{number}" for number in range(8)]
         consumer = backend.subscribe(keys, "c")

@@ -35,7 +35,7 @@ class Ears:
 
 
 @asynccontextmanager
-async def bell(link: Link, **values: float) -> AsyncIterator[tuple[Doorbell, Ears]]:
+async def signal(link: Link, **values: float) -> AsyncIterator[tuple[Doorbell, Ears]]:
     """Give a doorbell, and close it."""
     ears = Ears()
     doorbell = Doorbell(link, ears.hear, ears.reopen, **values)
@@ -48,7 +48,7 @@ async def bell(link: Link, **values: float) -> AsyncIterator[tuple[Doorbell, Ear
 async def test_what_is_published_is_heard(each_redis: RedisServer, redis_prefix: str) -> None:
     """A ring after `listen` has returned is heard, in order; one after `ignore` is not."""
     one, two = f"{{{redis_prefix}:0}}:bell:a", f"{{{redis_prefix}:0}}:process:é"
-    async with linked(each_redis.url) as link, bell(link) as (doorbell, ears):
+    async with linked(each_redis.url) as link, signal(link) as (doorbell, ears):
         await doorbell.listen(one, two)
         await doorbell.listen(one)
         assert doorbell.works
@@ -73,7 +73,7 @@ async def test_thousands_of_channels_cost_one_connection(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
     """OPEN-E2: connections to the store do not grow with keys: one for all commands, one for all bells."""
-    async with linked(redis_server.url) as link, bell(link) as (doorbell, ears):
+    async with linked(redis_server.url) as link, signal(link) as (doorbell, ears):
         await link.command(KEY, "PING")
         before = int(redis_server.info()["connected_clients"])
         channels = [f"{{{redis_prefix}:0}}:bell:{n}" for n in range(5000)]
@@ -88,7 +88,7 @@ async def test_thousands_of_channels_cost_one_connection(
 async def test_listening_and_ignoring_in_turn(redis_server: RedisServer, redis_prefix: str) -> None:
     """However often a channel was wanted and not: once `listen` has returned, it is heard."""
     channel = f"{{{redis_prefix}:0}}:bell:a"
-    async with linked(redis_server.url) as link, bell(link) as (doorbell, ears):
+    async with linked(redis_server.url) as link, signal(link) as (doorbell, ears):
         for turn in range(100):
             await doorbell.listen(channel)
             assert await link.command(KEY, "PUBLISH", channel, "x") == 1
@@ -101,7 +101,7 @@ async def test_listening_and_ignoring_in_turn(redis_server: RedisServer, redis_p
 async def test_a_lost_connection(make_server: MakeServer) -> None:
     """Faults B1 and E5: the bell comes back by itself, hears what it did, and says that rings may be missing."""
     server = make_server().start()
-    async with linked(server.url, operation_timeout=0.5) as link, bell(link) as (doorbell, ears):
+    async with linked(server.url, operation_timeout=0.5) as link, signal(link) as (doorbell, ears):
         await doorbell.listen("a", "b")
         for turn in (1, 2, 3):
             server.call("CLIENT", "KILL", "TYPE", "pubsub")
@@ -122,13 +122,13 @@ async def test_a_half_open_connection(redis_server: RedisServer, redis_prefix: s
     """Fault C8: a peer that fell silent is found by a PING without an answer; a quiet one that answers is kept."""
     channel = f"{{{redis_prefix}:0}}:bell:a"
     async with linked_by_proxy(redis_server.port) as (proxy, link):
-        async with bell(link, quiet=0.05, patience=PATIENCE) as (doorbell, ears):
+        async with signal(link, quiet=0.05, patience=PATIENCE) as (doorbell, ears):
             await doorbell.listen(channel)
             opened, passed = proxy.opened, proxy.passed
             await until(lambda: proxy.passed > passed + len("*1 $4 PING "), "a PING and its answer")
             await until(lambda: not doorbell._pinged, "the answer is noted")
             assert (proxy.opened, ears.reopened) == (opened, 0)
-        async with bell(link, quiet=0.05, patience=0.1) as (doorbell, ears):
+        async with signal(link, quiet=0.05, patience=0.1) as (doorbell, ears):
             await doorbell.listen(channel)
             proxy.block()
             await until(lambda: not doorbell.works)
@@ -163,7 +163,7 @@ async def test_rights(make_server: MakeServer) -> None:
     """Fault E9: the access list that ships lets the prefix's channels be heard; others are refused with the cure."""
     server = make_server(acl=access_list("tq", password=">pw")).start()
     server.login = ("taskqueue", "pw")
-    async with linked(server.url) as link, bell(link) as (doorbell, ears):
+    async with linked(server.url) as link, signal(link) as (doorbell, ears):
         await doorbell.listen("{tq:0}:bell:a")
         await link.command("{tq:0}", "PUBLISH", "{tq:0}:bell:a", "x")
         await until(lambda: len(ears.heard) == 1)

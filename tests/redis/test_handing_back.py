@@ -67,7 +67,7 @@ async def test_what_a_failover_gave_to_another(
             fence, lane, *_ = held.receipt.split(".")
             name = stream(redis_prefix, lane)
             redis_server.call("XCLAIM", name, "g", two.token, 0, fence, "JUSTID")
-            backend._home.receipts.doubt()
+            backend._context.receipts.mark_uncertain()
             with pytest.raises(LeaseLost):
                 await one.ack(held)
             assert (await backend.control.ledger(KEY)).in_flight == 1
@@ -80,7 +80,7 @@ async def test_to_the_queue_it_came_from(redis_url: str, redis_prefix: str) -> N
             await publish(backend, "same", "other", key=key)
         async with backend.subscribe(["left", "right"], "c") as both:
             held = {(d.task.key, d.task.id): d for d in await take(both, 4)}
-            receipts = backend._home.receipts
+            receipts = backend._context.receipts
             assert set(receipts.of(both)) == {d.receipt for d in held.values()}
             assert await both.ack(held.pop(("left", "same"))) == (Settled.OK,)
             assert set(receipts.of(both)) == {d.receipt for d in held.values()}
@@ -139,8 +139,8 @@ async def test_nothing_is_left_behind(redis_url: str, redis_prefix: str) -> None
         await publish(backend, "t", not_before=time.time() + 60)
         async with backend.subscribe([KEY], "c") as holder:
             await take(holder, 1)
-            assert backend._home.receipts.holders() == {holder}
-        assert backend._home.receipts.holders() == set()
+            assert backend._context.receipts.holders() == {holder}
+        assert backend._context.receipts.holders() == set()
         assert await backend.control.purge(KEY) == 2
         await publish(backend, "u", not_before=time.time() + 60)
         consumers = [backend.subscribe([KEY], "c") for _ in range(3)]
@@ -173,7 +173,7 @@ async def test_a_closed_backend(redis_url: str, redis_prefix: str) -> None:
         with pytest.raises(BackendUnavailable, match="the backend is closed"):
             await call()
     with pytest.raises(BackendUnavailable, match="the backend is closed"):
-        backend.publisher.room_bell(KEY)
+        backend.publisher.room_signal(KEY)
 
 
 def threads() -> list[str]:

@@ -37,16 +37,16 @@ async def backend(
 
 async def command(backend: RedisBackend, *words: Any) -> Any:
     """Have the store do something behind the backend's back; names begin with a colon."""
-    (name,) = backend._home.scripts.partitions.names
+    (name,) = backend._context.scripts.partitions.names
     told = (f"{name}{word}" if str(word).startswith(":") else word for word in words)
-    return await backend._home.link.command(name, *told)
+    return await backend._context.link.command(name, *told)
 
 
 async def figures(backend: RedisBackend, budget: int) -> list[int]:
     """Keep house once; return how many were promoted, expired, forgotten and recovered."""
-    (name,) = backend._home.scripts.partitions.names
+    (name,) = backend._context.scripts.partitions.names
     words = 60_000_000, 10_000_000, budget, 60_000
-    promoted, expired, forgotten, recovered, *_ = await backend._home.scripts.run(
+    promoted, expired, forgotten, recovered, *_ = await backend._context.scripts.run(
         "maintain", name, *words
     )
     return [promoted, len(expired), forgotten, recovered]
@@ -54,7 +54,7 @@ async def figures(backend: RedisBackend, budget: int) -> list[int]:
 
 async def fallen_silent(backend: RedisBackend, token: str) -> None:
     """Make the store forget when it heard of a consumer, and that it looked lately."""
-    backend._home.heartbeat.remove(token)
+    backend._context.heartbeat.remove(token)
     await command(backend, "ZADD", ":alive", "XX", 1, token)
     await command(backend, "HSET", ":meta", "armed", 1)
 
@@ -229,10 +229,10 @@ async def in_steps(
     backend: RedisBackend, meanwhile: Callable[[], Awaitable[object]], script: str, *words: str
 ) -> list[int]:
     """Run a script that goes in steps of four, until it is over; return what each did."""
-    (name,) = backend._home.scripts.partitions.names
+    (name,) = backend._context.scripts.partitions.names
     steps, over, upto = list[int](), 0, b""
     while not over:
-        number, over, upto = await backend._home.scripts.run(script, name, KEY, *words, upto, 4)
+        number, over, upto = await backend._context.scripts.run(script, name, KEY, *words, upto, 4)
         if not steps:
             await meanwhile()
         steps.append(number)
@@ -295,9 +295,9 @@ async def test_strangers_in_the_groups(
             await command(backend, "XGROUP", "CREATECONSUMER", name, "g", "idle")
 
             async def members(idle: int) -> set[bytes]:
-                (partition,) = backend._home.scripts.partitions.names
+                (partition,) = backend._context.scripts.partitions.names
                 words = 60_000_000, 10_000_000, 100, idle
-                await backend._home.scripts.run("maintain", partition, *words)
+                await backend._context.scripts.run("maintain", partition, *words)
                 told = await command(backend, "XINFO", "CONSUMERS", name, "g")
                 return {member[1] for member in told}
 

@@ -9,9 +9,9 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.journal.keep import keep
+from taskqueue_redis.journal.keep import keep_journal
 from taskqueue_redis.journal.reader import COLUMNS as NAMES
-from taskqueue_redis.journal.reader import JournalReader, entries_of
+from taskqueue_redis.journal.reader import RedisJournalReader, entries_of
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
@@ -74,7 +74,7 @@ async def test_a_life_is_written_down(
         await backend.aclose()
 
 
-async def told(reader: JournalReader, start: int, end: int) -> list[tuple[int, str]]:
+async def told(reader: RedisJournalReader, start: int, end: int) -> list[tuple[int, str]]:
     """Read transitions: their numbers and ids."""
     lines = []
     (partition,) = reader.partitions
@@ -98,7 +98,7 @@ async def test_a_reader(each_redis: RedisServer, redis_prefix: str) -> None:
             between = round(backend.now() * 1e6)
             await consumer.ack(*deliveries[:700])
             await consumer.ack(deliveries[700])
-        async with JournalReader(settings_for(each_redis.url, prefix=redis_prefix)) as reader:
+        async with RedisJournalReader(settings_for(each_redis.url, prefix=redis_prefix)) as reader:
             (partition,) = reader.partitions
             span = await reader.span(partition)
             assert (span.first, span.last) == (1, 1 + 1500 + 1500 + 701 + 799)
@@ -135,7 +135,7 @@ async def test_the_oldest_go(each_redis: RedisServer, redis_prefix: str) -> None
         await backend.control.configure(KEY, QueueSettings(journal=True))
         for start in range(0, 8000, 8):
             await publish(backend, *(f"t{n}" for n in range(start, start + 8)))
-        async with JournalReader(settings_for(each_redis.url, prefix=redis_prefix)) as reader:
+        async with RedisJournalReader(settings_for(each_redis.url, prefix=redis_prefix)) as reader:
             (partition,) = reader.partitions
             span = await reader.span(partition)
             assert span.last == 8001
@@ -157,6 +157,6 @@ async def test_lines_of_as_many_partitions_as_there_are(
             await backend.control.configure(key, QueueSettings(journal=True))
             await backend.publisher.publish(Task(key=key, id="t"))
     for key in keys:
-        await keep(key, tmp_path / key, 0, {})
+        await keep_journal(key, tmp_path / key, 0, {})
         lines = [json.loads(line) for line in (tmp_path / key).read_text().splitlines()]
         assert [line["event"] for line in lines] == ["configured", "published"]

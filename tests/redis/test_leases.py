@@ -61,7 +61,7 @@ async def test_a_blocked_event_loop_costs_nothing(redis_url: str, redis_prefix: 
         stats = await backend.control.stats(KEY)
         assert (stats.delivered, stats.redelivered, stats.lost) == (3, 0, 0)
         assert await subscription.ack(*batch[:2]) == (Settled.OK, Settled.OK)
-        assert backend._home.receipts.of(subscription) == [batch[2].receipt]
+        assert backend._context.receipts.of(subscription) == [batch[2].receipt]
         assert (await backend.control.ledger(KEY)).waiting == 1
         await subscription.close()
         async with backend.subscribe([KEY], "heir") as heir:
@@ -176,11 +176,11 @@ async def test_who_was_given_up_is_told_and_begins_anew(redis_url: str, redis_pr
         async with other.subscribe([KEY], "slow") as slow:
             (old,) = await take(slow, 1)
             token = slow.token
-            other._home.heartbeat.remove(token)
+            other._context.heartbeat.remove(token)
             async with backend.subscribe([KEY], "heir") as heir:
                 async with housekept(backend):
                     (new,) = await take(heir, 1)
-                other._home.heartbeat.add(token, f"{{{redis_prefix}:0}}")  # it wakes
+                other._context.heartbeat.add(token, f"{{{redis_prefix}:0}}")  # it wakes
                 async with asyncio.timeout(PATIENCE):
                     assert await slow.revoked() == (old.receipt,)
                 for settle in (slow.ack, slow.redeliver):

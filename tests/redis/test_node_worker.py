@@ -14,7 +14,7 @@ import msgspec
 
 from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import State, Task
@@ -103,7 +103,7 @@ async def test_a_token_that_nobody_knows_ends_it() -> None:
 
     hooks = Hooks()
     hooks.register(Plugin())
-    async with running(ObservedBackend(MemoryBackend(), hooks)) as it:
+    async with running(InstrumentedBackend(MemoryBackend(), hooks)) as it:
         async with worker(it.server.url, TASKQUEUE_TOKEN="wrong") as process:
             assert await asyncio.wait_for(process.wait(), 30) == 1
         async with worker(it.server.url, TASKQUEUE_TOKEN="right"):

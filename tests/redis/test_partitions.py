@@ -64,14 +64,14 @@ async def backend(redis_url: str, redis_prefix: str) -> AsyncIterator[RedisBacke
 @pytest.fixture
 def faults(backend: RedisBackend, monkeypatch: pytest.MonkeyPatch) -> Faults:
     """What its scripts go through."""
-    faults = Faults(backend._home.scripts)
-    monkeypatch.setattr(backend._home.scripts, "run", faults.run)
+    faults = Faults(backend._context.scripts)
+    monkeypatch.setattr(backend._context.scripts, "run", faults.run)
     return faults
 
 
 def places(backend: RedisBackend) -> dict[str, list[str]]:
     """Return the queues of each partition."""
-    return backend._home.scripts.partitions.group(KEYS)
+    return backend._context.scripts.partitions.group(KEYS)
 
 
 async def began(consumer: RedisSubscription) -> None:
@@ -123,7 +123,7 @@ async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -
             late += await take(consumer, 1)
         assert names(*late) == theirs
         await consumer.ack(*late)
-        assert not consumer._intake._aside
+        assert not consumer._receiver._aside
 
 
 async def test_one_that_keeps_silent(backend: RedisBackend, faults: Faults) -> None:
@@ -210,8 +210,8 @@ async def test_what_expired_where_nobody_waited(
     """Law 8, fault E3: what a partition tells late of deadlines that have passed, a later receive tells (fault M5)."""
     clock = ManualClock(1_700_000_000.0)
     async with opened(redis_url, redis_prefix, partitions=4, clock=clock) as backend:
-        faults = Faults(backend._home.scripts)
-        monkeypatch.setattr(backend._home.scripts, "run", faults.run)
+        faults = Faults(backend._context.scripts)
+        monkeypatch.setattr(backend._context.scripts, "run", faults.run)
         bad, *_ = places(backend)
         key, *_ = places(backend)[bad]
         async with backend.subscribe(KEYS, "c") as consumer:

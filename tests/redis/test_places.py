@@ -86,7 +86,7 @@ async def test_shards_over_a_cluster(redis_cluster: Cluster, redis_prefix: str) 
 
     await shard(16)
     partitions = Partitions(redis_prefix, 8)
-    assert len({partitions.of(place) for place in Generation(1, 16).places(KEY)}) == 8
+    assert len({partitions.of(place) for place in Generation(1, 16).shard_keys(KEY)}) == 8
     ids = [f"t{number}" for number in range(120)]
     told = await backend.publisher.publish(*[Task(key=KEY, id=name) for name in ids[:60]])
     assert {one.status for one in told} == {Published.ACCEPTED}

@@ -58,9 +58,9 @@ async def test_receipts_that_were_revoked(each_redis: RedisServer, redis_prefix:
         await publish(backend, "a")
         async with backend.subscribe([KEY], "c") as consumer:
             (delivery,) = await take(consumer, 1)
-            assert backend._home.receipts.of(consumer) == [delivery.receipt]
+            assert backend._context.receipts.of(consumer) == [delivery.receipt]
             assert await backend.control.cancel(KEY, "a")
             assert await consumer.revoked() == (delivery.receipt,)
-            assert backend._home.receipts.of(consumer) == []
+            assert backend._context.receipts.of(consumer) == []
             with pytest.raises(LeaseLost):
                 await consumer.ack(delivery)

@@ -17,7 +17,7 @@ from taskqueue_redis import RedisBackend, context
 from taskqueue_redis.connection.client import Ask
 from taskqueue_redis.connection.connection import Word
 from taskqueue_redis.connection.failures import ErrorReply, NotReached, judge
-from taskqueue_redis.setup.aof_rewrite import Look, rewrite_logs
+from taskqueue_redis.setup.aof_rewrite import AofReading, rewrite_logs
 from taskqueue_redis.setup.permissions import access_list
 from tests.redis.backends import KEY, opened, publish, take
 from tests.redis.conftest import MakeServer
@@ -173,7 +173,7 @@ class _Masters:
     def __init__(self, *masters: _Master) -> None:
         self.masters = masters
 
-    async def at_each_master(self, do: Callable[[Ask], Awaitable[Look]]) -> list[Look]:
+    async def at_each_master(self, do: Callable[[Ask], Awaitable[AofReading]]) -> list[AofReading]:
         return [await do(master.ask) for master in self.masters]
 
 
@@ -183,20 +183,20 @@ _FORK = "ERR Can't execute an AOF background rewriting. Please check the server 
 @pytest.mark.parametrize(
     ("master", "look", "asked"),
     [
-        (_Master(""), Look(whole=False), 1),
-        (_Master("", loading="1"), Look(whole=False), 0),
-        (_Master("", aof_enabled="0"), Look(whole=True), 0),
-        (_Master("", aof_base_size="0"), Look(whole=False), 1),
-        (_Master("", aof_base_size="0", aof_current_size="0"), Look(whole=True), 0),
-        (_Master("", aof_base_size="0", redis_version="6.2.14"), Look(whole=True), 0),
-        (_Master("", aof_last_rewrite_time_sec="3"), Look(whole=True), 0),
-        (_Master("", aof_rewrite_in_progress="1"), Look(whole=False), 0),
-        (_Master("", aof_rewrite_scheduled="1"), Look(whole=False), 0),
-        (_Master("ERR Background append only file rewriting already in progress"), Look(whole=False), 1),
-        (_Master(_FORK), Look(whole=False, obstacle="Redis cannot, and its own log says why"), 1),
+        (_Master(""), AofReading(whole=False), 1),
+        (_Master("", loading="1"), AofReading(whole=False), 0),
+        (_Master("", aof_enabled="0"), AofReading(whole=True), 0),
+        (_Master("", aof_base_size="0"), AofReading(whole=False), 1),
+        (_Master("", aof_base_size="0", aof_current_size="0"), AofReading(whole=True), 0),
+        (_Master("", aof_base_size="0", redis_version="6.2.14"), AofReading(whole=True), 0),
+        (_Master("", aof_last_rewrite_time_sec="3"), AofReading(whole=True), 0),
+        (_Master("", aof_rewrite_in_progress="1"), AofReading(whole=False), 0),
+        (_Master("", aof_rewrite_scheduled="1"), AofReading(whole=False), 0),
+        (_Master("ERR Background append only file rewriting already in progress"), AofReading(whole=False), 1),
+        (_Master(_FORK), AofReading(whole=False, obstacle="Redis cannot, and its own log says why"), 1),
     ],
 )  # fmt: skip
-async def test_what_is_found(master: _Master, look: Look, asked: int) -> None:
+async def test_what_is_found(master: _Master, look: AofReading, asked: int) -> None:
     """A master is asked for it where its file may be torn, and looked at again until it is not."""
     away, whole = _Master(""), _Master("", aof_last_rewrite_time_sec="3")
     away.info = ""

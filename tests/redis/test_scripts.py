@@ -222,7 +222,7 @@ async def everything(workload: Workload) -> None:
     consumer = backend.subscribe(["alpha"], "c")
     await publish(backend, "last", priority=9, key="alpha")
     (delivery,) = await take(consumer, 1, limit=1)
-    consumer._intake._doubt(backend._home.scripts.partitions.of("alpha"))
+    consumer._receiver._mark_doubtful(backend._context.scripts.partitions.of("alpha"))
     await consumer.receive(1, 0)
     await consumer.dead_letter(delivery, "why")
     await control.workers()
@@ -240,8 +240,8 @@ async def everything(workload: Workload) -> None:
     await workload.clock.advance(2)
     await asyncio.wait_for(waiting, PATIENCE)
     for token in [consumer.token]:  # a sign of life, without waiting for it
-        for partition in backend._home.scripts.partitions.names:
-            await backend._home.scripts.run("beat", partition, token)
+        for partition in backend._context.scripts.partitions.names:
+            await backend._context.scripts.run("beat", partition, token)
 
 
 async def every_transition_of_slots(backend: RedisBackend) -> None:
@@ -272,7 +272,7 @@ async def every_transition_of_slots(backend: RedisBackend) -> None:
     await slots.remove("another model", "a")
     await slots.configure("m", b"{}")
     await slots.documents()
-    await slots.look()
+    await slots.inspect()
 
 
 def monitored(line: bytes) -> list[str]:

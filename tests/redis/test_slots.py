@@ -34,7 +34,7 @@ async def bound(backend: RedisBackend, *jobs: str, ttl: float = 60.0) -> list[Sl
 
 async def held(backend: RedisBackend, model: str | None = None) -> int:
     """Return how many slots have a holder; the leases must agree."""
-    view = await backend.slots.look(model)
+    view = await backend.slots.inspect(model)
     number = sum(info.held for info in view.endpoints)
     assert number == len(view.leases)
     return number
@@ -61,7 +61,7 @@ async def test_all_of_it_is_in_the_first_partition(
             await backend.slots.leave(f"m{n}", "job", "x", b"1")
         keys = {key for key in keys_of(redis_server, redis_prefix) if ":slots" in key}
         assert {key.partition("}:")[0] for key in keys} == {f"{{{redis_prefix}:0"}
-        assert len((await backend.slots.look()).endpoints) == 8
+        assert len((await backend.slots.inspect()).endpoints) == 8
 
 
 async def test_names_are_told_apart(backend: RedisBackend) -> None:
@@ -75,7 +75,7 @@ async def test_names_are_told_apart(backend: RedisBackend) -> None:
         assert sorted(lease.server for lease in leases) == sorted(names)
         jobs = [f"j{n}" for n, _ in enumerate(leases)]
         assert None not in await backend.slots.assign(*zip(leases, jobs, strict=True), ttl=60)
-    view = await backend.slots.look()
+    view = await backend.slots.inspect()
     assert {(one.endpoint.model, one.endpoint.server, one.held) for one in view.endpoints} == {
         (model, server, 1) for model in names for server in names
     }
@@ -142,7 +142,7 @@ async def test_nothing_is_left_behind(redis_server: RedisServer, redis_prefix: s
     """Rule 5: when all is released and removed, the store holds what it held before, but for the pool's counters."""
     clock = ManualClock(1_700_000_000.0)
     async with opened(redis_server.url, redis_prefix, clock=clock) as backend:
-        await backend.slots.look()
+        await backend.slots.inspect()
         before = keys_of(redis_server, redis_prefix)
         fields = set(redis_server.call("HKEYS", f"{{{redis_prefix}:0}}:slots"))
         for turn in range(3):
@@ -160,7 +160,7 @@ async def test_nothing_is_left_behind(redis_server: RedisServer, redis_prefix: s
             for n in range(3):
                 assert await backend.slots.remove(MODEL, f"s{n}")
             await clock.advance(3600)
-            assert (await backend.slots.look()).endpoints == ()
+            assert (await backend.slots.inspect()).endpoints == ()
             await backend.slots.configure(MODEL, b"{}")
             await backend.slots.configure(MODEL, None)
             await backend.slots.leave(MODEL, "other", "late", b"1")
@@ -222,9 +222,12 @@ async def test_a_bell_in_another_process(redis_server: RedisServer, redis_prefix
             await one.slots.register(endpoint(model=model, slots=1))
         (lease,) = await one.slots.acquire(MODEL, "h", ttl=60)
         (other,) = await one.slots.acquire("other", "h", ttl=60)
-        async with two.slots.bell(MODEL) as bell, two.slots.bell("other", "more") as quiet:
-            ringing = asyncio.create_task(bell.rung(2 * PATIENCE))
-            silence = asyncio.create_task(quiet.rung(2 * PATIENCE))
+        async with (
+            two.slots.slot_signal(MODEL) as signal,
+            two.slots.slot_signal("other", "more") as quiet,
+        ):
+            ringing = asyncio.create_task(signal.wait(2 * PATIENCE))
+            silence = asyncio.create_task(quiet.wait(2 * PATIENCE))
             await one.slots.release(lease)
             await asyncio.wait_for(ringing, PATIENCE)
             assert not silence.done()
@@ -238,8 +241,8 @@ async def test_a_bell_that_may_have_missed_a_ring(
     """BUG-D3, fault B2: a bell whose connection was cut rings once it hears again."""
     async with FaultProxy(("127.0.0.1", redis_server.port)) as proxy:
         url = f"redis://127.0.0.1:{proxy.address[1]}"
-        async with opened(url, redis_prefix) as backend, backend.slots.bell(MODEL) as bell:
-            ringing = asyncio.create_task(bell.rung(2 * PATIENCE))
+        async with opened(url, redis_prefix) as backend, backend.slots.slot_signal(MODEL) as signal:
+            ringing = asyncio.create_task(signal.wait(2 * PATIENCE))
             await asyncio.sleep(0)
             assert proxy.cut()
             await asyncio.wait_for(ringing, PATIENCE)
@@ -250,9 +253,12 @@ async def test_a_bell_of_each_kind(backend: RedisBackend) -> None:
     name = "work"
     await backend.slots.register(endpoint(model=name))
     (lease,) = await backend.slots.acquire(name, "h", ttl=60)
-    async with backend.publisher.room_bell(name) as room, backend.slots.bell(name) as slots:
-        waiting = asyncio.create_task(room.rung(2 * PATIENCE))
-        ringing = asyncio.create_task(slots.rung(2 * PATIENCE))
+    async with (
+        backend.publisher.room_signal(name) as room,
+        backend.slots.slot_signal(name) as slots,
+    ):
+        waiting = asyncio.create_task(room.wait(2 * PATIENCE))
+        ringing = asyncio.create_task(slots.wait(2 * PATIENCE))
         await backend.slots.release(lease)
         await asyncio.wait_for(ringing, PATIENCE)
         assert not waiting.done()

@@ -90,7 +90,7 @@ async def test_lost_answers_of_the_others(each_redis: RedisServer, redis_prefix:
         assert await unheard(lambda: slots.late(MODEL, "1")) == (b"2",)
         assert await slots.leave(MODEL, "1", "x", b"2") is Left.LATE
         assert await slots.late(MODEL, "1") == (b"2", b"2")
-        (third,) = (await unheard(slots.look)).leases[:1]
+        (third,) = (await unheard(slots.inspect)).leases[:1]
         assert third.fence == first.fence
         await unheard(lambda: slots.release(second))
         assert await held(other) == 1
@@ -145,9 +145,9 @@ async def test_without_memory(
             await slots.register(endpoint())
             await slots.register(endpoint("s2", reports=True))
             await slots.reconcile(MODEL, "s2", Seen(active=0), settled=0)
-            await slots.look()
+            await slots.inspect()
             server.call("CONFIG", "SET", "maxmemory", "1")
-            before = await slots.look()
+            before = await slots.inspect()
             for refused in (
                 lambda: slots.register(endpoint("s3")),
                 lambda: slots.configure(MODEL, b"{}"),
@@ -155,7 +155,7 @@ async def test_without_memory(
             ):
                 with pytest.raises(BackendUnavailable, match="takes no writes now: OOM"):
                     await refused()
-            assert await slots.look() == before
+            assert await slots.inspect() == before
             one, two, three, four = await bound(backend, "1", "2", "3", "4")
             assert None not in await slots.renew(one, two, ttl=60)
             assert None not in await slots.detach(two, ttl=60)
@@ -179,7 +179,7 @@ async def test_without_memory(
             await slots.release(two)
             assert await held(backend) == 0
             assert await slots.remove(MODEL, "s1")
-            assert len((await slots.look()).endpoints) == 1
+            assert len((await slots.inspect()).endpoints) == 1
             server.call("CONFIG", "SET", "maxmemory", "0")
             await slots.register(endpoint())
 
@@ -197,15 +197,15 @@ async def test_an_emptied_store(
             opened(server.url, redis_prefix) as other,
         ):
             await backend.slots.register(endpoint())
-            epoch = (await other.slots.look()).epoch
+            epoch = (await other.slots.inspect()).epoch
             first, second = await bound(backend, "1", "2")
             server.call("FLUSHALL")
             with pytest.raises(QueueReset):
                 await backend.slots.renew(first, second, ttl=60)
             assert await backend.slots.renew(first, second, ttl=60) == (None, None)
             with pytest.raises(QueueReset):
-                await other.slots.look()
-            view = await other.slots.look()
+                await other.slots.inspect()
+            view = await other.slots.inspect()
             assert view.endpoints == ()
             assert view.epoch not in ("", epoch)
             await backend.slots.register(endpoint(slots=1))
@@ -235,10 +235,10 @@ async def test_the_pool_alone_is_deleted(redis_server: RedisServer, redis_prefix
         await backend.slots.configure(MODEL, b"{}")
         (lease,) = await bound(backend, "1")
         (idle,) = await backend.slots.acquire(MODEL, "h", ttl=60)
-        epoch = (await backend.slots.look()).epoch
+        epoch = (await backend.slots.inspect()).epoch
         pool = [key for key in keys_of(redis_server, redis_prefix) if ":slots" in key]
         redis_server.call("DEL", *pool)
-        view = await backend.slots.look()
+        view = await backend.slots.inspect()
         assert (view.epoch != epoch, view.endpoints, view.leases) == (True, (), ())
         assert await backend.slots.release(lease, idle) == (False, False)
         await backend.slots.register(endpoint())
@@ -273,7 +273,7 @@ async def test_a_foreign_hand(
         await registered()
         for _ in range(2):
             assert await slots.acquire(MODEL, "h", ttl=1, limit=6)
-            view = await slots.look()
+            view = await slots.inspect()
             assert all(info.held <= 3 for info in view.endpoints)
             await clock.advance(1)
         await slots.renew(*jobs, *idle, ttl=1)
@@ -281,7 +281,7 @@ async def test_a_foreign_hand(
         for n in range(10):
             await slots.leave(MODEL, "2", "x", b"%d" % n)
         await clock.advance(3600)
-        view = await slots.look()
+        view = await slots.inspect()
         for info in view.endpoints:
             for _ in range(2):
                 await slots.reconcile(MODEL, info.endpoint.server, Seen(active=0), settled=0)
@@ -304,7 +304,7 @@ async def test_the_jobs_are_forgotten(
         await backend.slots.reconcile(MODEL, "s1", Seen(active=0), settled=0)
         (first,) = await bound(backend, "j")
         redis_server.call("DEL", f"{{{redis_prefix}:0}}:slots:jobs")
-        await backend.slots.look()
+        await backend.slots.inspect()
         (lease,) = await backend.slots.acquire(MODEL, "h", ttl=60)
         (resumed,) = await backend.slots.assign((lease, "j"), ttl=60)
         assert resumed is not None

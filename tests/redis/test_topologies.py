@@ -66,12 +66,12 @@ async def test_a_bell_rings_in_the_whole_cluster(redis_cluster: Cluster, redis_p
     heard: list[bytes] = []
     channel = f"{{{redis_prefix}:0}}:bell:a"
     async with linked(redis_cluster.url) as link:
-        bell = Doorbell(link, lambda _, message: heard.append(message), lambda: None)
-        await bell.listen(channel)
+        signal = Doorbell(link, lambda _, message: heard.append(message), lambda: None)
+        await signal.listen(channel)
         for n, node in enumerate(redis_cluster.masters):
             node.call("PUBLISH", channel, n)
         await until(lambda: len(heard) == 3, "every node's message is heard")
-        await bell.aclose()
+        await signal.aclose()
 
 
 async def test_slots_that_move(redis_cluster: Cluster, redis_prefix: str) -> None:
@@ -114,8 +114,8 @@ async def test_a_node_that_dies(tmp_path: Path) -> None:
     with Cluster(find_engine(), tmp_path, replicas=1, config=config) as cluster:
         async with linked(cluster.url, operation_timeout=15, connect_timeout=0.5) as link:
             reopened: list[int] = []
-            bell = Doorbell(link, lambda _, __: None, lambda: reopened.append(1))
-            await bell.listen("b")
+            signal = Doorbell(link, lambda _, __: None, lambda: reopened.append(1))
+            await signal.listen("b")
             await asyncio.gather(*(count(link, key) for key in KEYS))
             dead = next(
                 node for node in cluster.masters if b"cmd=subscribe" in node.call("CLIENT", "LIST")
@@ -130,9 +130,9 @@ async def test_a_node_that_dies(tmp_path: Path) -> None:
             assert answers == [2] * len(others)
             assert not any(task.done() for task in waiting)
             assert await asyncio.gather(*waiting) == [2] * len(theirs)
-            await until(lambda: bool(reopened) and bell.works, "the bell works again")
+            await until(lambda: bool(reopened) and signal.works, "the bell works again")
             assert len(await link.everywhere("PING")) == 3
-            await bell.aclose()
+            await signal.aclose()
 
 
 async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
         limits = {"operation_timeout": 20, "answer_timeout": 0.5, "connect_timeout": 0.5}
         async with linked(group.url, **limits) as link:
             reopened: list[int] = []
-            bell = Doorbell(
+            signal = Doorbell(
                 link, lambda _, __: None, lambda: reopened.append(1), quiet=0.3, patience=0.3
             )
-            await bell.listen("b")
+            await signal.listen("b")
             first = await count(link, "n")
             former = group.master
             (replica,) = (server for server in group.servers if server is not former)
@@ -153,14 +153,14 @@ async def test_a_failover_of_sentinels(tmp_path: Path) -> None:
             second = await count(link, "n")  # more than one higher if an answer was late
             assert second > first
             assert group.master is replica
-            await until(lambda: bool(reopened) and bell.works, "the bell works again")
+            await until(lambda: bool(reopened) and signal.works, "the bell works again")
             former.thaw()
             group.sentinels[0].kill()  # the others are enough
             link._topology.doubt(link._topology.find("n"))
             third = await count(link, "n")
             assert third > second
             assert replica.call("GET", "n") == b"%d" % third
-            await bell.aclose()
+            await signal.aclose()
         wrong = group.url.replace(f"/{group.service}", "/nobody")
         async with linked(wrong, **SHORT) as link:
             with pytest.raises(Misconfigured, match="correct the service"):

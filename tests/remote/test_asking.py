@@ -180,7 +180,7 @@ def test_the_quickest_answer_tells_the_time() -> None:
     here = 100.0
     clock = RemoteClock(monotonic=lambda: here, system=lambda: 7.0)
     assert clock.now() == 7.0
-    clock.hear("1000", asked=99.8)
+    clock.learn("1000", requested=99.8)
     assert clock.now() == pytest.approx(1000.1)
     for header, asked in (
         ("2000", 90.0),
@@ -189,10 +189,10 @@ def test_the_quickest_answer_tells_the_time() -> None:
         ("-1", 100.0),
         (None, 100.0),
     ):
-        clock.hear(header, asked)
+        clock.learn(header, asked)
     assert clock.now() == pytest.approx(1000.1)
     here = 100_000.0
-    clock.hear("50000", asked=99_999.0)
+    clock.learn("50000", requested=99_999.0)
     assert clock.now() == pytest.approx(50_000.5)
 
 

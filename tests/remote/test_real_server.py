@@ -18,7 +18,7 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_remote import RemoteBackend
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 
 
 @pytest_asyncio.fixture
@@ -30,7 +30,7 @@ async def store() -> MemoryBackend:
 @pytest_asyncio.fixture
 async def remote(store: MemoryBackend) -> AsyncIterator[RemoteBackend]:
     """A backend that reaches the store through the server."""
-    server = Server(store, Settings(port=0))
+    server = ServerProcess(store, Settings(port=0))
     running = asyncio.create_task(server.run())
     await asyncio.wait(
         [running, asyncio.ensure_future(server.ready.wait())], return_when=asyncio.FIRST_COMPLETED

@@ -124,10 +124,16 @@ async def test_nothing_comes_out(tmp_path: Path, logs: io.StringIO) -> None:
 
         await sockets(it, said)
         path.write_text(f"[[token]]\nname = '{DATA}'\nsha256 = '{BAD}'\n", "utf-8")
-        await it.hub.access.reload()
+        await it.context.access.reload()
         for url in (*STATUS, *PAGES):
             await ask("GET", url, headers=good)
-        for thing in (it.hub, it.hub.access, it.hub.settings, it.server, it.hub.registry):
+        for thing in (
+            it.context,
+            it.context.access,
+            it.context.settings,
+            it.server,
+            it.context.registry,
+        ):
             said += [repr(thing), repr(vars(thing)) if not isinstance(thing, Settings) else ""]
         for one in asyncio.all_tasks():
             said.append(repr(one))

@@ -11,7 +11,7 @@ import pytest
 from taskqueue_cli import main
 from taskqueue_core.config import Settings
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_server.auth.access import CHECK_SECONDS, LOOK_SECONDS
+from taskqueue_server.auth.access import CHECK_SECONDS, RELOAD_SECONDS
 from taskqueue_server.auth.tokens import VERBS, Tokens, read_entries
 from taskqueue_server.context import connections
 from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
@@ -35,7 +35,7 @@ def test_the_commands(
     ops, web, old, bulk, new = made
     tokens = Tokens.load(path)
     may = {
-        token: {verb for verb in VERBS if who.may(verb, "mail-1")}
+        token: {verb for verb in VERBS if who.is_allowed(verb, "mail-1")}
         for token in (ops, web, new)
         if (who := tokens.identify(token, 0))
     }
@@ -65,5 +65,5 @@ def test_the_example_and_the_tables() -> None:
 
 def test_the_numbers() -> None:
     """What the page promises is what the code keeps."""
-    assert (LOOK_SECONDS, CHECK_SECONDS, HELLO_SECONDS) == (2.0, 3.0, 5.0)
+    assert (RELOAD_SECONDS, CHECK_SECONDS, HELLO_SECONDS) == (2.0, 3.0, 5.0)
     assert f"{connections.MAX_STRANGERS} sockets may be in that state" in PAGE

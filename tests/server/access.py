@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.auth.tokens import hashed
 from tests.server.support import Running, running
@@ -88,8 +88,8 @@ class Plugin:
         self.asked += 1
         return self.identity if token == "good" and self.known else None
 
-    def backend(self) -> ObservedBackend:
+    def backend(self) -> InstrumentedBackend:
         """A backend with this plugin."""
         hooks = Hooks()
         hooks.register(self)
-        return ObservedBackend(MemoryBackend(), hooks)
+        return InstrumentedBackend(MemoryBackend(), hooks)

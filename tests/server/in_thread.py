@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 
 __all__ = ["in_thread"]
 
@@ -15,7 +15,7 @@ _SECONDS = 60.0
 
 
 @contextmanager
-def in_thread(server: Server) -> Iterator[Server]:
+def in_thread(server: ServerProcess) -> Iterator[ServerProcess]:
     """Run a server until the end of the block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(server.run(),))

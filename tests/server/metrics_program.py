@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 from tests.server.support import settings
 
 
 async def main() -> None:
     """Serve until a signal comes."""
-    server = Server(MemoryBackend(), settings(), on_ready=lambda url: print(url, flush=True))  # noqa: T201
+    server = ServerProcess(MemoryBackend(), settings(), on_ready=lambda url: print(url, flush=True))  # noqa: T201
     await server.run()
 
 

@@ -21,13 +21,13 @@ import msgspec
 
 from taskqueue_core.config import Settings
 from taskqueue_core.queue import open_backend
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 from taskqueue_server.logs import set_up_logs
 
 
-def look(server: Server) -> dict[str, Any]:
+def look(server: ServerProcess) -> dict[str, Any]:
     """What must not grow. Memory is that of living objects: what the allocator keeps is given back first."""
-    assert server.hub is not None
+    assert server.context is not None
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
@@ -35,8 +35,8 @@ def look(server: Server) -> dict[str, Any]:
         "rss": pages * os.sysconf("SC_PAGE_SIZE"),
         "fds": len(list(Path("/proc/self/fd").iterdir())),
         "tasks": len(asyncio.all_tasks()),
-        "connections": len(server.hub.registry),
-        "strangers": server.hub.registry.strangers,
+        "connections": len(server.context.registry),
+        "strangers": server.context.registry.strangers,
     }
 
 
@@ -56,15 +56,15 @@ def tell(answer: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def obey(server: Server) -> None:
+async def obey(server: ServerProcess) -> None:
     """Answer each line; stop the server at the end of the input."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while words := (await reader.readline()).decode().split():
         if words[0] == "ledger":
-            assert server.hub is not None
-            tell(msgspec.to_builtins(await server.hub.control.ledger(words[1])))
+            assert server.context is not None
+            tell(msgspec.to_builtins(await server.context.control.ledger(words[1])))
         elif words[0] == "turns":
             tell(await longest(int(words[1])))
         else:
@@ -75,7 +75,7 @@ async def obey(server: Server) -> None:
 async def main(backend: str, settings: dict[str, Any]) -> None:
     """Serve until the input ends."""
     chosen = Settings(**settings)
-    server = Server(
+    server = ServerProcess(
         open_backend(backend, chosen),
         chosen,
         on_ready=lambda url: tell({"url": url}),

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.protocol.frames import CLOSE_PROTOCOL
-from taskqueue_core.protocol.server_events import Event, Greeted, Hangup, Say
+from taskqueue_core.protocol.server_events import CloseSocket, Event, Greeted, SendFrames
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.tasks import Delivery, Task
 
@@ -25,7 +25,7 @@ def text(kind: str, **fields: Any) -> str:
 
 def said(events: list[Event] | list[str]) -> list[dict[str, Any]]:
     """Return the frames that are to be sent."""
-    texts = [event.text for event in events if isinstance(event, Say)] or [
+    texts = [event.text for event in events if isinstance(event, SendFrames)] or [
         event for event in events if isinstance(event, str)
     ]
     return [msgspec.json.decode(t) for t in texts]
@@ -50,6 +50,6 @@ def ready(credit: int = 10, *held: str) -> ServerSession:
 def refused(events: list[Event], code: str) -> None:
     """An error frame with the code, and a close whose reason fits and repeats nothing of the user's."""
     say, hangup = events
-    assert isinstance(say, Say)
+    assert isinstance(say, SendFrames)
     assert msgspec.json.decode(say.text)["code"] == code
-    assert hangup == Hangup(CLOSE_PROTOCOL, code)
+    assert hangup == CloseSocket(CLOSE_PROTOCOL, code)

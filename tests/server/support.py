@@ -17,13 +17,13 @@ from websockets.typing import Subprotocol
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Hooks, Identity, hookimpl
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.protocol.frames import SUBPROTOCOL
 from taskqueue_core.tasks import Ledger, State, Task
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server, create_app
-from taskqueue_server.context.server import Hub
-from taskqueue_server.routing.extensions import Part
+from taskqueue_server import ServerProcess, create_app
+from taskqueue_server.context.server import ServerContext
+from taskqueue_server.routing.extensions import Extension
 from tests.clock import JumpingLoop, LoopClock
 
 PROBLEM = "application/problem+json"
@@ -59,16 +59,16 @@ async def eventually(
 class Running:
     """A running server and what is behind it."""
 
-    def __init__(self, server: Server, backend: Backend) -> None:
+    def __init__(self, server: ServerProcess, backend: Backend) -> None:
         self.server = server
         self.backend = backend
         self.ended: asyncio.Task[None] | None = None
 
     @property
-    def hub(self) -> Hub:
+    def context(self) -> ServerContext:
         """What the server's connections share."""
-        assert self.server.hub is not None
-        return self.server.hub
+        assert self.server.context is not None
+        return self.server.context
 
     @property
     def ws(self) -> str:
@@ -230,12 +230,12 @@ class Worker:
 
 @asynccontextmanager
 async def running(
-    backend: Backend | None = None, *, parts: Sequence[Part] = (), **changes: Any
+    backend: Backend | None = None, *, extensions: Sequence[Extension] = (), **changes: Any
 ) -> AsyncIterator[Running]:
     """Run a server until the end of the block. It must leave nothing behind."""
     before = asyncio.all_tasks()
     behind = backend or MemoryBackend(clock=LoopClock())
-    server = Server(behind, settings(**changes), parts=parts)
+    server = ServerProcess(behind, settings(**changes), extensions=extensions)
     it = Running(server, behind)
     it.ended = asyncio.create_task(server.run())
     ready = asyncio.create_task(server.ready.wait())
@@ -281,7 +281,7 @@ async def app_client(
     hooks = Hooks()
     if know is not None:
         hooks.register(Door(know))
-    app = create_app(ObservedBackend(backend, hooks), settings())
+    app = create_app(InstrumentedBackend(backend, hooks), settings())
     transport = httpx2.ASGITransport(app=app)
     async with (
         app.router.lifespan_context(app),

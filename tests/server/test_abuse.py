@@ -92,7 +92,7 @@ class TestHandshake:
 
     async def test_connections_are_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """So many sockets in all, and one more is sent away with the code for later."""
-        monkeypatch.setattr(connections.Registry.__init__, "__defaults__", (2, 2))
+        monkeypatch.setattr(connections.Connections.__init__, "__defaults__", (2, 2))
         async with running() as it, it.worker("w1"), it.worker("w2"), it.socket() as late:
             await asyncio.wait_for(late.wait_closed(), 3)
             assert late.close_code == 1013
@@ -153,7 +153,7 @@ class TestSlowReaders:
         async with running(lease=5, grace=0) as it:
             with await stuck(it) as bad, pytest.raises((BrokenPipeError, ConnectionResetError)):
                 await ask(bad)
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
 
 
 class TestAnswers:
@@ -211,7 +211,7 @@ class TestFrames:
 
             for start_at in range(0, 200, 50):
                 await asyncio.gather(*(visit(n) for n in range(start_at, start_at + 50)))
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
             await eventually(lambda: descriptors() <= start)
             assert await it.backend.control.workers() == ()  # type: ignore[attr-defined]
             await it.reaches(in_flight=0)
@@ -221,5 +221,5 @@ async def stuck(it: Running, credit: int = 0) -> RawSocket:
     """A worker with a tiny buffer that says hello and reads nothing."""
     raw = await RawSocket.opened(it.port, receive_buffer=4096)
     raw.say("hello", worker_id="stuck", keys=["k"], credit=credit)
-    await eventually(lambda: it.hub.registry.connections("stuck") == 1)
+    await eventually(lambda: it.context.registry.connections("stuck") == 1)
     return raw

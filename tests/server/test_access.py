@@ -88,7 +88,7 @@ class TestSocket:
         """Fault K1 and security 1: 401, and nobody was connected."""
         async with guarded(path) as it:
             assert await refused(it, shown) == (401, "unauthenticated")
-            assert len(it.hub.registry) == 0
+            assert len(it.context.registry) == 0
 
     async def test_two_headers(self, path: Path) -> None:
         """Two tokens are none: programs on the way may disagree which of them counts."""
@@ -116,7 +116,7 @@ class TestSocket:
                 assert await closed(it, *keys, token=A) == (4401, "forbidden")
             # The header counts: a hello cannot make up for it.
             write(path, entry(A, keys=["a"]), entry(B))
-            assert await it.hub.access.reload()
+            assert await it.context.access.reload()
             assert await closed(it, "b", headers=bearer(A), token=B) == (4401, "forbidden")
 
     @pytest.mark.parametrize("query", ["?token=" + A, "?access_token=" + A + "&x=1", "?x"])
@@ -167,7 +167,7 @@ class TestSocket:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Fault G11 and security 1: sockets without a token are few, and those with one get in beside them."""
-        monkeypatch.setattr(connections.Registry.__init__, "__defaults__", (1000, 3))
+        monkeypatch.setattr(connections.Connections.__init__, "__defaults__", (1000, 3))
         async with guarded(path) as it:
             strangers = [await it.socket() for _ in range(3)]
             async with it.socket() as late:
@@ -191,7 +191,7 @@ class TestSocket:
             for socket in (stranger, chatty, known):
                 await asyncio.wait_for(socket.wait_closed(), HELLO_SECONDS + 1)
                 assert (socket.close_code, socket.close_reason) == (4408, "no_hello")
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
 
 
 async def test_plugins_go_first_and_the_file_knows_the_others(path: Path) -> None:

@@ -74,7 +74,7 @@ async def test_a_worker_whose_token_is_revoked(path: Path) -> None:
             await it.publish("t1", key="a")
             await asyncio.wait_for(began.wait(), 5)
             write(path, entry(B, keys=["b"]))
-            it.hub.reload()
+            it.context.reload()
             error = await outcome(ended)
             assert isinstance(error, WorkerRefused)
             assert "HTTP 401" in str(error)
@@ -158,7 +158,7 @@ async def test_a_redirect_is_not_followed(path: Path) -> None:
             port = next(iter(server.sockets)).getsockname()[1]
             with pytest.raises(InvalidStatus):
                 await open_socket(Address.of(f"http://127.0.0.1:{port}"), A)
-        assert len(it.hub.registry) == 0
+        assert len(it.context.registry) == 0
 
 
 class TestTls:

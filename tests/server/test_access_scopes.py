@@ -296,7 +296,7 @@ async def test_who_waits_is_let_go_with_its_token(
         asked = asyncio.create_task(
             client.get("/v1/tasks/a/t1?wait=20", headers=bearer(A), timeout=20)
         )
-        await eventually(lambda: len(it.hub.waiters))
+        await eventually(lambda: len(it.context.waiters))
         write(path, entry(B))
         problem(await asyncio.wait_for(asked, 5), 401, "unauthenticated")
-        assert not it.hub.access._stays
+        assert not it.context.access._stays

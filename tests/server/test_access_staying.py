@@ -17,7 +17,7 @@ from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_core.tasks import State
 from taskqueue_server.auth import access as module
 from taskqueue_server.auth import tokens
-from taskqueue_server.auth.access import Access
+from taskqueue_server.auth.access import AccessControl
 from tests.clock import LoopClock
 from tests.server.access import ADMIN, A, B, Plugin, bearer, entry, everybody, guarded, spoil, write
 from tests.server.support import eventually, http, problem, running, settings
@@ -67,7 +67,7 @@ class TestStaying:
         """Security 6: a token that may do more, or is called otherwise, ends nothing."""
         async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
             write(path, entry(A, "renamed", keys=["a", "c"]))
-            assert await it.hub.access.reload()
+            assert await it.context.access.reload()
             await worker.send("ping", n=7)
             assert (await worker.frame("pong"))["n"] == 7
 
@@ -75,7 +75,7 @@ class TestStaying:
         """Security 6: who asks for it need not wait until somebody looks."""
         async with guarded(path) as it, it.worker("w1", "a", token=A) as worker:
             write(path, entry(B))
-            it.hub.reload()
+            it.context.reload()
             assert await worker.closed(1.5) == 4001
 
     @pytest.mark.parametrize("text", ["[[token]]\nname = 'x'\n", "[[", None])
@@ -85,13 +85,13 @@ class TestStaying:
         """Neither lets anybody in nor throws anybody out; the log says what is wrong; a good file then counts."""
         async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
             spoil(path, text)
-            assert not await it.hub.access.reload()
+            assert not await it.context.access.reload()
             assert "the tokens stay as they were" in caplog.text
             async with http(it) as client:
                 assert (await client.get("/v1/queues", headers=bearer(ADMIN))).status_code == 200
                 problem(await client.get("/v1/queues"), 401, "unauthenticated")
                 write(path, entry(B, keys=["b"]))
-                assert await it.hub.access.reload()
+                assert await it.context.access.reload()
                 problem(
                     await client.get("/v1/queues", headers=bearer(ADMIN)), 401, "unauthenticated"
                 )
@@ -117,16 +117,16 @@ class TestStaying:
 
             async def lines() -> AsyncIterator[bytes]:
                 yield b'{"key":"a","id":"x1"}\n'
-                await eventually(lambda: it.hub.access._stays)
+                await eventually(lambda: it.context.access._stays)
                 write(path, entry(B))
-                assert await it.hub.access.reload()
+                assert await it.context.access.reload()
                 yield b'{"key":"a","id":"x2"}\n'
 
             headers = bearer(A) | {"content-type": "application/x-ndjson"}
             answer = await client.post("/v1/tasks/batch", content=lines(), headers=headers)
             problem(answer, 401, "unauthenticated")
             assert await it.count(State.WAITING, "a") == 0
-            assert not it.hub.access._stays
+            assert not it.context.access._stays
 
     async def test_a_file_that_could_not_be_read_is_read_again(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -166,14 +166,14 @@ class TestStaying:
         plugin = Plugin()
         hooks = Hooks()
         hooks.register(plugin)
-        access = Access(settings(), hooks)
+        access = AccessControl(settings(), hooks)
 
         def fails(_: Identity) -> bool:
             raise ZeroDivisionError
 
         with contextlib.ExitStack() as stack:
             events = [
-                stack.enter_context(access.stay("good", "here", may))
+                stack.enter_context(access.watch_access("good", "here", may))
                 for may in (fails, lambda _: True, fails, lambda _: False)
             ]
             await access.check()
@@ -184,8 +184,8 @@ class TestStaying:
         plugin = Plugin()
         hooks = Hooks()
         hooks.register(plugin)
-        access = Access(settings(), hooks)
-        stays = [access.stay("good", "here", lambda _: True) for _ in range(100)]
+        access = AccessControl(settings(), hooks)
+        stays = [access.watch_access("good", "here", lambda _: True) for _ in range(100)]
         events = [stay.__enter__() for stay in stays]
         await access.check()
         assert plugin.asked == 1
@@ -201,7 +201,7 @@ class TestStaying:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A round that failed is logged, and the next one comes."""
-        access = Access(settings(tokens_file=path), Hooks())
+        access = AccessControl(settings(tokens_file=path), Hooks())
         rounds = 0
 
         async def check() -> None:

@@ -38,12 +38,12 @@ class TestFinding:
         found = Tokens.load(path).identify(SECRET, time.time())
         assert found is not None
         assert found.name == "mail"
-        assert found.may("publish", "mail-7")
-        assert found.may("publish", "x")
-        assert not found.may("publish", "xy")
-        assert not found.may("publish", "mai")
-        assert not found.may("publish")
-        assert not found.may("admin", "x")
+        assert found.is_allowed("publish", "mail-7")
+        assert found.is_allowed("publish", "x")
+        assert not found.is_allowed("publish", "xy")
+        assert not found.is_allowed("publish", "mai")
+        assert not found.is_allowed("publish")
+        assert not found.is_allowed("admin", "x")
 
     def test_rotation(self, path: Path) -> None:
         """Security 6: two tokens of one name are good at a time, until one expires or is taken out."""

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from taskqueue_core.hooks import Identity
 from taskqueue_server.auth import quotas
-from taskqueue_server.auth.quotas import MAX_DEBT, Usage
+from taskqueue_server.auth.quotas import MAX_DEBT, Quotas
 from taskqueue_server.problems import ProblemError
 from tests.prefect.support import KEY, Taker, url_of
 from tests.server.access import ADMIN, A, B, Plugin, bearer, entry, guarded, write
@@ -46,12 +46,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def usage(clock: Clock) -> Usage:
+def usage(clock: Clock) -> Quotas:
     """Nothing used."""
-    return Usage(clock)
+    return Quotas(clock)
 
 
-def waits(usage: Usage, who: Identity, tasks: int = 0) -> int:
+def waits(usage: Quotas, who: Identity, tasks: int = 0) -> int:
     """After how many seconds one that is refused may come again; 0 for one that is not."""
     try:
         usage.spend(who, tasks)
@@ -69,7 +69,7 @@ class TestRate:
     @pytest.mark.parametrize(
         ("limits", "most"), [({"rate": 5}, 5), ({"rate": 2, "burst": 7}, 7), ({"rate": 0.5}, 1)]
     )
-    def test_exactly(self, usage: Usage, clock: Clock, limits: dict[str, Any], most: int) -> None:
+    def test_exactly(self, usage: Quotas, clock: Clock, limits: dict[str, Any], most: int) -> None:
         """So many at once and not one more; then one for each part of a second that passes; no more are saved up."""
         who = identity(**limits)
         for _ in range(3):
@@ -82,7 +82,7 @@ class TestRate:
             assert waits(usage, who)
             clock.now += 1e6
 
-    def test_who_waits_as_told_is_let_in(self, usage: Usage, clock: Clock) -> None:
+    def test_who_waits_as_told_is_let_in(self, usage: Quotas, clock: Clock) -> None:
         """``Retry-After`` is enough, and refusals cost nothing."""
         who = identity(rate=0.1, burst=1)
         assert not waits(usage, who)
@@ -91,7 +91,7 @@ class TestRate:
         clock.now += 10
         assert not waits(usage, who)
 
-    def test_tasks_count(self, usage: Usage, clock: Clock) -> None:
+    def test_tasks_count(self, usage: Quotas, clock: Clock) -> None:
         """A batch is taken whole, and what was too much holds up what comes after it."""
         who = identity(rate=10)
         assert not waits(usage, who)
@@ -102,7 +102,7 @@ class TestRate:
         clock.now += 1
         assert not waits(usage, who)
 
-    def test_batches_at_the_same_time(self, usage: Usage) -> None:
+    def test_batches_at_the_same_time(self, usage: Quotas) -> None:
         """What was let in together does not exceed the largest batch by more than a piece."""
         who = identity(rate=10, burst=1000)
         let_in = 0
@@ -111,28 +111,28 @@ class TestRate:
             assert let_in <= MAX_DEBT + 2000
         assert let_in >= MAX_DEBT
 
-    def test_names_are_told_apart(self, usage: Usage) -> None:
+    def test_names_are_told_apart(self, usage: Quotas) -> None:
         """Tokens of one name share; another name has its own; who has no limit never waits."""
         assert not waits(usage, identity(rate=1))
         assert waits(usage, identity(rate=1, keys=("a",)))
         assert not waits(usage, identity("m", rate=1))
         assert not any(waits(usage, identity(), 10**6) for _ in range(100))
 
-    def test_a_new_rate_counts_at_once(self, usage: Usage, clock: Clock) -> None:
+    def test_a_new_rate_counts_at_once(self, usage: Quotas, clock: Clock) -> None:
         """A lower one leaves no more than its own burst, a higher one lets in sooner."""
         assert not waits(usage, identity(rate=100))
         assert [waits(usage, identity(rate=2)) for _ in range(3)] == [0, 0, 1]
         clock.now += 0.1
         assert not waits(usage, identity(rate=100))
 
-    def test_memory_is_bounded(self, usage: Usage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_memory_is_bounded(self, usage: Quotas, monkeypatch: pytest.MonkeyPatch) -> None:
         """Names of plugins may be many: the one that was longest away goes first; those without limits never came."""
         monkeypatch.setattr(quotas, "MAX_NAMES", 10)
         for n in range(100):
             assert not waits(usage, identity("busy", rate=1000))
             assert not waits(usage, identity(f"n{n}", rate=1))
             assert not waits(usage, identity(f"m{n}"))
-        assert len(usage._left) == 10
+        assert len(usage._remaining) == 10
         assert waits(usage, identity("n99", rate=1))
         assert not waits(usage, identity("n0", rate=1))
 
@@ -140,7 +140,7 @@ class TestRate:
 class TestSockets:
     """Security 12 and 22: how many at a time."""
 
-    def test_exactly(self, usage: Usage) -> None:
+    def test_exactly(self, usage: Quotas) -> None:
         """So many and not one more, whoever leaves twice; nothing is kept of who has none."""
         who = identity(connections=2)
         first, second = usage.enter(who), usage.enter(who)
@@ -157,7 +157,7 @@ class TestSockets:
         assert all(usage.enter(identity()) for _ in range(100))
         assert set(usage._sockets) == {"n", "m"}
 
-    def test_nobody_is_remembered_for_a_refusal(self, usage: Usage) -> None:
+    def test_nobody_is_remembered_for_a_refusal(self, usage: Quotas) -> None:
         """Who has left is forgotten."""
         place = usage.enter(identity(connections=1))
         assert place
@@ -192,7 +192,7 @@ def test_lists_do_as_well() -> None:
     keys = ["a"]
     found = Identity(name="n", verbs={"admin"}, keys=keys)  # type: ignore[arg-type]
     keys.append("*")
-    assert not found.may("admin", "b")
+    assert not found.is_allowed("admin", "b")
     assert hash(found) == hash(Identity(name="n", verbs=frozenset({"admin"}), keys=("a",)))
 
 
@@ -258,20 +258,20 @@ class TestServer:
                     assert (late.close_code, late.close_reason) == (1013, "too_many")
                 async with it.worker("w3", "a", token=ADMIN), it.worker("w4", "a", token=ADMIN):
                     pass
-            await eventually(lambda: not it.hub.usage._sockets)
+            await eventually(lambda: not it.context.usage._sockets)
             async with it.worker("w1", "a", token=B):
-                assert it.hub.usage._sockets == {"a": 1}
-            await eventually(lambda: not it.hub.usage._sockets)
+                assert it.context.usage._sockets == {"a": 1}
+            await eventually(lambda: not it.context.usage._sockets)
 
     async def test_who_says_nothing_has_a_place(self, path: Path) -> None:
         """Security 22: a good token in the header is no way around the cap on those that have said no hello."""
         async with guarded(path) as it, it.socket(additional_headers=bearer(A)) as silent:
-            await eventually(lambda: it.hub.usage._sockets)
+            await eventually(lambda: it.context.usage._sockets)
             async with it.socket(additional_headers=bearer(A)) as late:
                 await asyncio.wait_for(late.wait_closed(), 30)
                 assert late.close_code == 1013
             await silent.close()
-            await eventually(lambda: not it.hub.usage._sockets)
+            await eventually(lambda: not it.context.usage._sockets)
 
     async def test_who_was_cut_off_comes_back_at_once(self, path: Path) -> None:
         """The place is free before the grace is over, or else nobody could adopt what it still runs."""
@@ -280,7 +280,7 @@ class TestServer:
                 await it.publish("t1", key="a")
                 [delivery] = await worker.deliveries(1)
                 worker.socket.transport.abort()
-                await eventually(lambda: not it.hub.usage._sockets)
+                await eventually(lambda: not it.context.usage._sockets)
             held = [delivery["receipt"]]
             async with it.worker("w1", "a", headers=bearer(A), holding=held) as again:
                 assert len(again.welcome["adopted"]) == 1
@@ -294,7 +294,7 @@ class TestServer:
                 told = url_of(it, where) if where else url_of(it)
                 async with Taker(told, quiet=True) as one:
                     await one.send("auth", token=A)
-                    await eventually(lambda: it.hub.usage._sockets)
+                    await eventually(lambda: it.context.usage._sockets)
                     for headers in (bearer(A), None):
                         async with Taker(told, quiet=True, headers=headers) as late:
                             # by the header it is known at once
@@ -302,7 +302,7 @@ class TestServer:
                                 await late.send("auth", token=A)
                             await asyncio.wait_for(late.socket.wait_closed(), 30)
                             assert late.socket.close_code == 1013
-                await eventually(lambda: not it.hub.usage._sockets)
+                await eventually(lambda: not it.context.usage._sockets)
 
     async def test_a_plugin_gives_limits(self) -> None:
         """They are the identity's, wherever it comes from."""
@@ -321,9 +321,9 @@ class TestServer:
         async with guarded(path) as it, http(it) as client:
             await it.publish("t1", key="a")
             asked = asyncio.create_task(client.get("/v1/tasks/a/t1?wait=5", headers=bearer(A)))
-            await eventually(lambda: len(it.hub.waiters))
+            await eventually(lambda: len(it.context.waiters))
             write(path, entry(A, "a", keys=["a"], rate=7))
-            assert await it.hub.access.reload()
-            await it.hub.control.cancel("a", "t1")
-            it.hub.waiters.stir("a", "t1")
+            assert await it.context.access.reload()
+            await it.context.control.cancel("a", "t1")
+            it.context.waiters.check_now("a", "t1")
             assert (await asked).status_code == 200

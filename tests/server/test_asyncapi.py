@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.frames import decode_client
-from taskqueue_core.protocol.server_events import Say
+from taskqueue_core.protocol.server_events import SendFrames
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_server.worker_socket.asyncapi import CLOSE_CODES, document
 from tests.server.sessions import delivery, ready
@@ -169,7 +169,7 @@ def test_the_server_takes_exactly_what_fits(
     said = [
         json.loads(event.text)
         for event in session.feed(msgspec.json.encode(changed).decode())
-        if isinstance(event, Say)
+        if isinstance(event, SendFrames)
     ]
     refused = {"invalid_frame", "unsupported_protocol"} & {one.get("code") for one in said}
     assert fits(changed) == (not refused), (changed, said)

@@ -148,7 +148,7 @@ class TestDraining:
             async with http(it) as client, it.worker(credit=1) as worker:
                 await client.get("/ready")
                 got = receipts(await worker.deliveries(1))
-                draining = asyncio.create_task(it.hub.drain())
+                draining = asyncio.create_task(it.context.drain())
                 await worker.frame("drain")
                 ready = await client.get("/ready")
                 assert (ready.status_code, ready.json()["reason"]) == (503, "draining")
@@ -264,4 +264,4 @@ class TestSignals:
                 again = await heir.deliveries(2)
                 assert [(d["attempt"], d["losses"]) for d in again] == [(1, 1), (1, 1)]
             await victim.communicate()
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)

@@ -38,4 +38,4 @@ async def test_a_live_worker_keeps_its_tasks_through_a_freeze() -> None:
         await worker.frame("pong")
         await worker.send("ack", receipts=[got["receipt"]])
         assert await worker.settled(1) == ([got["receipt"]], [])
-        assert len(it.hub.registry) == 1
+        assert len(it.context.registry) == 1

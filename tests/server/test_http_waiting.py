@@ -13,7 +13,7 @@ from taskqueue_core.hooks import Hooks
 from taskqueue_core.tasks import Task, TaskStatus
 from taskqueue_memory import MemoryBackend
 from taskqueue_server import create_app
-from taskqueue_server.context.waiters import MAX_WAIT, Waiters
+from taskqueue_server.context.waiters import MAX_WAIT, ResultWaiters
 from taskqueue_server.problems import ProblemError
 from tests.server.support import Running, eventually, http, problem, running, settings
 
@@ -24,7 +24,7 @@ _SOON = 1.0
 
 async def waiting(it: Running, number: int) -> None:
     """Wait until so many wait."""
-    await eventually(lambda: len(it.hub.waiters) == number)
+    await eventually(lambda: len(it.context.waiters) == number)
 
 
 async def ask(
@@ -64,7 +64,7 @@ class TestTheEnd:
     async def test_an_end_here_is_told_at_once(self) -> None:
         """An ack through this server's socket answers the waiting request with the result, with no other look."""
         async with running() as it, it.worker(keys=("k",)) as worker:
-            it.hub.waiters._period = 60
+            it.context.waiters._period = 60
             await it.publish("a")
             asked = asyncio.create_task(ask(it, "/v1/tasks/k/a/result"))
             await waiting(it, 1)
@@ -144,8 +144,8 @@ class TestBounds:
         """Five hundred who wait cost one look-up a period, not one each, and nothing once they are gone."""
         app = create_app(backend, settings())
         control = _Counting(backend.control)
-        waiters = Waiters(control, app.state.hub.hooks, asyncio.Event(), period=0.05)  # type: ignore[arg-type]
-        plugins = app.state.hub.hooks.plugins
+        waiters = ResultWaiters(control, app.state.context.hooks, asyncio.Event(), period=0.05)  # type: ignore[arg-type]
+        plugins = app.state.context.hooks.plugins
 
         async def forever() -> None:
             await asyncio.Event().wait()
@@ -163,13 +163,13 @@ class TestBounds:
         async with asyncio.timeout(_SOON):
             await asyncio.gather(*tasks)
         assert len(waiters) == 0
-        assert app.state.hub.hooks.plugins == plugins
+        assert app.state.context.hooks.plugins == plugins
         await backend.aclose()
 
     async def test_no_more_than_so_many(self) -> None:
         """Security 12 and 22: one more than the limit is sent away, with a time to come again; room is used again."""
         async with running() as it, http(it) as client:
-            it.hub.waiters._room._most = 2
+            it.context.waiters._room._most = 2
             await it.publish("a", "b")
             asked = [asyncio.create_task(ask(it, f"/v1/tasks/k/{i}")) for i in "ab"]
             await waiting(it, 2)
@@ -189,7 +189,7 @@ class TestBounds:
     async def test_nobody_takes_all_the_room(self, backend: MemoryBackend) -> None:
         """Security 22: one token may fill half of it; others still find theirs; nothing is kept of who was there."""
         await backend.publisher.publish(Task(key="k", id="a"))
-        waiters = Waiters(backend.control, Hooks(), asyncio.Event(), most=4)
+        waiters = ResultWaiters(backend.control, Hooks(), asyncio.Event(), most=4)
         forever = asyncio.Event()
 
         def wait(who: str) -> asyncio.Task[None]:
@@ -207,7 +207,7 @@ class TestBounds:
         assert caught.value.problem.status == 503
         forever.set()
         await asyncio.gather(*inside)
-        assert not waiters._room._of_one
+        assert not waiters._room._per_client
         await backend.aclose()
 
     async def test_who_hangs_up_waits_no_longer(self) -> None:
@@ -245,7 +245,7 @@ class TestBounds:
                 await asyncio.Event().wait()
                 raise AssertionError((key, ids))
 
-        waiters = Waiters(Silent(backend.control), Hooks(), draining)  # type: ignore[arg-type]
+        waiters = ResultWaiters(Silent(backend.control), Hooks(), draining)  # type: ignore[arg-type]
         waiting = asyncio.create_task(waiters.wait("k", "a", 30, _event(asyncio.Event())))
         await asked.wait()
         draining.set()

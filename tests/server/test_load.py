@@ -144,7 +144,7 @@ class TestDeadPeers:
                     assert loop.time() - began < lease + grace + 1.0
                     link.heal()
                     worker.break_off()
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
 
     async def test_pings_are_no_progress(self) -> None:
         """Fault G4: who answers and never settles keeps a task for max_processing_time; then it counts as lost."""
@@ -184,7 +184,7 @@ class TestEndsUnderFire:
             with await RawSocket.opened(it.port, receive_buffer=4096) as raw:
                 raw.say("hello", worker_id="w", keys=["k"], credit=120)
                 await raw.heard()
-                await eventually(lambda: it.hub.registry.connections("w") == 1)
+                await eventually(lambda: it.context.registry.connections("w") == 1)
 
                 async def busy() -> bool:
                     return await it.count(State.IN_FLIGHT) >= 100
@@ -283,7 +283,7 @@ class TestFanIn:
             async with it.worker("one", "k0", credit=1) as one:
                 await one.deliveries(1)
                 alone = len(asyncio.all_tasks())
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
             async with it.worker("many", *keys, credit=100) as many:
                 first = await many.deliveries(100)
                 assert {got["task"]["key"] for got in first} == set(keys)

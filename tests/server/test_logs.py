@@ -161,7 +161,7 @@ class TestAccess:
             async with it.worker("w", "a", token=A) as worker:
                 await worker.send("bye")
                 await worker.closed()
-            await eventually(lambda: not len(it.hub.registry))
+            await eventually(lambda: not len(it.context.registry))
             refused, closed = lines.of("socket refused"), lines.of("socket closed")
         assert [(line["level"], line["status"]) for line in refused] == [("warning", 403)]
         assert [(line["level"], line["code"]) for line in closed] == [("warning", 4401)]

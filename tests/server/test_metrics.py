@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import (
     Confirmation,
@@ -27,7 +27,7 @@ from taskqueue_core.tasks import (
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.context.server import VERSION
 from taskqueue_server.metrics import exporter, store_metrics
-from taskqueue_server.metrics.http import Noted
+from taskqueue_server.metrics.http import RequestLogMiddleware
 from taskqueue_server.metrics.process_metrics import MOST_KEYS, OTHER, Local
 from tests.server.access import ADMIN, A, bearer, everybody
 from tests.server.support import eventually, http, problem, receipts, running
@@ -70,7 +70,7 @@ class TestFigures:
     async def test_of_the_store_and_of_the_process(self) -> None:
         """Law 1, E5: depth, ages, flow and limits of a queue are those of its ledger; latencies and sockets, too."""
         async with running() as it, http(it) as client:
-            control = it.hub.control
+            control = it.context.control
             wanted = QueueSettings(
                 max_inflight=9, capacity=4, rate_limit=RateLimit(max_tokens=50, interval=5)
             )
@@ -120,7 +120,7 @@ class TestFigures:
         """Fault K1: a queue in which tasks wait, and to which nobody is subscribed, says so, and so does its age."""
         async with running() as it, http(it) as client:
             await it.publish("a")
-            await it.hub.control.configure("k", QueueSettings(paused=True))
+            await it.context.control.configure("k", QueueSettings(paused=True))
             await asyncio.sleep(0.01)
             seen = await scrape(client)
             assert seen("queue_unclaimed", key="k") == 1
@@ -200,7 +200,7 @@ class TestWhoMaySee:
                 await worker.send("dead_letter", receipt=got["receipt"], reason=secret)
                 await worker.settled(1)
                 await worker.socket.close(4999, secret)
-            await eventually(lambda: not len(it.hub.registry))
+            await eventually(lambda: not len(it.context.registry))
             seen = await scrape(client)
             assert secret not in seen.text.lower()
             assert seen("http_requests_total", method=OTHER, path=OTHER, status="4xx") >= 1
@@ -292,7 +292,7 @@ class TestBounds:
         """Law 2: they are counted as stale, one by one or many at once."""
         backend = MemoryBackend()
         local = Local(registry := CollectorRegistry(), backend.now)
-        observed = ObservedBackend(backend, Hooks())
+        observed = InstrumentedBackend(backend, Hooks())
         observed.hooks.register(local)
         tasks = [Task(key="k", id=f"t{n}") for n in range(4)]
         await observed.publisher.publish(*tasks)
@@ -332,6 +332,6 @@ class TestBounds:
             raise AssertionError
 
         with pytest.raises(RuntimeError):
-            await Noted(fail, local)({"type": "http"}, unused, unused)
+            await RequestLogMiddleware(fail, local)({"type": "http"}, unused, unused)
         labels = {"method": OTHER, "path": OTHER, "status": "5xx"}
         assert registry.get_sample_value("taskqueue_http_requests_total", labels) == 1

@@ -62,7 +62,7 @@ class TestOutage:
         """One pass is under way at a time; a scrape waits so long, and gets older figures until they are stale."""
         backend = Stuck()
         async with running(backend) as it, http(it) as client:
-            figures = store_metrics.StoreFigures(it.hub.control, it.backend.now, patience=0.05)
+            figures = store_metrics.StoreMetrics(it.context.control, it.backend.now, patience=0.05)
             await it.publish("a")
             assert (await figures.latest()) is not None
             monkeypatch.setattr(store_metrics, "_FRESH", 0.0)
@@ -93,8 +93,10 @@ class TestOutage:
             async def settings(self, key: str) -> QueueSettings:
                 raise BackendUnavailable(key)
 
-        figures = store_metrics.Figures(0, 0, (QueueStats(key="k", ledger=Ledger()),), {})
-        store = store_metrics.StoreFigures(Control(), lambda: 0.0)  # type: ignore[arg-type]
+        figures = store_metrics.StoreMetricsReader(
+            0, 0, (QueueStats(key="k", ledger=Ledger()),), {}
+        )
+        store = store_metrics.StoreMetrics(Control(), lambda: 0.0)  # type: ignore[arg-type]
         await store.complete(figures, ["k"])
         shown = store_metrics.Shown.of(figures, lambda _: True)
         names = {

@@ -50,7 +50,7 @@ async def test_what_there_is_to_do() -> None:
             assert (await asked(client))["replicas"] == 3
             assert (await asked(client, per_worker=25))["replicas"] == 1
             assert (await asked(client, per_worker=24))["replicas"] == 2
-            control = it.hub.control
+            control = it.context.control
             settings = await control.configure("k", QueueSettings(max_inflight=12))
             assert (await asked(client, per_worker=5))["replicas"] == 3
             settings = await control.configure("k", settings.model_copy(update={"max_inflight": 2}))

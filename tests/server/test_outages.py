@@ -215,4 +215,4 @@ async def test_a_fault_of_the_backend_ends_one_connection_only() -> None:
         await it.reaches("k2", waiting=1)
         await it.publish("a")
         await lucky.deliveries(1)
-    await eventually(lambda: len(it.hub.registry) == 0)
+    await eventually(lambda: len(it.context.registry) == 0)

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from starlette.websockets import WebSocketDisconnect
 
-from taskqueue_core.consumer.outage import StoreLink
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.worker_socket.handshake import adopt
-from taskqueue_server.worker_socket.sender import Pump
-from taskqueue_server.worker_socket.websocket import ABORT, Channel, Gone
+from taskqueue_server.worker_socket.sender import DeliverySender
+from taskqueue_server.worker_socket.websocket import ABORT, ConnectionClosed, WebSocketChannel
 from tests.server.support import eventually
 
 
@@ -57,18 +57,18 @@ class Socket:
         self.closed = (code, reason)
 
 
-def channel(socket: Any, seconds: float = 1.0) -> Channel:
+def channel(socket: Any, seconds: float = 1.0) -> WebSocketChannel:
     """A channel over a socket."""
-    return Channel(socket, seconds)
+    return WebSocketChannel(socket, seconds)
 
 
-def noted() -> StoreLink:
+def noted() -> OutageRetry:
     """A link to the store that tells nobody."""
 
     async def tell(ok: bool, reason: str) -> None:  # noqa: FBT001 - as the link calls it
         pass
 
-    return StoreLink(tell)
+    return OutageRetry(tell)
 
 
 class TestChannel:
@@ -81,12 +81,12 @@ class TestChannel:
         socket.error = error
         it = channel(socket)
         waiting = asyncio.create_task(it.lost())
-        with pytest.raises(Gone) as caught:
+        with pytest.raises(ConnectionClosed) as caught:
             await it.send("a")
         assert not caught.value.orderly
         assert (await asyncio.wait_for(waiting, 1)).code == 1006
         socket.messages.put_nowait(error)
-        with pytest.raises(Gone):
+        with pytest.raises(ConnectionClosed):
             await it.receive()
 
     async def test_a_full_buffer_breaks_it_in_the_end(self) -> None:
@@ -95,7 +95,7 @@ class TestChannel:
         socket.writable.clear()
         it = channel(socket, 0.05)
         answers = await asyncio.gather(it.send("a"), it.send("b"), return_exceptions=True)
-        assert [type(answer) for answer in answers] == [Gone, Gone]
+        assert [type(answer) for answer in answers] == [ConnectionClosed, ConnectionClosed]
         assert socket.aborted
 
     async def test_a_cancelled_send_leaves_its_turn(self) -> None:
@@ -129,7 +129,7 @@ class TestChannel:
         """What the peer meant by its close."""
         socket = Socket()
         socket.messages.put_nowait({"type": "websocket.disconnect", "code": code})
-        with pytest.raises(Gone) as caught:
+        with pytest.raises(ConnectionClosed) as caught:
             await channel(socket).receive()
         assert (caught.value.code, caught.value.orderly) == (code, orderly)
 
@@ -139,7 +139,7 @@ class TestPump:
 
     async def start(
         self, credit: int = 5
-    ) -> tuple[MemoryBackend, ServerSession, Pump, Socket, Any]:
+    ) -> tuple[MemoryBackend, ServerSession, DeliverySender, Socket, Any]:
         """A pump of its own."""
         backend = MemoryBackend()
         socket: Any = Socket()
@@ -147,7 +147,7 @@ class TestPump:
         session.feed(f'{{"type":"hello","worker_id":"w","keys":["k"],"credit":{credit}}}')
         session.welcome("c", 1.0, "1")
         subscription = backend.subscribe(["k"], "w")
-        pump = Pump(session, subscription, channel(socket), noted())
+        pump = DeliverySender(session, subscription, channel(socket), noted())
         task = asyncio.create_task(pump.run())
         await asyncio.sleep(0)
         return backend, session, pump, socket, task

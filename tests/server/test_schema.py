@@ -24,13 +24,13 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.hooks import Hooks, Identity
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.migration import MigratingBackend
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 from taskqueue_server.api.table import OPERATIONS
 from taskqueue_server.context.server import VERSION
-from taskqueue_server.context.waiters import Waiters
+from taskqueue_server.context.waiters import ResultWaiters
 from taskqueue_server.routing.openapi import document
 from tests.server.in_thread import in_thread
 from tests.server.support import Door, settings
@@ -51,11 +51,13 @@ def _serving(backend: Backend, *plugins: object) -> Iterator[str]:
     hooks = Hooks()
     for plugin in plugins:
         hooks.register(plugin)
-    with in_thread(Server(ObservedBackend(backend, hooks), settings())) as one:
-        assert one.hub is not None
+    with in_thread(ServerProcess(InstrumentedBackend(backend, hooks), settings())) as one:
+        assert one.context is not None
         over = asyncio.Event()
         over.set()
-        one.hub.waiters = Waiters(one.hub.control, one.hub.hooks, over)  # nobody ends these tasks
+        one.context.waiters = ResultWaiters(
+            one.context.control, one.context.hooks, over
+        )  # nobody ends these tasks
         yield one.url
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from taskqueue_core.capabilities import Maintained
-from taskqueue_core.concurrency import first, forever
+from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer import maintenance
-from taskqueue_core.consumer.maintenance import keep_house
+from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.hooks import Connection, Hooks, hookimpl
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.tasks import Expired
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server, serve
-from taskqueue_server.context.connections import Registry
+from taskqueue_server import ServerProcess, serve
+from taskqueue_server.context.connections import Connections
 from taskqueue_server.logs import FIELDS, set_up_logs
 from tests.server.support import eventually, http, running, settings
 
@@ -44,7 +44,7 @@ class TestAddress:
     def test_no_other_host(self, host: str) -> None:
         """It does not even begin to listen where others could reach it."""
         with pytest.raises(ConfigurationError, match="loopback only"):
-            Server(MemoryBackend(), settings(host=host))
+            ServerProcess(MemoryBackend(), settings(host=host))
         with pytest.raises(ConfigurationError, match="loopback only"):
             serve(settings(host=host), "taskqueue_memory")
 
@@ -69,7 +69,7 @@ class TestAddress:
 
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            server = Server(Backend(), settings(port=port))
+            server = ServerProcess(Backend(), settings(port=port))
             with pytest.raises(ConfigurationError, match="TASKQUEUE_PORT"):
                 await server.run()
         assert closed.is_set()
@@ -83,7 +83,7 @@ class TestAddress:
             return ()
 
         monkeypatch.setattr(backend.control, "queues", queues)
-        server = Server(backend, settings())
+        server = ServerProcess(backend, settings())
         task = asyncio.create_task(server.run())
         await asyncio.sleep(0.01)
         server.stop()
@@ -100,7 +100,7 @@ class TestAddress:
             with socket.create_connection((host, int(port)), 1):
                 told.append(url)
 
-        server = Server(MemoryBackend(), settings(), on_ready=ready)
+        server = ServerProcess(MemoryBackend(), settings(), on_ready=ready)
         task = asyncio.create_task(server.run())
         await eventually(lambda: told)
         assert told == [server.url]
@@ -126,7 +126,7 @@ class TestHooks:
 
         hooks = Hooks()
         hooks.register(Plugin())
-        async with running(ObservedBackend(MemoryBackend(), hooks)) as it:
+        async with running(InstrumentedBackend(MemoryBackend(), hooks)) as it:
             async with it.worker("w", "b", "a", "b") as worker:
                 assert seen == [("+", "w", ("b", "a"), "")]
                 await worker.send("bye")
@@ -135,7 +135,7 @@ class TestHooks:
             assert seen[1] == ("-", "w", ("b", "a"), "bye")
             async with it.socket():
                 pass
-            await eventually(lambda: len(it.hub.registry) == 0)
+            await eventually(lambda: len(it.context.registry) == 0)
             assert len(seen) == 2
 
 
@@ -156,7 +156,7 @@ class TestRegistry:
 
     def test_removing_one_touches_no_other(self) -> None:
         """Also when it is removed twice."""
-        registry = Registry()
+        registry = Connections()
         one, two = self.Member("1", "w"), self.Member("2", "w")
         for member in (one, two):
             registry.add(member)
@@ -169,7 +169,7 @@ class TestRegistry:
 
     def test_receipts_are_claimed_from_the_same_worker_only(self) -> None:
         """And not from the connection that claims them."""
-        registry = Registry()
+        registry = Connections()
         mine, old, other = self.Member("1", "w"), self.Member("2", "w"), self.Member("3", "x")
         for member in (mine, old, other):
             registry.add(member)
@@ -179,7 +179,7 @@ class TestRegistry:
 
     async def test_room(self) -> None:
         """Fault G11: for so many in all, and for so many strangers."""
-        registry = Registry(max_connections=3, max_strangers=2)
+        registry = Connections(max_connections=3, max_strangers=2)
         members = [self.Member(str(n), "w") for n in range(3)]
         registry.add(members[0])
         registry.add(members[1])
@@ -225,7 +225,7 @@ class TestHousekeeping:
 
         control: Any = Control()
         with caplog.at_level(logging.INFO, "taskqueue"):
-            task = asyncio.create_task(keep_house(control))
+            task = asyncio.create_task(run_maintenance(control))
             await eventually(lambda: passes >= 9)
             task.cancel()
             await asyncio.wait([task])
@@ -285,19 +285,19 @@ class TestRacing:
 
         async def waits(name: str) -> str:
             try:
-                return await forever()
+                return await wait_forever()
             finally:
                 ended.append(name)
 
         async def fails() -> str:
             raise ZeroDivisionError
 
-        assert await first(waits("a"), asyncio.sleep(0, "b"), waits("c")) == "b"
+        assert await first_completed(waits("a"), asyncio.sleep(0, "b"), waits("c")) == "b"
         assert ended == ["a", "c"]
         with pytest.raises(ZeroDivisionError):
-            await first(waits("d"), fails())
+            await first_completed(waits("d"), fails())
         assert ended == ["a", "c", "d"]
-        outer = asyncio.create_task(first(waits("e"), waits("f")))
+        outer = asyncio.create_task(first_completed(waits("e"), waits("f")))
         await asyncio.sleep(0.01)
         outer.cancel()
         await asyncio.wait([outer])

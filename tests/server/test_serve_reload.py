@@ -21,11 +21,11 @@ from pydantic import SecretStr
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_memory import MemoryBackend
-from taskqueue_server.context.server import Hub
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.logs import set_level, set_up_logs
 from taskqueue_server.process import systemd
 from taskqueue_server.process.channel import plain, settings_of
-from taskqueue_server.process.reload import LIVE, read_anew, reload
+from taskqueue_server.process.reload import LIVE, reload, reload_settings
 from tests.server.support import running, settings
 from tests.server.test_drain import Child, environment
 from tests.server.tls import make_files
@@ -160,10 +160,10 @@ async def test_a_renewed_certificate(tmp_path: Path, caplog: pytest.LogCaptureFi
 
         assert not await trusted()
         chain.write_bytes(files.good.read_bytes())
-        it.server.adopt(it.hub.settings)
+        it.server.adopt(it.context.settings)
         assert await trusted()
         chain.write_text("nothing")
-        it.server.adopt(it.hub.settings)
+        it.server.adopt(it.context.settings)
         assert await trusted()
         assert "the certificate stays as it is" in caplog.text
 
@@ -176,7 +176,7 @@ class TestReading:
         caplog.set_level(logging.INFO, "taskqueue")
         old = settings()
         new = settings(drain=9.0, grace=3.0, origins=frozenset({"https://a"}), host="::1", port=7)
-        found = read_anew(old, lambda: new)
+        found = reload_settings(old, lambda: new)
         assert found is not None
         assert found.drain == 9
         assert found.origins == {"https://a"}
@@ -191,10 +191,10 @@ class TestReading:
         def read() -> Settings:
             raise ConfigurationError("invalid settings: TASKQUEUE_DRAIN: no number")
 
-        hub = Hub(MemoryBackend(), settings())
-        before = hub.settings
-        reload(hub, read)
-        assert hub.settings is before
+        context = ServerContext(MemoryBackend(), settings())
+        before = context.settings
+        reload(context, read)
+        assert context.settings is before
         assert "TASKQUEUE_DRAIN" in caplog.records[0].__dict__["reason"]
 
     def test_the_level_of_logs_changes(self, monkeypatch: pytest.MonkeyPatch) -> None:

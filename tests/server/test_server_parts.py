@@ -15,24 +15,24 @@ from starlette.responses import Response
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import CapabilityMissing, ConfigurationError
 from taskqueue_memory import MemoryBackend
-from taskqueue_server import Server, create_app
-from taskqueue_server.context.server import Hub
+from taskqueue_server import ServerProcess, create_app
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.dashboard.pages import render
 from taskqueue_server.process.channel import Begin, line, plain, settings_of
 from taskqueue_server.routing import extensions
-from taskqueue_server.routing.extensions import Link, Part, load_parts
-from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
+from taskqueue_server.routing.extensions import Extension, NavLink, load_extensions
+from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 from tests.server.access import A, B, bearer, entry, write
 from tests.server.support import http, problem, running, settings
 
 
-async def greet(call: Call) -> Response:
+async def greet(call: RequestContext) -> Response:
     """Greet by what the part brought."""
     call.demand(call.request.path_params["who"].replace("/", "."))
-    return answer({"said": call.hub.brought["greeting"]})
+    return answer({"said": call.context.extension_state["greeting"]})
 
 
-async def page(call: Call) -> Response:
+async def page(call: RequestContext) -> Response:
     """Show it."""
     return await render(call, "greeting.html", who="<b>you</b>")
 
@@ -61,7 +61,7 @@ PAGE = Operation(
 class Steps(list[str]):
     """What happened, in order."""
 
-    def part(self, **changes: Any) -> Part:
+    def part(self, **changes: Any) -> Extension:
         """A part that notes when it is opened, entered and left."""
 
         @asynccontextmanager
@@ -70,12 +70,12 @@ class Steps(list[str]):
             yield "hello"
             self.append("left")
 
-        def opened(_: Hub) -> AbstractAsyncContextManager[object]:
+        def opened(_: ServerContext) -> AbstractAsyncContextManager[object]:
             self.append("opened")
             return entered()
 
         told: dict[str, Any] = {"name": "greeting", "open": opened, "operations": (GREET,)}
-        return Part(**{**told, **changes})
+        return Extension(**{**told, **changes})
 
 
 class Store(MemoryBackend):
@@ -94,7 +94,7 @@ class Store(MemoryBackend):
 async def test_a_part_lives_within_the_life_of_the_server() -> None:
     """Fault E4: it is there before the first request, and has left before the backend is closed."""
     steps = Steps()
-    async with running(Store(steps), parts=[steps.part()]) as it, http(it) as client:
+    async with running(Store(steps), extensions=[steps.part()]) as it, http(it) as client:
         assert steps == ["opened", "entered"]
         assert (await client.get("/greetings/a")).json() == {"said": "hello"}
     assert steps == ["opened", "entered", "left", "closed"]
@@ -103,7 +103,7 @@ async def test_a_part_lives_within_the_life_of_the_server() -> None:
 async def test_its_operations_obey_the_doors_rules(tmp_path: Path) -> None:
     """Security 2, fault K1: 401 without a token, 403 without the key, and no parameter that is not known."""
     path = write(tmp_path / "tokens.toml", entry(A, "a", keys=["a.b"]), entry(B, "b", keys=["b"]))
-    async with running(parts=[Steps().part()], tokens_file=path) as it, http(it) as client:
+    async with running(extensions=[Steps().part()], tokens_file=path) as it, http(it) as client:
         problem(await client.get("/greetings/a%2Fb"), 401, "unauthenticated")
         problem(await client.get("/greetings/a%2Fb", headers=bearer(B)), 403, "forbidden")
         answered = await client.get("/greetings/a%2Fb", headers=bearer(A))
@@ -116,7 +116,7 @@ async def test_its_operations_obey_the_doors_rules(tmp_path: Path) -> None:
 async def test_its_operations_are_described_and_counted() -> None:
     """Fault K6: as those of the server, under the path that people are told."""
     part = Steps().part(tags={"greetings": "Be polite."})
-    async with running(parts=[part]) as it, http(it) as client:
+    async with running(extensions=[part]) as it, http(it) as client:
         told = (await client.get("/v1/openapi.json")).json()
         described = told["paths"]["/greetings/{who}"]["get"]
         assert [one["name"] for one in described["parameters"]] == ["who", "loud"]
@@ -140,9 +140,9 @@ async def test_its_pages_are_pages_of_the_dashboard(
     (templates / "greeting.html").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     part = Steps().part(
-        pages=(PAGE,), links=(Link("Greeting", "/greeting"),), templates="greetings_of_a_test"
+        pages=(PAGE,), links=(NavLink("Greeting", "/greeting"),), templates="greetings_of_a_test"
     )
-    async with running(parts=[part]) as it, http(it) as client:
+    async with running(extensions=[part]) as it, http(it) as client:
         shown = await client.get("/greeting")
         assert "&lt;b&gt;you&lt;/b&gt;" in shown.text
         assert "default-src 'none'" in shown.headers["content-security-policy"]
@@ -150,12 +150,12 @@ async def test_its_pages_are_pages_of_the_dashboard(
             assert '<a href="/greeting">Greeting</a>' in (await client.get(where)).text
         assert 'href="/greeting" aria-current="page"' in shown.text
     tokens = write(tmp_path / "tokens.toml", entry(A, "a"))
-    async with running(parts=[part], tokens_file=tokens) as it, http(it) as client:
+    async with running(extensions=[part], tokens_file=tokens) as it, http(it) as client:
         assert (await client.get("/greeting")).headers["location"] == "/login?next=%2Fgreeting"
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "extensions",
     [
         [Steps().part(), Steps().part(operations=())],
         [Steps().part(), Steps().part(name="other")],
@@ -172,16 +172,16 @@ async def test_its_pages_are_pages_of_the_dashboard(
         ],
     ],
 )
-def test_no_part_takes_anothers_place(parts: list[Part]) -> None:
+def test_no_part_takes_anothers_place(extensions: list[Extension]) -> None:
     """Neither another's name nor a path that is somebody's already."""
     with pytest.raises(ConfigurationError, match=r"the same (name|path)"):
-        create_app(MemoryBackend(), settings(), parts)
+        create_app(MemoryBackend(), settings(), extensions)
 
 
 async def test_a_part_that_cannot_work_ends_the_server() -> None:
     """Fault E4: at once and with its reason, whether that is found early or late, and nothing stays open."""
 
-    def lacks(_: Hub) -> AbstractAsyncContextManager[object]:
+    def lacks(_: ServerContext) -> AbstractAsyncContextManager[object]:
         raise CapabilityMissing("it needs slots")
 
     class Fails:
@@ -193,7 +193,7 @@ async def test_a_part_that_cannot_work_ends_the_server() -> None:
 
     for opened, reason in ((lacks, "needs slots"), (lambda _: Fails(), "cannot be entered")):
         steps = Steps()
-        server = Server(Store(steps), settings(), parts=[steps.part(open=opened)])
+        server = ServerProcess(Store(steps), settings(), extensions=[steps.part(open=opened)])
         with pytest.raises(ConfigurationError, match=reason):
             await asyncio.wait_for(server.run(), 5)
         assert steps == ["closed"]
@@ -204,14 +204,16 @@ class TestNames:
 
     def found(self, monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
         """Have these installed, and no others."""
-        points = [EntryPoint(name, value, extensions.PARTS_GROUP) for name, value in values.items()]
+        points = [
+            EntryPoint(name, value, extensions.EXTENSIONS_GROUP) for name, value in values.items()
+        ]
         monkeypatch.setattr(extensions, "entry_points", lambda **_: points)
 
     def test_in_the_order_of_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each once, and only what was named is imported."""
         here = f"{__name__}:"
         self.found(monkeypatch, b=here + "made", a=here + "made_too", c="no_such_module:part")
-        assert [part.name for part in load_parts(["b", "a", "b"])] == ["other", "greeting"]
+        assert [part.name for part in load_extensions(["b", "a", "b"])] == ["other", "greeting"]
 
     @pytest.mark.parametrize(
         ("value", "reason"),
@@ -228,22 +230,22 @@ class TestNames:
         told = {"other": "builtins:dict"} if value is None else {"wanted": value}
         self.found(monkeypatch, **told)
         with pytest.raises(ConfigurationError, match=reason):
-            Server(MemoryBackend(), settings(parts=frozenset({"wanted"})))
+            ServerProcess(MemoryBackend(), settings(extensions=frozenset({"wanted"})))
 
     def test_from_the_environment_to_every_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What the first process was told goes to the others as it stands."""
-        monkeypatch.setenv("TASKQUEUE_PARTS", "dispatch, other")
+        monkeypatch.setenv("TASKQUEUE_EXTENSIONS", "dispatch, other")
         told = load_settings(Settings)
-        assert told.parts == {"dispatch", "other"}
-        assert b'"parts":["dispatch","other"]' in line(Begin(plain(told), "memory", []))
+        assert told.extensions == {"dispatch", "other"}
+        assert b'"extensions":["dispatch","other"]' in line(Begin(plain(told), "memory", []))
         assert settings_of(plain(told)) == told
 
 
-def made() -> Part:
+def made() -> Extension:
     """What an entry point leads to."""
     return Steps().part()
 
 
-def made_too() -> Part:
+def made_too() -> Extension:
     """Another one."""
     return Steps().part(name="other")

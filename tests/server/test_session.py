@@ -10,15 +10,15 @@ from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import CLOSE_PROTOCOL, decode_server
 from taskqueue_core.protocol.server_events import (
-    Acked,
-    Buried,
-    Granted,
-    HandedBack,
-    Hangup,
-    Left,
+    AckRequested,
+    CloseSocket,
+    CreditGranted,
+    DeadLetterRequested,
     Progressed,
-    RetryAsked,
-    Say,
+    ReleaseRequested,
+    RetryRequested,
+    SendFrames,
+    WorkerLeft,
 )
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
 from tests.server.sessions import delivery, greeted, ready, refused, said, text
@@ -44,7 +44,7 @@ class TestGreeting:
         assert welcome["adopted"] == ["b"]
         assert revoke == {"type": "revoke", "receipts": ["a", "c"]}
         assert session.busy == 1
-        assert isinstance(session.feed(text("ack", receipts=["b"]))[0], Acked)
+        assert isinstance(session.feed(text("ack", receipts=["b"]))[0], AckRequested)
 
     def test_a_second_hello_ends_it(self) -> None:
         """Fault G10: a worker subscribes once."""
@@ -117,7 +117,7 @@ class TestCredit:
         session = ready(2)
         session.deliver([delivery("a")])
         assert session.credit == 1
-        assert session.feed(text("credit", n=5)) == [Granted(5)]
+        assert session.feed(text("credit", n=5)) == [CreditGranted(5)]
         assert session.credit == 6
 
     def test_more_deliveries_than_credit_are_not_sent(self) -> None:
@@ -164,13 +164,13 @@ class TestSettling:
         session = ready(0, "a", "b", "c", "d")
         held = {d.receipt: d for d in session.held}
         acked = session.feed('{"type":"ack","receipts":["a"],"results":{"a":[1, 2],"x":3}}')
-        assert acked == [Acked((held["a"],), (b"[1, 2]",))]
-        assert session.feed(text("redeliver", receipts=["b"])) == [HandedBack((held["b"],))]
+        assert acked == [AckRequested((held["a"],), (b"[1, 2]",))]
+        assert session.feed(text("redeliver", receipts=["b"])) == [ReleaseRequested((held["b"],))]
         assert session.feed(text("retry", receipt="c", error="e", delay=2)) == [
-            RetryAsked(held["c"], "e", 2.0)
+            RetryRequested(held["c"], "e", 2.0)
         ]
         assert session.feed(text("dead_letter", receipt="d", reason="r")) == [
-            Buried(held["d"], "r", None)
+            DeadLetterRequested(held["d"], "r", None)
         ]
         assert session.held == ()
         assert session.busy == 4
@@ -197,7 +197,7 @@ class TestSettling:
     def test_a_mixed_batch_is_parted(self) -> None:
         """Known receipts are settled, unknown ones answered, repeats passed over."""
         events = ready(0, "a").feed(text("ack", receipts=["a", "x", "a"]))
-        assert [type(event) for event in events] == [Acked, Say]
+        assert [type(event) for event in events] == [AckRequested, SendFrames]
         assert said(events) == [{"type": "settled", "lease_lost": ["x"]}]
 
     def test_twice_is_once(self) -> None:
@@ -248,7 +248,7 @@ class TestSettling:
         events = ready().feed(text("ack", receipts=odd))
         assert len(events) > 1
         for event in events:
-            assert isinstance(event, Say)
+            assert isinstance(event, SendFrames)
             assert len(event.text.encode()) <= LIMITS.frame
             decode_server(event.text)
 
@@ -261,21 +261,21 @@ class TestEnding:
         session = ready(5, "a")
         assert said(session.drain(2.0)) == [{"type": "drain", "seconds": 2.0}]
         assert session.drain(2.0) == []
-        assert isinstance(session.feed(text("ack", receipts=["a"]))[0], Acked)
+        assert isinstance(session.feed(text("ack", receipts=["a"]))[0], AckRequested)
         assert session.settled({"a": True})
         assert session.busy == 0
 
     def test_bye_closes_and_keeps_the_books(self) -> None:
         """What is still held is known, so that it can go back."""
         session = ready(5, "a")
-        assert session.feed(text("bye")) == [Left()]
+        assert session.feed(text("bye")) == [WorkerLeft()]
         assert session.state is SessionState.CLOSED
         assert len(session.held) == 1
 
     def test_a_reason_fits_into_a_close(self) -> None:
         """A close frame has room for 123 bytes of reason; a longer one is cut, not refused (fault M5)."""
         _, hangup = ready().refuse("r" * 200, "why")
-        assert hangup == Hangup(CLOSE_PROTOCOL, "r" * 123)
+        assert hangup == CloseSocket(CLOSE_PROTOCOL, "r" * 123)
 
     def test_a_closed_session_hears_and_says_nothing(self) -> None:
         """Fault G10: frames after the end are passed over."""

@@ -10,7 +10,7 @@ import pytest
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import decode_client, decode_server
-from taskqueue_core.protocol.server_events import Granted, Hangup, Say
+from taskqueue_core.protocol.server_events import CloseSocket, CreditGranted, SendFrames
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
 from tests.server.sessions import delivery, ready, refused, said, text
 
@@ -75,7 +75,7 @@ class TestFrames:
 
     def test_unknown_fields_are_passed_over(self) -> None:
         """A newer worker may say more."""
-        assert ready().feed(text("credit", n=1, colour="red")) == [Granted(1)]
+        assert ready().feed(text("credit", n=1, colour="red")) == [CreditGranted(1)]
 
     @pytest.mark.parametrize(
         ("frame", "code"),
@@ -104,7 +104,7 @@ class TestFrames:
         """Fault G9: malformed input is named by a code, and ends the session."""
         session = ready(5, "a")
         events = session.feed(frame)
-        assert [type(event) for event in events] == [Say, Hangup]
+        assert [type(event) for event in events] == [SendFrames, CloseSocket]
         if code != "not_json":
             refused(events, code)
         assert session.state is SessionState.CLOSED

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import Hello, decode_server
 from taskqueue_core.protocol.server_events import (
-    Acked,
-    Buried,
+    AckRequested,
+    CloseSocket,
+    CreditGranted,
+    DeadLetterRequested,
     Event,
-    Granted,
     Greeted,
-    HandedBack,
-    Hangup,
-    Left,
     Progressed,
-    RetryAsked,
-    Say,
+    ReleaseRequested,
+    RetryRequested,
+    SendFrames,
+    WorkerLeft,
 )
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
 from taskqueue_core.tasks import Delivery, Task
@@ -208,23 +208,23 @@ class Driver:
     def check(self, event: Event) -> None:
         """What an event may say."""
         match event:
-            case Say(text):
+            case SendFrames(text):
                 self.check_text(text)
             case Greeted(hello):
                 self.greet(hello)
-            case Granted(n):
+            case CreditGranted(n):
                 self.granted += n
-            case Acked(deliveries) | HandedBack(deliveries):
+            case AckRequested(deliveries) | ReleaseRequested(deliveries):
                 self.check_claim(deliveries)
-            case RetryAsked(delivery) | Buried(delivery):
+            case RetryRequested(delivery) | DeadLetterRequested(delivery):
                 self.check_claim((delivery,))
             case Progressed(delivery):
                 assert delivery.receipt in self.held
-            case Hangup(code, reason):
+            case CloseSocket(code, reason):
                 assert code == 4400
                 assert len(reason.encode()) <= 123
                 assert reason.isascii()
-            case Left():
+            case WorkerLeft():
                 pass
 
     def greet(self, hello: Hello) -> None:

@@ -157,7 +157,7 @@ class TestHandover:
                 async with it.worker("w", holding=got) as new:
                     assert new.welcome["adopted"] == got
                     old.break_off()
-                    await eventually(lambda: len(it.hub.registry) == 1)
+                    await eventually(lambda: len(it.context.registry) == 1)
                     await new.send("ack", receipts=got)
                     assert await new.settled(1) == (got, [])
             assert (await it.ledger()).done == 1
@@ -171,7 +171,7 @@ class TestHandover:
                 worker.break_off()
             async with it.worker("w", holding=got) as worker:
                 assert worker.welcome["adopted"] == got
-                await eventually(lambda: len(it.hub.registry) == 1)
+                await eventually(lambda: len(it.context.registry) == 1)
                 assert await it.count(State.IN_FLIGHT) == 1
                 worker.break_off()
             await it.reaches(waiting=1)
@@ -199,10 +199,10 @@ class TestSharedIdentity:
                 await it.publish("a")
                 (got,) = await one.deliveries(1)
                 (info,) = await it.backend.control.workers()  # type: ignore[attr-defined]
-                assert info.connections == it.hub.registry.connections("w") == 2
+                assert info.connections == it.context.registry.connections("w") == 2
                 await two.send("bye")
                 await two.closed()
-            await eventually(lambda: it.hub.registry.connections("w") == 1)
+            await eventually(lambda: it.context.registry.connections("w") == 1)
             (info,) = await it.backend.control.workers()  # type: ignore[attr-defined]
             assert (info.connections, info.in_flight) == (1, 1)
             await one.send("ack", receipts=[got["receipt"]])

@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from taskqueue_core import spans, telemetry
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Delivery, Settled, Task
@@ -131,7 +131,7 @@ class TestThroughAServer:
                 pass
 
         async with running() as it, working(it, worker):
-            remote = ObservedBackend(RemoteBackend(it.server.url), Hooks())
+            remote = InstrumentedBackend(RemoteBackend(it.server.url), Hooks())
             try:
                 with tracer.start_as_current_span("caller") as caller:
                     await Queue(remote).publish("k", {"n": 1}, id="t1")
@@ -182,7 +182,7 @@ class TestThroughAServer:
             raise ValueError(word)
 
         async with running() as it, working(it, worker):
-            await Queue(it.hub.backend).publish("k", {"word": SECRET}, headers={"x": SECRET})
+            await Queue(it.context.backend).publish("k", {"word": SECRET}, headers={"x": SECRET})
             process = await seen.one("process k")
             assert process.status.status_code is StatusCode.ERROR
             assert process.attributes is not None
@@ -198,7 +198,7 @@ class TestInOneProcess:
 
     async def test_batches(self, seen: Collected) -> None:
         """A batch is one span, linked to that of each publish; one of several queues has no destination."""
-        worker = LocalWorker(backend=ObservedBackend(MemoryBackend(), Hooks()))
+        worker = LocalWorker(backend=InstrumentedBackend(MemoryBackend(), Hooks()))
         backend: Any = worker._backend
         queue = Queue(backend)
         await queue.publish_many([Task(key="a", id="1"), Task(key="a", id="2")])
@@ -234,7 +234,7 @@ class TestInOneProcess:
 
     async def test_who_carries_a_context_keeps_it(self, seen: Collected) -> None:
         """A task that was observed before is not observed again; where there is no room for a context none is added."""
-        backend = ObservedBackend(MemoryBackend(), Hooks())
+        backend = InstrumentedBackend(MemoryBackend(), Hooks())
         known = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "a=b"}
         full = {f"h{n}": "" for n in range(LIMITS.headers)}
         large = {"h": "x" * (LIMITS.header_bytes - 1)}
@@ -271,7 +271,7 @@ class TestInOneProcess:
         """A call that fails has a span that says so, and raises what it raised."""
         inner = ScriptedBackend()
         inner.publish_errors.append(BackendUnavailable("away"))
-        backend = ObservedBackend(inner, Hooks())
+        backend = InstrumentedBackend(inner, Hooks())
         with pytest.raises(BackendUnavailable):
             await backend.publisher.publish(Task(key="k"))
         (sent,) = seen.named("send k")
@@ -294,7 +294,7 @@ class TestInOneProcess:
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider)
         provider.add_span_processor(Broken())
-        backend = ObservedBackend(MemoryBackend(), Hooks())
+        backend = InstrumentedBackend(MemoryBackend(), Hooks())
         (confirmation,) = await backend.publisher.publish(Task(key="k", id="a"))
         assert confirmation.stored
         subscription = backend.subscribe(["k"], "w")
@@ -309,7 +309,7 @@ class TestInOneProcess:
 
     async def test_an_empty_receive_is_nothing(self, seen: Collected) -> None:
         """Waiting for work leaves no spans."""
-        backend = ObservedBackend(MemoryBackend(), Hooks())
+        backend = InstrumentedBackend(MemoryBackend(), Hooks())
         await backend.subscribe(["k"], "w").receive(1, 0)
         await backend.publisher.publish()
         assert not seen.spans.get_finished_spans()

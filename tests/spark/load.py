@@ -14,7 +14,7 @@ import pyarrow as pa
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Delivery, Task
 from taskqueue_memory import MemoryBackend, MemorySettings
-from taskqueue_memory.journal import Line
+from taskqueue_memory.journal import JournalLine
 from taskqueue_spark.columns import TRANSITIONS
 
 KEY = "images"
@@ -65,7 +65,7 @@ async def run(journal: Path, load: Sequence[tuple[float, float]], slots: int) ->
 
 def transitions(journal: Path) -> pa.Table:
     """Return the lines of a journal as a table."""
-    lines = msgspec.json.Decoder(Line).decode_lines(journal.read_bytes())
+    lines = msgspec.json.Decoder(JournalLine).decode_lines(journal.read_bytes())
     rows = [msgspec.structs.asdict(line) | {"shard": 0} for line in lines]
     for row in rows:
         row["ts"] = round(row["ts"] * 1e6)

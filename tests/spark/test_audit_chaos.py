@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import State
-from taskqueue_redis.journal.reader import JournalReader, Steps, entries_of
+from taskqueue_redis.journal.reader import JournalSteps, RedisJournalReader, entries_of
 from taskqueue_spark.columns import TRANSITIONS, batch_of
 from taskqueue_spark.pipeline.audit import VERDICTS, against, audit, conservation
 from taskqueue_spark.pipeline.history import RULES, counts, violations
@@ -30,12 +30,12 @@ async def journal_of(world: World) -> pa.Table:
     """Read all of it."""
     batches: list[pa.RecordBatch] = []
     settings = settings_for(f"redis://127.0.0.1:{world.redis.port}", prefix="chaos")
-    async with JournalReader(settings) as reader:
+    async with RedisJournalReader(settings) as reader:
         for number, partition in enumerate(reader.partitions):
             span = await reader.span(partition)
             assert span.first == 1
             batches += [
-                batch_of(number, span.epoch, Steps.of(entries_of(reply)), 1, span.last)
+                batch_of(number, span.epoch, JournalSteps.of(entries_of(reply)), 1, span.last)
                 async for reply in reader.read(partition, 1, span.last)
             ]
     return pa.Table.from_batches(batches, schema=TRANSITIONS)

@@ -14,7 +14,7 @@ import pytest
 from taskqueue_cli.demo.journals import fresh, keeper_of
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.journal.keep import lines_of
-from taskqueue_redis.journal.reader import Entry
+from taskqueue_redis.journal.reader import JournalEntry
 
 
 def test_a_job_on_a_redis_of_its_own_can_be_looked_into_afterwards(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_step_is_a_line_per_transition() -> None:
     """G10: what is the same for all stands in each; what is empty is null; times are seconds."""
     head = [b"2", b"1700000000500000", b"published", b"k", b"waiting", b"", b""]
     columns = [b"a\0b", b"1", b"0", b"5\x003", b"t", b"", b"1700000001000000\0", b""]
-    first, second = lines_of(Entry(7, head + columns, 2), "run.0", 3)
+    first, second = lines_of(JournalEntry(7, head + columns, 2), "run.0", 3)
     assert (first["seq"], second["seq"]) == (4, 5)
     assert (first["task_id"], second["task_id"]) == ("a", "b")
     assert (first["priority"], second["priority"]) == (5, 3)

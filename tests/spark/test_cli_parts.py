@@ -26,7 +26,7 @@ def test_a_stage_is_told_when_it_is_over(terminal: bool) -> None:  # noqa: FBT00
     stages = Stages(Console(file=out, force_terminal=terminal, width=100, color_system=None))
     stages.watch = lambda: (1, 4)
     with stages.stage("audit") as stage:
-        stage.said = "7 rows"
+        stage.note = "7 rows"
     line = out.getvalue().splitlines()[-1]
     assert line[line.index("✔") :].split()[:4] == ["✔", "audit", "7", "rows"]
 
@@ -44,7 +44,7 @@ def test_a_stage_is_told_when_it_is_over(terminal: bool) -> None:  # noqa: FBT00
 )  # fmt: skip
 def test_an_error_within_spark_is_one_line(text: str, said: str, code: int) -> None:
     """G10: what one of ours said, with its exit code; else the cause, or the first line."""
-    error = session._told(text)
+    error = session._error_of(text)
     assert (str(error), error.exit_code) == (said, code)
 
 

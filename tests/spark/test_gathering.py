@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from taskqueue_spark.report import content
-from taskqueue_spark.report.build import Making, Wishes
-from taskqueue_spark.report.content import account
+from taskqueue_spark.report.build import ReportBuild, Wishes
+from taskqueue_spark.report.content import build_content
 from tests.spark.report_sample import conserved
 from tests.spark.small_journals import SmallJournal
 
@@ -18,9 +18,9 @@ QUEUES = 201
 """one more than a report shows"""
 
 
-def making(spark: SparkSession, tmp_path: Path, **made: DataFrame) -> Making:
+def making(spark: SparkSession, tmp_path: Path, **made: DataFrame) -> ReportBuild:
     """Of a store that was asked, with tables that are there already."""
-    found = Making(spark.range(0).toDF("n"), tmp_path, Wishes(store={}))
+    found = ReportBuild(spark.range(0).toDF("n"), tmp_path, Wishes(store={}))
     found.made.update(made)
     return found
 
@@ -33,7 +33,7 @@ def test_every_queue_counts_however_small_it_is(spark: SparkSession, tmp_path: P
     queues = [conserved(f"q{n:03}", published=2, completed=2) for n in range(QUEUES - 1)]
     small = conserved("small", published=1, lost=1)
     ledgers = [("a", 9, 4), ("b", 1, -3)]
-    found = account(
+    found = build_content(
         making(
             spark, tmp_path,
             conservation=spark.createDataFrame(pa.Table.from_pylist([*queues, small])),
@@ -73,7 +73,7 @@ def test_figures_are_of_all_rows(spark: SparkSession, tmp_path: Path) -> None:
             "key string, worker string, executions long, peak long",
         ),
     )  # fmt: skip
-    figures = content._figures(told)
+    figures = content._headline_metrics(told)
     assert figures.pop("wait_p95") == pytest.approx(20.0)
     assert figures == {"executions": 402, "run_p95": 0.5, "again": 603, "failed": 603, "peak": 77}
     shown = content._concurrency(told)
@@ -91,7 +91,7 @@ def test_the_backlog_has_what_came_back(spark: SparkSession, tmp_path: Path) -> 
     journal.tell(2, "retried", "a", attempt=2, due=3)
     journal.tell(3, "acked", "old")
     journal.tell(4, "acked", "b")
-    told = Making(journal.frame(spark), tmp_path, Wishes())
+    told = ReportBuild(journal.frame(spark), tmp_path, Wishes())
     flow = content._flow(told, content.extent(told.transitions), ["k"])
     assert flow["seconds"] == 0.05
     backlog = flow["all"]["backlog"]

@@ -13,7 +13,7 @@ from taskqueue_spark.batch_reader import pinned, read_journal
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.report import build
-from taskqueue_spark.report.build import Making, Wishes, audited
+from taskqueue_spark.report.build import ReportBuild, Wishes, audited
 from tests.spark.as_lines import lines_of
 from tests.spark.small_journals import SmallJournal, at
 
@@ -52,7 +52,7 @@ def test_what_ended_behind_the_snapshot_is_not_lost(
     asked = asked.selectExpr("'k' as key", "*")
 
     def verdicts() -> dict[str, str]:
-        made = Making(transitions, tmp_path / "out", Wishes(store={}, behind=behind))
+        made = ReportBuild(transitions, tmp_path / "out", Wishes(store={}, behind=behind))
         made.made["asked"] = asked
         return {row.task_id: row.verdict for row in audited(made).collect()}
 
@@ -65,5 +65,5 @@ def test_what_ended_behind_the_snapshot_is_not_lost(
 
     wanted = []
     monkeypatch.setattr(build, "live_states", lambda ids, **_: wanted.extend(ids.collect()))
-    build._asked(Making(transitions, tmp_path / "out", Wishes(store={})))
+    build._live_states_of(ReportBuild(transitions, tmp_path / "out", Wishes(store={})))
     assert {row.task_id for row in wanted} == set(told)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_spark.journals import HistoryMissing, Journal, Span
+from taskqueue_spark.journals import HistoryMissing, Journal, ReadRange
 from taskqueue_spark.offsets import Offsets, admitted, checked
 
 
@@ -19,9 +19,9 @@ class Times:
     def __init__(self, **times: list[int]) -> None:
         self.times = times
 
-    def spans(self) -> dict[str, Span]:
+    def spans(self) -> dict[str, ReadRange]:
         """As the protocol says."""
-        return {shard: Span("r", 0, len(times)) for shard, times in self.times.items()}
+        return {shard: ReadRange("r", 0, len(times)) for shard, times in self.times.items()}
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:
         """As the protocol says."""
@@ -112,7 +112,7 @@ def test_a_span_of_time_limits_a_step() -> None:
     assert steps(journal, seconds=2) == [{"a": 2, "b": 2}, {"a": 1, "b": 0}, {"a": 1, "b": 0}]
 
 
-SPANS = {"a": Span("r", 10, 20)}
+SPANS = {"a": ReadRange("r", 10, 20)}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_shard_that_has_another_name() -> None:
         checked(taken, SPANS, fail=True)
     copied = Offsets(z=("r", 12), a=("r", 15))
     assert checked(copied, SPANS, fail=False) == copied
-    assert checked(Offsets(z=("", 12)), {"a": Span("", 0, 0)}, fail=False) == {"z": ("", 12)}
+    assert checked(Offsets(z=("", 12)), {"a": ReadRange("", 0, 0)}, fail=False) == {"z": ("", 12)}
 
 
 def test_offsets_are_json() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
-from taskqueue_redis.journal.reader import Entry, JournalReader, Steps
+from taskqueue_redis.journal.reader import JournalEntry, JournalSteps, RedisJournalReader
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, batch_of
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.redis import RedisJournal
@@ -223,14 +223,14 @@ def test_a_store_that_lost_its_latest_is_noticed(store: Store) -> None:
 def test_replies_and_batches_have_a_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small steps before large ones make no reply of megabytes, and no batch of all that came at once (G8)."""
     sizes: list[int] = []
-    asked = JournalReader._some
+    asked = RedisJournalReader._next_batch
 
     async def some(*given: Any) -> Any:
         told = await asked(*given)
         sizes.append(sum(sum(map(len, words)) for _, words in told[0]))
         return told
 
-    monkeypatch.setattr(JournalReader, "_some", some)
+    monkeypatch.setattr(RedisJournalReader, "_some", some)
     names = [f"{n:032x}" for n in range(1000)]
     store.write([(START, [f"t{n}"]) for n in range(1000)])
     store.write([(START, names)] * 100)
@@ -347,7 +347,7 @@ def test_the_rights_that_ship_are_enough(redis_acl: RedisServer, redis_prefix: s
 def test_columns_can_be_left_out() -> None:
     """A batch has the columns of its schema alone."""
     schema = pa.schema([TRANSITIONS.field("task_id"), TRANSITIONS.field("ts")])
-    entry = Entry(1, [word.encode() for word in fields(START, ["a", "b"])[1::2]], 2)
-    batch = batch_of(0, "r", Steps.of([entry]), 2, 2, schema=schema)
+    entry = JournalEntry(1, [word.encode() for word in fields(START, ["a", "b"])[1::2]], 2)
+    batch = batch_of(0, "r", JournalSteps.of([entry]), 2, 2, schema=schema)
     assert batch.schema == schema
     assert batch["task_id"].to_pylist() == ["b"]

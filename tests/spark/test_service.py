@@ -13,11 +13,18 @@ import pytest
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.service import StreamOptions
-from taskqueue_spark.service.aggregate import Beginning, Count, Read
+from taskqueue_spark.service.aggregate import Beginning, EventCount, Read
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
-from taskqueue_spark.service.balance import Asked, probe, resolve
+from taskqueue_spark.service.balance import StoreAnswers, probe, resolve
 from taskqueue_spark.service.batches import sweep
-from taskqueue_spark.service.state import Books, Position, State, Window, load, save
+from taskqueue_spark.service.state import (
+    Position,
+    ServiceBooks,
+    ServiceState,
+    WindowCounts,
+    load,
+    save,
+)
 from taskqueue_spark.service.update import Alive, advance, note_positions, without_old_windows
 from taskqueue_spark.service.windows import LEAST, METRICS, quantile, seconds_of, write_hours
 
@@ -42,9 +49,11 @@ def read(first: int, last: int, *, run: str = "r1", at: float = NOW, without: in
     return Read(0, run, first, last, last - first + 1 - without, at, at)
 
 
-def after(state: State, *counts: tuple[str, int], live: int = 0, window: int = HOUR) -> State:
+def after(
+    state: ServiceState, *counts: tuple[str, int], live: int = 0, window: int = HOUR
+) -> ServiceState:
     """Count what a batch did to one queue."""
-    given = [Count(KEY, window, name, None, number) for name, number in counts]
+    given = [EventCount(KEY, window, name, None, number) for name, number in counts]
     alive = [Alive(KEY, "waiting", here=True, number=live)] if live else []
     advance(state, counts=given, alive=alive, beginnings={KEY: FIRST}, cut=False)
     return state
@@ -65,7 +74,7 @@ def kinds(found: list[Condition]) -> list[str]:
 
 def test_books_balance() -> None:
     """Published is what has ended and what lives; what came from nowhere is told (G11; law 1)."""
-    state = after(State(), ("published", 5), ("done", 2), ("expired", 1), live=2)
+    state = after(ServiceState(), ("published", 5), ("done", 2), ("expired", 1), live=2)
     assert state.books[KEY].balanced is True
     after(state, ("published", 1), ("done", 1), live=2)
     assert (state.books[KEY].published, state.books[KEY].ended["done"]) == (6, 3)
@@ -76,7 +85,7 @@ def test_books_balance() -> None:
 
 def test_what_is_missing() -> None:
     """A gap is told with its numbers, and nobody's books can be whole then (G11)."""
-    state = State()
+    state = ServiceState()
     assert note_positions(state, [read(1, 10)], NOW) is False
     assert note_positions(state, [read(11, 12)], NOW) is False
     assert note_positions(state, [read(15, 20, without=1)], NOW) is True
@@ -91,7 +100,7 @@ def test_a_tail_that_is_missing() -> None:
 
     Its row has the number behind what is missing, and no time of its own (fault L2).
     """
-    state = State()
+    state = ServiceState()
     note_positions(state, [read(1, 12)], NOW)
     for last in (15, 18):
         assert note_positions(state, [Read(0, "r1", last + 1, last, 0, 0.0, 0.0)], NOW) is True
@@ -105,7 +114,7 @@ def test_a_tail_that_is_missing() -> None:
 
 def test_a_journal_that_went_back() -> None:
     """Numbers that are given again are told once, and nobody's books can be whole then (G11; fault L2)."""
-    state = State()
+    state = ServiceState()
     note_positions(state, [read(1, 100)], NOW)
     assert note_positions(state, [read(91, 95, at=NOW + 5)], NOW) is True
     assert note_positions(state, [read(96, 97, at=NOW + 6)], NOW) is False
@@ -119,7 +128,7 @@ def test_a_journal_that_went_back() -> None:
 
 def test_a_queue_that_is_seen_later() -> None:
     """A queue that begins in a journal that was cut, or noted for some time only, is not known to balance (G11)."""
-    state = State()
+    state = ServiceState()
     cut = note_positions(state, [read(101, 110), Read(1, "s", 1, 5, 5, NOW, NOW)], NOW)
     advance(state, counts=(), alive=(), beginnings={}, cut=cut)
     cut = note_positions(state, [read(111, 112), Read(1, "s", 6, 7, 2, NOW, NOW)], NOW)
@@ -137,7 +146,7 @@ def test_a_queue_that_is_seen_later() -> None:
 
 def test_times_that_are_yet_to_come() -> None:
     """One time far ahead closes no window and ends no count (G11; fault L3)."""
-    state = State()
+    state = ServiceState()
     note_positions(state, [read(1, 10)], NOW)
     note_positions(state, [Read(0, "r1", 11, 12, 2, NOW, NOW + 86_400 * 365)], NOW)
     assert NOW <= state.frontier <= NOW + 60
@@ -148,11 +157,11 @@ def test_times_that_are_yet_to_come() -> None:
 
 def test_what_was_cut_off_before() -> None:
     """A journal that was cut before anybody read it is no alert, and its books are not known to balance (G11)."""
-    state = State()
+    state = ServiceState()
     cut = note_positions(state, [read(100, 120)], NOW)
     advance(
         state,
-        counts=[Count(KEY, HOUR, "adopted", None, 3), Count(KEY, HOUR, "done", None, 3)],
+        counts=[EventCount(KEY, HOUR, "adopted", None, 3), EventCount(KEY, HOUR, "done", None, 3)],
         alive=(),
         beginnings={KEY: LATER},
         cut=cut,
@@ -162,22 +171,22 @@ def test_what_was_cut_off_before() -> None:
 
 def test_a_store_that_began_anew() -> None:
     """A count that begins after the last of another takes its place; two that go on side by side stay (G11)."""
-    state = State()
+    state = ServiceState()
     note_positions(state, [read(1, 10)], NOW)
     note_positions(state, [read(1, 5, run="r2", at=NOW + 1)], NOW)
     assert state.current() == {0: ["r2"]}
     note_positions(state, [read(11, 12, at=NOW + 2)], NOW)
     assert state.current() == {0: ["r1", "r2"]}
     alive = [Alive(KEY, "waiting", here=False, number=4)]
-    counts = [Count(KEY, HOUR, "published", None, 4)]
+    counts = [EventCount(KEY, HOUR, "published", None, 4)]
     advance(state, counts=counts, alive=alive, beginnings={KEY: FIRST}, cut=False)
-    assert (state.books[KEY].gone, state.books[KEY].balanced) == (4, True)
+    assert (state.books[KEY].expired, state.books[KEY].balanced) == (4, True)
     assert [(gap.kind, gap.number) for gap in state.gaps] == [("reset", 4)]
 
 
 def test_windows_close() -> None:
     """What is known stays small: windows are kept for a while, by whole hours; what comes later is counted (G11)."""
-    state = State(frontier=HOUR + 30.0)
+    state = ServiceState(frontier=HOUR + 30.0)
     for window in (HOUR - 7200, HOUR - 60, HOUR):
         after(state, ("event:acked", 2), window=window)
     without_old_windows(state, 60, 10)
@@ -189,9 +198,9 @@ def test_windows_close() -> None:
 
 def test_files_of_windows(tmp_path: Path) -> None:
     """A file per hour has counts, rates and times, and is replaced whole (G11)."""
-    window = Window(events={"acked": 90, "retried": 10}, waits={0: 94, 50: 6}, runs={})
+    window = WindowCounts(events={"acked": 90, "retried": 10}, waits={0: 94, 50: 6}, runs={})
     for _ in range(2):
-        write_hours(tmp_path, {KEY: {HOUR: window, HOUR - 60: Window()}}, 60, [HOUR])
+        write_hours(tmp_path, {KEY: {HOUR: window, HOUR - 60: WindowCounts()}}, 60, [HOUR])
     (path,) = tmp_path.rglob("*.parquet")
     (row,) = pq.read_table(path, schema=METRICS).to_pylist()
     assert (row["acked"], row["acked_rate"], row["failed_share"]) == (90, 1.5, 0.1)
@@ -223,11 +232,11 @@ def test_stuck_tasks(tmp_path: Path) -> None:
     ]  # fmt: skip
     (told.folder / "open/x").mkdir()
     pq.write_table(pa.Table.from_pylist(rows, schema=OPEN), told.folder / "open/x/part.parquet")
-    (one,) = conditions(State(open="x"), told, NOW)
+    (one,) = conditions(ServiceState(open="x"), told, NOW)
     assert (one.kind, one.of, one.details["tasks"]) == ("stuck", KEY, 29)
     assert one.details["samples"][:2] == ["t0", "t1"]
     assert len(one.details["samples"]) == 10
-    assert kinds(conditions(State(open="x"), told, NOW + 600)) == ["stuck", "waiting"]
+    assert kinds(conditions(ServiceState(open="x"), told, NOW + 600)) == ["stuck", "waiting"]
 
 
 def test_rising_failure(tmp_path: Path) -> None:
@@ -239,10 +248,10 @@ def test_rising_failure(tmp_path: Path) -> None:
         before: tuple[int, int], now: tuple[int, int], as_of: float = HOUR + 60.0
     ) -> list[str]:
         windows = {
-            start - 60: Window(events={"acked": before[0], "retried": before[1]}),
-            start: Window(events={"acked": now[0], "dead_lettered": now[1]}),
+            start - 60: WindowCounts(events={"acked": before[0], "retried": before[1]}),
+            start: WindowCounts(events={"acked": now[0], "dead_lettered": now[1]}),
         }
-        found = conditions(State(windows={KEY: windows}), told, as_of)
+        found = conditions(ServiceState(windows={KEY: windows}), told, as_of)
         return kinds([one for one in found if not one.over])
 
     assert failing((95, 5), (70, 30)) == ["failing"]
@@ -259,13 +268,13 @@ def test_an_episode_is_told_once(tmp_path: Path) -> None:
     path = tmp_path / "alerts.jsonl"
     lasting = Condition("stuck", KEY, "1 task", {"tasks": 1})
     passing = Condition("missing", "r1/0/5", "2 transitions", {}, passing=True)
-    assert Alerts(path).tell([lasting, passing], NOW) == 2
+    assert Alerts(path).report([lasting, passing], NOW) == 2
     with path.open("ab") as file:
         file.write(b'{"phase": "st')
-    assert Alerts(path).tell([lasting, passing], NOW) == 0
-    assert Alerts(path).tell([passing], NOW) == 1
-    assert Alerts(path).tell([], NOW) == 0
-    assert Alerts(path).tell([lasting], NOW) == 1
+    assert Alerts(path).report([lasting, passing], NOW) == 0
+    assert Alerts(path).report([passing], NOW) == 1
+    assert Alerts(path).report([], NOW) == 0
+    assert Alerts(path).report([lasting], NOW) == 1
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["phase"], line["kind"]) for line in lines] == [
         ("start", "stuck"), ("once", "missing"), ("end", "stuck"), ("start", "stuck"),
@@ -278,14 +287,14 @@ def ledger(published: int, done: int, live: int) -> dict[str, int]:
     return zero | {"published": published, "done": done, "waiting": live}
 
 
-def read_to(number: int) -> State:
+def read_to(number: int) -> ServiceState:
     """Return what is known when a journal was read so far."""
-    return State(positions={"r1/0": Position(last=number, since=NOW, until=NOW)})
+    return ServiceState(positions={"r1/0": Position(last=number, since=NOW, until=NOW)})
 
 
-def asked(before: int, after_it: int, told: dict[str, int]) -> Asked:
+def asked(before: int, after_it: int, told: dict[str, int]) -> StoreAnswers:
     """Return what a store told between two looks at its journal."""
-    return Asked({0: "r1"}, {0: "{a:0}"}, {0: before}, {0: after_it}, {KEY: told})
+    return StoreAnswers({0: "r1"}, {0: "{a:0}"}, {0: before}, {0: after_it}, {KEY: told})
 
 
 def test_the_ledger_agrees(tmp_path: Path) -> None:
@@ -337,7 +346,7 @@ def test_a_journal_that_began_later() -> None:
 def test_the_state_is_a_file(tmp_path: Path) -> None:
     """It comes back as it was; a foreign file and one of another version are refused (G11)."""
     path = tmp_path / "state.json"
-    state = after(State(queries={"q": 4}), ("event:acked", 2), ("published", 2), live=2)
+    state = after(ServiceState(queries={"q": 4}), ("event:acked", 2), ("published", 2), live=2)
     state.windows[KEY][HOUR].waits[-3] = 1
     probe(state, asked(1, 1, ledger(2, 0, 2)))
     assert load(path).queries == {}
@@ -356,8 +365,8 @@ def test_a_batch_that_nobody_gives_again(tmp_path: Path) -> None:
     for place in shown:
         place.mkdir()
     with pytest.raises(ConfigurationError, match="3 batches"):
-        sweep(told, State(), "bbbbbbbb-1")
-    sweep(told, State(queries={"aaaaaaaa-1": 1}), "bbbbbbbb-1")
+        sweep(told, ServiceState(), "bbbbbbbb-1")
+    sweep(told, ServiceState(queries={"aaaaaaaa-1": 1}), "bbbbbbbb-1")
     assert [place.exists() for place in shown] == [True, True, False]
 
 
@@ -378,4 +387,4 @@ def test_options_are_checked(tmp_path: Path, given: dict[str, Any]) -> None:
 
 def test_books_are_shown() -> None:
     """Books of a queue that nothing happened to balance (G11)."""
-    assert Books().balanced is True
+    assert ServiceBooks().balanced is True

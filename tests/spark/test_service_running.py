@@ -15,8 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.service import StreamOptions, Summary, process
-from taskqueue_spark.service.alerts import Alerts, conditions, judge
-from taskqueue_spark.service.state import Books, Gap, State, Window, save
+from taskqueue_spark.service.alerts import Alerts, check_windows, conditions
+from taskqueue_spark.service.state import Gap, ServiceBooks, ServiceState, WindowCounts, save
 from tests.spark.test_service import HOUR, KEY, NOW, options
 
 SPARK = SparkSession.__new__(SparkSession)
@@ -166,10 +166,10 @@ def test_nothing_is_told_of_now_that_is_not_known(
 ) -> None:
     """Until the journal was read what the last run left is old; then all is known up to that look at its end (G11)."""
     told = options(tmp_path)
-    save(told.state, State(frontier=NOW - 3000))
+    save(told.state, ServiceState(frontier=NOW - 3000))
     seen: list[float] = []
 
-    def found(_state: State, _options: StreamOptions, as_of: float) -> list[Any]:
+    def found(_state: ServiceState, _options: StreamOptions, as_of: float) -> list[Any]:
         seen.append(as_of)
         return []
 
@@ -191,11 +191,11 @@ def test_a_batch_is_committed_while_somebody_looks(
 ) -> None:
     """Files that a batch takes away meanwhile are looked for again (G11; fault L1)."""
     told = options(tmp_path)
-    save(told.state, State(open="old", transitions=1))
+    save(told.state, ServiceState(open="old", transitions=1))
 
-    def found(state: State, *_: Any) -> list[Any]:
+    def found(state: ServiceState, *_: Any) -> list[Any]:
         if state.open == "old":
-            save(told.state, State(open="new", transitions=2))
+            save(told.state, ServiceState(open="new", transitions=2))
             raise FileNotFoundError
         return []
 
@@ -207,12 +207,15 @@ def test_losses_are_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Tasks that are gone, and a ledger that says otherwise, are told to who ran it (G11; law 1)."""
     told = options(tmp_path)
     gone = Gap(kind="reset", shard=0, run="", first=0, last=0, number=4, at=NOW)
-    save(told.state, State(books={KEY: Books(published=4, gone=4)}, gaps=[gone]))
+    save(told.state, ServiceState(books={KEY: ServiceBooks(published=4, expired=4)}, gaps=[gone]))
     summary = ran(Query(), told, monkeypatch)
     assert (summary.balanced, summary.lost, summary.sound) == (True, 4, False)
     assert "4 tasks that lived before are gone" in summary.alerts[0]
     assert ran(Query(), told, monkeypatch).lost == 4
-    save(told.state, State(books={KEY: Books(whole=False)}, differing={KEY: "published: 1 more"}))
+    save(
+        told.state,
+        ServiceState(books={KEY: ServiceBooks(whole=False)}, differing={KEY: "published: 1 more"}),
+    )
     summary = ran(Query(), told, monkeypatch)
     assert (summary.balanced, summary.sound) == (False, False)
 
@@ -247,22 +250,22 @@ def test_a_beginning_is_of_the_first_run(tmp_path: Path) -> None:
 def test_each_window_is_looked_at_once(tmp_path: Path) -> None:
     """However many windows are over at once, each rise is told from start to end; nobody tells it again (G11)."""
     told = options(tmp_path, failure_least=10)
-    bad, good = Window(events={"retried": 30}), Window(events={"acked": 30})
+    bad, good = WindowCounts(events={"retried": 30}), WindowCounts(events={"acked": 30})
     shares = [*[good] * 5, bad, *[good] * 5, bad, bad]
-    state = State(windows={KEY: {HOUR + 60 * n: one for n, one in enumerate(shares)}})
+    state = ServiceState(windows={KEY: {HOUR + 60 * n: one for n, one in enumerate(shares)}})
     path = told.folder / "alerts.jsonl"
 
-    def tell(as_of: float, state: State = state) -> list[str]:
+    def tell(as_of: float, state: ServiceState = state) -> list[str]:
         before = len(lines(told))
-        Alerts(path).tell(conditions(state, told, as_of), NOW)
+        Alerts(path).report(conditions(state, told, as_of), NOW)
         assert {kind for _, kind in lines(told)} <= {"failing"}
         return [phase for phase, _ in lines(told)[before:]]
 
     assert tell(HOUR + 359.0) == []
     assert tell(HOUR + 780.0) == ["start", "end", "start"]
     assert tell(HOUR + 780.0) == []
-    again = State(windows=state.windows)
-    judge(again, told, HOUR + 780.0)
+    again = ServiceState(windows=state.windows)
+    check_windows(again, told, HOUR + 780.0)
     again.windows = {}
     assert tell(HOUR + 790.0, again) == []
     assert tell(HOUR + 840.0) == ["end"]

@@ -28,7 +28,7 @@ from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.pipeline.tables import read_damaged, read_transitions
 from taskqueue_spark.service import StreamOptions, Summary, batches, run
 from taskqueue_spark.service.batches import Batches
-from taskqueue_spark.service.state import State, load
+from taskqueue_spark.service.state import ServiceState, load
 from tests.redis.servers import RedisServer, wait_until
 from tests.spark.as_lines import lines_of
 from tests.spark.compiling import compiling
@@ -37,7 +37,7 @@ from tests.spark.small_journals import Row, SmallJournal
 from tests.spark.synthetic import Made, made
 
 
-def verdicts(state: State) -> Counter[tuple[str, str]]:
+def verdicts(state: ServiceState) -> Counter[tuple[str, str]]:
     """Return lives by key and where they are, as the audit names it."""
     names = {"done": "completed", "dead": "dead_lettered"}
     return +Counter(
@@ -124,7 +124,7 @@ def test_what_began_anew_and_what_is_missing(spark: SparkSession, tmp_path: Path
         folder.mkdir(parents=True)
     work = Batches(options)
 
-    def give(query: str, number: int, rows: list[Row]) -> State:
+    def give(query: str, number: int, rows: list[Row]) -> ServiceState:
         (options.checkpoint / "metadata").write_text(json.dumps({"id": query * 8}))
         work(spark.createDataFrame(pa.Table.from_pylist(rows, schema=TRANSITIONS)), number)
         return load(options.state)
@@ -139,12 +139,12 @@ def test_what_began_anew_and_what_is_missing(spark: SparkSession, tmp_path: Path
     spoilt: Any = {"run": "", "seq": 0, "key": "", "reason": "line 3"}
     second.tell(11, "damaged", "", **spoilt)
     state = give("a", 0, first.rows + second.rows)
-    assert (state.books["k"].gone, state.books["k"].balanced, state.damaged) == (2, True, 1)
+    assert (state.books["k"].expired, state.books["k"].balanced, state.damaged) == (2, True, 1)
     third.tell(21, "delivered", "t")
     third.tell(21, "acked", "t")
     state = give("a", 1, third.rows)
     books = state.books["k"]
-    assert (books.published, books.gone, books.balanced) == (6, 4, True)
+    assert (books.published, books.expired, books.balanced) == (6, 4, True)
     assert (books.live, books.ended) == ({"waiting": 1}, {"done": 1})
     state = give("b", 0, [*first.rows, *second.rows, *third.rows])
     assert (state.transitions, state.damaged, state.books["k"]) == (8, 1, books)

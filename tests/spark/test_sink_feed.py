@@ -23,12 +23,12 @@ from taskqueue_core.errors import (
     QueueFull,
 )
 from taskqueue_core.tasks import Published, Task
-from taskqueue_redis.journal.reader import JournalReader, entries_of
+from taskqueue_redis.journal.reader import RedisJournalReader, entries_of
 from taskqueue_spark.sink import feed as feed_module
 from taskqueue_spark.sink import writer as writing
 from taskqueue_spark.sink.feed import Feed
 from taskqueue_spark.sink.options import SinkOptions
-from taskqueue_spark.sink.store import Store
+from taskqueue_spark.sink.store import SparkStore
 from tests.redis.backends import until
 from tests.redis.clusters import Cluster
 from tests.redis.links import settings_for
@@ -248,7 +248,7 @@ async def test_large_payloads(told: dict[str, str], monkeypatch: pytest.MonkeyPa
         settings = await control.configure("full", QueueSettings(capacity=2))
         large = [Task(key="k", id=f"t{n}", payload=LARGE) for n in range(10)]
         sizes: list[int] = []
-        insist = Feed._insist
+        insist = Feed._retry_until_available
 
         async def insisted(self: Feed, tasks: Sequence[Task], wait: float) -> Any:
             sizes.append(sum(len(task.payload) for task in tasks))
@@ -275,7 +275,7 @@ async def test_a_cluster_and_its_journals(redis_cluster: Cluster, redis_prefix: 
     """Rows of many queues go to all partitions of a cluster, each once, and the journals tell of each (G8)."""
     told = {"url": redis_cluster.url, "prefix": redis_prefix}
     keys = [f"k{n}" for n in range(8)]
-    async with Store.read(told).opened() as backend:
+    async with SparkStore.read(told).opened() as backend:
         for key in keys:
             await control_of(backend).configure(key, QueueSettings(journal=True))
     table = pa.table({"task_id": [f"t{n}" for n in range(800)], "key": keys * 100})
@@ -283,7 +283,7 @@ async def test_a_cluster_and_its_journals(redis_cluster: Cluster, redis_prefix: 
         sent = await asyncio.to_thread(write, told, table.to_batches())
         assert (sent.confirmed, sent.duplicate) == (confirmed, duplicate)
     published = 0
-    async with JournalReader(settings_for(redis_cluster.url, prefix=redis_prefix)) as journal:
+    async with RedisJournalReader(settings_for(redis_cluster.url, prefix=redis_prefix)) as journal:
         for partition in journal.partitions:
             span = await journal.span(partition)
             async for reply in journal.read(partition, span.first, span.last):

@@ -16,7 +16,7 @@ from taskqueue_core.tasks import Task
 from taskqueue_spark.sink import writer
 from taskqueue_spark.sink.options import RedriveOptions, SinkOptions
 from taskqueue_spark.sink.rejected_rows import Aside, job_of, reveal, sweep
-from taskqueue_spark.sink.store import Store
+from taskqueue_spark.sink.store import SparkStore
 from taskqueue_spark.sink.tasks import TaskReader
 from taskqueue_spark.task_reader import TasksOptions
 
@@ -154,7 +154,7 @@ def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch
 async def test_a_store_that_nobody_shares_is_refused() -> None:
     """Tasks in the memory of one executor would be seen by nobody (G8)."""
     with pytest.raises(ConfigurationError, match="allowed: one that processes share"):
-        async with Store(word="memory").opened():
+        async with SparkStore(name="memory").opened():
             pass
 
 

@@ -21,18 +21,18 @@ from websockets.typing import Subprotocol
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.protocol.frames import (
     SUBPROTOCOL,
-    Ack,
+    AckFrame,
     Bye,
     ClientFrame,
-    DeadLetter,
+    DeadLetterFrame,
     Deliver,
     Hello,
     Ping,
     Pong,
-    Redeliver,
-    Retry,
+    RedeliverFrame,
+    RetryFrame,
     ServerFrame,
-    Settled,
+    SettledFrame,
     Welcome,
     WireDelivery,
     WireLimits,
@@ -62,9 +62,9 @@ def work(
 def receipts_of(frame: ClientFrame) -> list[str]:
     """Return the receipts that a frame settles."""
     match frame:
-        case Ack(receipts=receipts) | Redeliver(receipts=receipts):
+        case AckFrame(receipts=receipts) | RedeliverFrame(receipts=receipts):
             return receipts
-        case Retry(receipt=receipt) | DeadLetter(receipt=receipt):
+        case RetryFrame(receipt=receipt) | DeadLetterFrame(receipt=receipt):
             return [receipt]
     return []
 
@@ -143,7 +143,7 @@ class Peer:
                 if isinstance(frame, Ping) and self.pongs:
                     await self.send(Pong(n=frame.n))
                 if self.confirms and (receipts := receipts_of(frame)):
-                    await self.send(Settled(ok=receipts))
+                    await self.send(SettledFrame(ok=receipts))
                 self._queues[type(frame)].put_nowait(frame)
                 if isinstance(frame, Bye):
                     break

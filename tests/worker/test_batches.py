@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.protocol.frames import Ack
+from taskqueue_core.protocol.frames import AckFrame
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import State
 from taskqueue_memory import MemoryBackend
@@ -204,7 +204,7 @@ async def test_batches_over_a_socket(server: FakeServer) -> None:
         await peer.deliver(*tasks)
         results: dict[str, bytes] = {}
         while len(results) < 5:
-            ack = await peer.next(Ack)
+            ack = await peer.next(AckFrame)
             results |= {receipt: bytes(result) for receipt, result in ack.results.items()}
         assert results == {one.receipt: str(n + 5).encode() for n, one in enumerate(tasks)}
 

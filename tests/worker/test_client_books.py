@@ -16,7 +16,7 @@ from taskqueue_core.protocol.frames import (
     Deliver,
     Hello,
     Revoke,
-    Settled,
+    SettledFrame,
 )
 from taskqueue_core.retry import Success
 from tests.worker.fake import receipts_of, work
@@ -67,7 +67,7 @@ class Books:
     def confirm(self, _: int) -> None:
         """Confirm all that was sent."""
         self.gone |= set(self.wire)
-        assert get(self.session, Settled(ok=self.wire)) == []
+        assert get(self.session, SettledFrame(ok=self.wire)) == []
 
     def revoke(self, n: int) -> None:
         """Take a running one away."""

@@ -19,10 +19,10 @@ from taskqueue_core.protocol.client_session import (
     Welcomed,
 )
 from taskqueue_core.protocol.frames import (
-    Ack,
+    AckFrame,
     Bye,
     Credit,
-    DeadLetter,
+    DeadLetterFrame,
     Degraded,
     Deliver,
     Drain,
@@ -31,11 +31,11 @@ from taskqueue_core.protocol.frames import (
     Ping,
     Pong,
     Progress,
-    Redeliver,
-    Retry,
+    RedeliverFrame,
+    RetryFrame,
     Revoke,
     ServerFrame,
-    Settled,
+    SettledFrame,
     Welcome,
     WireLimits,
     decode_client,
@@ -53,13 +53,16 @@ def test_work_settlement_and_credit_go_round() -> None:
     assert get(session, Deliver(deliveries=[one, two])) == [Delivered([one, two])]
     assert (session.held, session.granted) == (2, 1)
     session.finish("r1", Success(b"1"))
-    assert sent(session) == [Ack(receipts=["r1"], results={"r1": msgspec.Raw(b"1")}), Credit(n=1)]
+    assert sent(session) == [
+        AckFrame(receipts=["r1"], results={"r1": msgspec.Raw(b"1")}),
+        Credit(n=1),
+    ]
     assert sent(session) == []
     assert session.unconfirmed == 1
-    assert get(session, Settled(ok=["r1"])) == []
+    assert get(session, SettledFrame(ok=["r1"])) == []
     assert session.unconfirmed == 0
     assert session.settle("r2", Failed("broken"))
-    assert sent(session) == [Retry(receipt="r2", error="broken")]
+    assert sent(session) == [RetryFrame(receipt="r2", error="broken")]
     session.free()
     assert sent(session) == [Credit(n=1)]
 
@@ -81,12 +84,12 @@ def test_each_outcome_has_its_frame() -> None:
     for number, outcome in enumerate(outcomes):
         session.settle(f"r{number}", outcome)
     assert sent(session) == [
-        Retry(receipt="r2", error="soon", delay=2.5),
-        Retry(receipt="r3", error="?" + "x" * (LIMITS.text - 1)),
-        DeadLetter(receipt="r4", reason="no", error="why"),
-        DeadLetter(receipt="r5", reason="no"),
-        Ack(receipts=["r0", "r7"]),
-        Redeliver(receipts=["r1", "r6"]),
+        RetryFrame(receipt="r2", error="soon", delay=2.5),
+        RetryFrame(receipt="r3", error="?" + "x" * (LIMITS.text - 1)),
+        DeadLetterFrame(receipt="r4", reason="no", error="why"),
+        DeadLetterFrame(receipt="r5", reason="no"),
+        AckFrame(receipts=["r0", "r7"]),
+        RedeliverFrame(receipts=["r1", "r6"]),
     ]
 
 
@@ -102,8 +105,8 @@ def test_a_reconnect_repeats_nothing_and_loses_nothing() -> None:
     assert hello.holding == ["r3", "r4", "r0", "r1", "r2"]
     assert hello.credit == 3
     assert events == [Welcomed("c1", 3, 2), Revoked(["r4"])]
-    assert sent(session) == [Retry(receipt="r2", error="x"), Ack(receipts=["r1"])]
-    get(session, Settled(ok=["r1"], lease_lost=["r2"]))
+    assert sent(session) == [RetryFrame(receipt="r2", error="x"), AckFrame(receipts=["r1"])]
+    get(session, SettledFrame(ok=["r1"], lease_lost=["r2"]))
     assert (session.unconfirmed, session.held) == (0, 1)
     assert not session.settle("r4", Success())
     assert reconnected(session, "r3")[0].holding == ["r3"]
@@ -115,7 +118,7 @@ def test_a_stale_receipt_is_dropped() -> None:
     session = ready()
     get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))
     assert session.settle("r1", Success())
-    assert get(session, Settled(lease_lost=["r1", "r2", "r9"])) == [Revoked(["r2"])]
+    assert get(session, SettledFrame(lease_lost=["r1", "r2", "r9"])) == [Revoked(["r2"])]
     assert get(session, Revoke(receipts=["r2"])) == []
     assert not session.settle("r2", Success())
     assert sent(session) == []  # the slots are free once their handlers have ended
@@ -129,12 +132,12 @@ def test_what_exceeds_the_capacity_goes_back() -> None:
     session = ready(capacity=2)
     session.resize(1)
     get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))
-    assert sent(session) == [Redeliver(receipts=["r2"])]
+    assert sent(session) == [RedeliverFrame(receipts=["r2"])]
     session.resize(0)
     session.finish("r1", Success())
-    assert sent(session) == [Ack(receipts=["r1"])]
+    assert sent(session) == [AckFrame(receipts=["r1"])]
     assert get(session, Deliver(deliveries=[work(receipt="r3")])) == []
-    assert sent(session) == [Redeliver(receipts=["r3"])]
+    assert sent(session) == [RedeliverFrame(receipts=["r3"])]
     session.resize(2)
     assert sent(session) == [Credit(n=2)]
 
@@ -146,7 +149,7 @@ def test_the_same_delivery_twice_is_one() -> None:
     assert get(session, Deliver(deliveries=[one, one])) == [Delivered([one])]
     session.settle("r1", Success())
     assert get(session, Deliver(deliveries=[one])) == []
-    assert sent(session) == [Ack(receipts=["r1"]), Credit(n=2)]
+    assert sent(session) == [AckFrame(receipts=["r1"]), Credit(n=2)]
 
 
 def test_batches_stay_within_the_limits() -> None:
@@ -185,10 +188,10 @@ def test_a_server_may_want_one_at_a_time() -> None:
         ("a", Success()), ("b", HandBack()), ("c", Success()), ("d", HandBack())
     ]  # fmt: skip
     assert list(frames_of(outcomes, WireLimits(batch=1))) == [
-        Ack(receipts=["a"]),
-        Ack(receipts=["c"]),
-        Redeliver(receipts=["b"]),
-        Redeliver(receipts=["d"]),
+        AckFrame(receipts=["a"]),
+        AckFrame(receipts=["c"]),
+        RedeliverFrame(receipts=["b"]),
+        RedeliverFrame(receipts=["d"]),
     ]
 
 
@@ -201,7 +204,7 @@ def test_progress_is_merged_and_ends_with_the_verdict() -> None:
     session.progress("r2", "text")
     session.progress("r9", 1.0)
     session.settle("r2", Success())
-    assert sent(session) == [Progress(receipt="r1", value=0.2), Ack(receipts=["r2"])]
+    assert sent(session) == [Progress(receipt="r1", value=0.2), AckFrame(receipts=["r2"])]
 
 
 def test_pings_go_both_ways() -> None:
@@ -238,7 +241,7 @@ def test_a_draining_server_gets_outcomes_and_no_credit() -> None:
     get(session, Deliver(deliveries=[work(receipt="r1")]))
     assert get(session, Drain(seconds=3.0)) == [Draining(3.0)]
     session.finish("r1", Success())
-    assert sent(session) == [Ack(receipts=["r1"])]
+    assert sent(session) == [AckFrame(receipts=["r1"])]
     assert reconnected(session)[0].credit == 3
 
 
@@ -249,7 +252,7 @@ def test_bye_comes_last_and_closes() -> None:
     session.resize(0)
     session.finish("r1", Success())
     session.bye()
-    assert sent(session) == [Ack(receipts=["r1"]), Bye()]
+    assert sent(session) == [AckFrame(receipts=["r1"]), Bye()]
     assert session.state is SessionState.CLOSED
     assert sent(session) == []
     session.disconnected()
@@ -270,7 +273,7 @@ def test_other_frames_are_events() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [Deliver(deliveries=[]), Settled(), Revoke(receipts=["r"]), Drain(seconds=1.0)]
+    "frame", [Deliver(deliveries=[]), SettledFrame(), Revoke(receipts=["r"]), Drain(seconds=1.0)]
 )
 def test_frames_before_the_welcome_are_refused(frame: ServerFrame) -> None:
     """Guards on every receive: the order of frames is part of the protocol."""
@@ -323,6 +326,6 @@ def test_unconfirmed_outcomes_bound_the_credit() -> None:
         get(session, Deliver(deliveries=batch))
     for number in range(LIMITS.credit - 10):
         session.finish(f"r{number}", Success())
-    assert {type(frame) for frame in sent(session)} == {Ack}
-    get(session, Settled(ok=["r1", "r2"]))
+    assert {type(frame) for frame in sent(session)} == {AckFrame}
+    get(session, SettledFrame(ok=["r1", "r2"]))
     assert sent(session) == [Credit(n=2)]

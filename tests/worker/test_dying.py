@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from taskqueue_core.protocol.frames import Ack, Bye, Progress, Redeliver
+from taskqueue_core.protocol.frames import AckFrame, Bye, Progress, RedeliverFrame
 from tests.worker.fake import PATIENCE, FakeServer, Peer, work
 from tests.worker.processes import program
 
@@ -48,7 +48,7 @@ async def test_exiting_is_no_verdict(server: FakeServer, key: str) -> None:
         assert await ended(child) == 7
         await peer.end()
         assert peer.settled() == [other.receipt]
-        assert peer.count(Ack) == 1
+        assert peer.count(AckFrame) == 1
         assert peer.count(Bye) == 0
 
 
@@ -56,7 +56,7 @@ async def test_an_interrupt_hands_back(server: FakeServer) -> None:
     """An operator's Ctrl-C is not the task's fault, even where it hits a handler."""
     async with process(server) as (child, peer):
         await peer.deliver(task := work(key="interrupt"))
-        assert (await peer.next(Redeliver)).receipts == [task.receipt]
+        assert (await peer.next(RedeliverFrame)).receipts == [task.receipt]
         await peer.next(Bye)
         assert await ended(child) != 0
 
@@ -67,7 +67,7 @@ async def test_the_first_signal_lets_tasks_finish(server: FakeServer) -> None:
         await peer.deliver(task := work(0.3, key="sleep"))
         await peer.next(Progress)
         child.send_signal(signal.SIGTERM)
-        assert (await peer.next(Ack)).receipts == [task.receipt]
+        assert (await peer.next(AckFrame)).receipts == [task.receipt]
         await peer.next(Bye)
         assert await ended(child) == 0
 
@@ -103,7 +103,7 @@ async def test_a_frozen_worker_is_told_that_it_lost_its_tasks(server: FakeServer
         assert after.hello.holding == [task.receipt]
         await after.welcome(adopted=[])
         await after.deliver(other := work(0.0, key="sleep"))
-        assert (await after.next(Ack)).receipts == [other.receipt]
+        assert (await after.next(AckFrame)).receipts == [other.receipt]
         child.send_signal(signal.SIGTERM)
         await after.next(Bye)
         assert after.settled() == [other.receipt]

@@ -11,12 +11,12 @@ import pytest
 
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import (
-    Ack,
+    AckFrame,
     Credit,
-    DeadLetter,
+    DeadLetterFrame,
     Progress,
-    Redeliver,
-    Retry,
+    RedeliverFrame,
+    RetryFrame,
     Revoke,
 )
 from taskqueue_worker import Context, Reject, Worker
@@ -42,10 +42,10 @@ async def test_ack_comes_after_execution_and_carries_the_result(server: FakeServ
         task = work({"n": 1})
         await peer.deliver(task)
         await peer.deliver(work("not a number"))
-        assert (await peer.next(DeadLetter)).reason == "invalid_payload"
-        assert peer.count(Ack) == 0
+        assert (await peer.next(DeadLetterFrame)).reason == "invalid_payload"
+        assert peer.count(AckFrame) == 0
         gate.set()
-        ack = await peer.next(Ack)
+        ack = await peer.next(AckFrame)
         assert ack.receipts == [task.receipt]
         assert msgspec.json.decode(ack.results[task.receipt]) == {"n": 2}
 
@@ -79,17 +79,21 @@ async def test_each_outcome_has_its_verb(server: FakeServer, *, sync: bool) -> N
         peer = await server.welcomed()
         tasks = {case: work(case) for case in cases}
         await peer.deliver(*tasks.values())
-        retries = {(frame := await peer.next(Retry)).receipt: frame for _ in range(3)}
+        retries = {(frame := await peer.next(RetryFrame)).receipt: frame for _ in range(3)}
         by_case = {case: retries.get(task.receipt) for case, task in tasks.items()}
-        assert by_case["retry"] == Retry(receipt=tasks["retry"].receipt, error="later", delay=5)
-        assert by_case["returned"] == Retry(
+        assert by_case["retry"] == RetryFrame(
+            receipt=tasks["retry"].receipt, error="later", delay=5
+        )
+        assert by_case["returned"] == RetryFrame(
             receipt=tasks["returned"].receipt, error="retry requested"
         )
-        assert by_case["error"] == Retry(receipt=tasks["error"].receipt, error="ValueError: wrong")
-        assert await peer.next(DeadLetter) == DeadLetter(
+        assert by_case["error"] == RetryFrame(
+            receipt=tasks["error"].receipt, error="ValueError: wrong"
+        )
+        assert await peer.next(DeadLetterFrame) == DeadLetterFrame(
             receipt=tasks["reject"].receipt, reason="bad", error="because"
         )
-        assert peer.count(Ack) == 0
+        assert peer.count(AckFrame) == 0
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ async def test_a_result_that_cannot_be_stored_is_a_dead_letter(
     async with running(worker):
         peer = await server.welcomed()
         await peer.deliver(work())
-        frame = await peer.next(DeadLetter)
+        frame = await peer.next(DeadLetterFrame)
         assert frame.reason == "invalid_result"
         assert "xxx" not in (frame.error or "")
 
@@ -125,14 +129,14 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
     async with running(worker):
         peer = await server.welcomed()
         await peer.deliver(work({"count": "secret", "extra": "secret"}))
-        frame = await peer.next(DeadLetter)
+        frame = await peer.next(DeadLetterFrame)
         assert frame.reason == "invalid_payload"
         assert (
             frame.error
             == "count does not fit: int_parsing; name is missing; extra is not a parameter"
         )
         await peer.deliver(work({"count": 1, "name": "a"}))
-        await peer.next(Ack)
+        await peer.next(AckFrame)
         assert calls == [(1, "a")]
 
 
@@ -144,7 +148,7 @@ async def test_an_unknown_key_is_handed_back(server: FakeServer) -> None:
         peer = await server.welcomed()
         task = work(key="os.system")
         await peer.deliver(task)
-        assert (await peer.next(Redeliver)).receipts == [task.receipt]
+        assert (await peer.next(RedeliverFrame)).receipts == [task.receipt]
         assert peer.settled() == [task.receipt]
 
 
@@ -169,13 +173,13 @@ async def test_never_more_than_the_concurrency_at_once(server: FakeServer) -> No
         assert peer.hello.credit == 5
         tasks = [work(n) for n in range(7)]
         await peer.deliver(*tasks)
-        assert (await peer.next(Redeliver)).receipts == [task.receipt for task in tasks[5:]]
+        assert (await peer.next(RedeliverFrame)).receipts == [task.receipt for task in tasks[5:]]
         for _ in range(3):
             assert await asyncio.to_thread(entered.acquire, timeout=30)
         gate.set()
         done: list[str] = []
         while len(done) < 5:
-            done += (await peer.next(Ack)).receipts
+            done += (await peer.next(AckFrame)).receipts
         assert sorted(done) == sorted(task.receipt for task in tasks[:5])
         assert max(most) == 3
 
@@ -207,7 +211,7 @@ async def test_a_timeout_fails_the_attempt(server: FakeServer, *, sync: bool) ->
         peer = await server.welcomed()
         task = work()
         await peer.deliver(task)
-        assert (await peer.next(Retry)).error == "timeout after 0.05 s"
+        assert (await peer.next(RetryFrame)).error == "timeout after 0.05 s"
         if sync:
             assert peer.count(Credit) == 0
             gate.set()
@@ -239,11 +243,11 @@ async def test_progress_from_a_coroutine_and_from_a_thread(server: FakeServer) -
         await peer.deliver(first)
         assert (await peer.next(Progress)).value == 0.5
         gate.set()
-        assert (await peer.next(Ack)).receipts == [first.receipt]
+        assert (await peer.next(AckFrame)).receipts == [first.receipt]
         await peer.deliver(second)
         assert (await peer.next(Progress)).value == "half" + "!" * (LIMITS.text - 4)
         gate.set()
-        text = (await peer.next(Ack)).results[second.receipt]
+        text = (await peer.next(AckFrame)).results[second.receipt]
         assert msgspec.json.decode(text) == f"sync {second.task.id} 3 0 7"
 
 
@@ -297,9 +301,9 @@ async def test_outcomes_are_batched_under_load(server: FakeServer) -> None:
             await peer.deliver(*tasks[start : start + 250])
         done: list[str] = []
         while len(done) < len(tasks):
-            done += (await peer.next(Ack)).receipts
+            done += (await peer.next(AckFrame)).receipts
         assert sorted(done) == sorted(task.receipt for task in tasks)
-        assert peer.count(Ack) < len(tasks) / 2
+        assert peer.count(AckFrame) < len(tasks) / 2
 
 
 async def _nothing() -> None:
@@ -319,8 +323,8 @@ async def test_logs_say_what_failed_and_no_payload(
     async with running(worker):
         peer = await server.welcomed()
         await peer.deliver(work({"password": "hunter2"}), work({"passwort": "hunter2"}))
-        assert (await peer.next(Retry)).error == "ValueError: hunter2"
-        await peer.next(DeadLetter)
+        assert (await peer.next(RetryFrame)).error == "ValueError: hunter2"
+        await peer.next(DeadLetterFrame)
     assert "ValueError" in caplog.text
     assert "in fail" in caplog.text
     assert "hunter2" not in caplog.text
@@ -337,5 +341,5 @@ async def test_a_lone_outcome_does_not_wait(server: FakeServer) -> None:
             while fastest >= 0.02:
                 began = time.perf_counter()
                 await peer.deliver(work())
-                await peer.next(Ack)
+                await peer.next(AckFrame)
                 fastest = min(fastest, time.perf_counter() - began)

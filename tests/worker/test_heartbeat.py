@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from taskqueue_core.protocol.frames import Ack, Degraded, Ping, Pong
+from taskqueue_core.protocol.frames import AckFrame, Degraded, Ping, Pong
 from taskqueue_worker import Worker
 from tests.worker.fake import PATIENCE, FakeServer, running, work
 
@@ -50,7 +50,7 @@ async def test_a_handler_that_blocks_its_loop_keeps_the_connection(
                     in_time += time.perf_counter() - before < LEASE * 2 / 3
         finally:
             enough.set()
-        assert (await peer.next(Ack)).receipts == [task.receipt]
+        assert (await peer.next(AckFrame)).receipts == [task.receipt]
         assert not peer.ended.is_set()
 
 

@@ -18,8 +18,8 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_memory import MemoryBackend
 from taskqueue_worker import Context, LocalWorker, Reject, Retry, Worker
-from taskqueue_worker.local_source import LocalLine
-from taskqueue_worker.run import Shift
+from taskqueue_worker.local_source import LocalTaskSource
+from taskqueue_worker.run import WorkerRun
 from tests.server.flaky import Flaky
 from tests.worker.local import ledger_when, publish, serving, status, until
 
@@ -180,9 +180,9 @@ async def test_progress_that_nobody_can_be_told_is_not_kept() -> None:
     async with serving(worker):
         await until(lambda: runs == 50)
         await asyncio.sleep(0.01)
-        assert isinstance(worker._shift, Shift)
-        assert isinstance(worker._shift._link, LocalLine)
-        assert not worker._shift._link._progress
+        assert isinstance(worker._current_run, WorkerRun)
+        assert isinstance(worker._current_run._link, LocalTaskSource)
+        assert not worker._current_run._link._progress
 
 
 @pytest.mark.fast_clock

@@ -15,9 +15,9 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.server_address import SOCKET_PATH, Address
 from taskqueue_worker import Worker
 from taskqueue_worker.base import _unique_id
-from taskqueue_worker.handlers import Registry
+from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.server_link import Backoff
-from taskqueue_worker.threads import Mailbox, Threads
+from taskqueue_worker.threads import Threads, ThreadsafeInbox
 
 
 def test_backoff_doubles_from_at_once_to_the_cap() -> None:
@@ -55,7 +55,7 @@ async def test_a_mailbox_hands_over_in_order_and_in_batches() -> None:
         if sum(map(len, batches)) == 4000:
             done.set()
 
-    mailbox = Mailbox(asyncio.get_running_loop(), handle)
+    mailbox = ThreadsafeInbox(asyncio.get_running_loop(), handle)
 
     def post(who: int) -> None:
         for n in range(1000):
@@ -76,7 +76,7 @@ async def test_a_mailbox_hands_over_in_order_and_in_batches() -> None:
 def test_a_mailbox_outlives_its_loop() -> None:
     """Putting something in after the end is harmless."""
     loop = asyncio.new_event_loop()
-    mailbox: Mailbox[int] = Mailbox(loop, lambda _items: None)
+    mailbox: ThreadsafeInbox[int] = ThreadsafeInbox(loop, lambda _items: None)
     loop.close()
     mailbox.put(1)
     mailbox.put(2)
@@ -153,10 +153,10 @@ async def _async_generator() -> Any:
         (lambda r: r.add("a", partial(_async_generator)), "generator"),
     ],
 )
-def test_registrations_that_are_refused(register: Callable[[Registry], object], fault: str) -> None:
+def test_registrations_that_are_refused(register: Callable[[Handlers], object], fault: str) -> None:
     """At import time, with a clear word."""
     with pytest.raises(ConfigurationError, match=fault):
-        register(Registry())
+        register(Handlers())
 
 
 def test_a_decorated_function_stays_itself() -> None:
@@ -185,7 +185,7 @@ def test_asynchronous_handlers_are_recognised() -> None:
     async def act(n: int) -> None:
         """Do nothing."""
 
-    registry = Registry()
+    registry = Handlers()
     functions: list[Callable[..., Any]] = [act, partial(act, 1), Handler()]
     for number, function in enumerate(functions):
         registry.add(f"k{number}", function)

@@ -7,10 +7,17 @@ import threading
 
 import pytest
 
-from taskqueue_core.protocol.frames import Ack, Bye, Credit, DeadLetter, Redeliver, Retry
+from taskqueue_core.protocol.frames import (
+    AckFrame,
+    Bye,
+    Credit,
+    DeadLetterFrame,
+    RedeliverFrame,
+    RetryFrame,
+)
 from taskqueue_worker import Quarantine, Reject, Worker, WorkerQuarantined
 from taskqueue_worker import Retry as Again
-from taskqueue_worker.quarantine import Phase
+from taskqueue_worker.quarantine import QuarantinePhase
 from tests.worker.fake import FakeServer, outcome, running, work
 from tests.worker.local import until
 
@@ -38,7 +45,7 @@ def test_failures_in_a_row_lead_to_a_rest() -> None:
     assert not any(failing(quarantine, 19))
     assert not quarantine.succeeded()
     assert failing(quarantine, 20) == [False] * 19 + [True]
-    assert quarantine.phase is Phase.RESTING
+    assert quarantine.phase is QuarantinePhase.RESTING
     assert quarantine.rest == 1.0
 
 
@@ -54,10 +61,10 @@ def test_rests_double_up_to_a_minute_and_end() -> None:
         assert not quarantine.tick()
         clock.now += 0.002
         assert quarantine.tick()
-        assert quarantine.phase is Phase.PROBING
+        assert quarantine.phase is QuarantinePhase.PROBING
         assert quarantine.failed()
     assert rests == pytest.approx([10.0, 20.0, 40.0, 60.0, 60.0])
-    assert quarantine.phase is Phase.ENDED
+    assert quarantine.phase is QuarantinePhase.ENDED
     assert not quarantine.succeeded()
     assert not quarantine.failed()
 
@@ -68,7 +75,7 @@ def test_a_success_ends_it_at_once() -> None:
     quarantine = Quarantine(3, clock=clock)
     failing(quarantine, 3)
     assert not quarantine.failed()
-    assert quarantine.phase is Phase.RESTING
+    assert quarantine.phase is QuarantinePhase.RESTING
     assert quarantine.succeeded()
     assert not quarantine.tick()
     failing(quarantine, 3)
@@ -102,15 +109,15 @@ async def test_a_failing_worker_rests_and_recovers(
         tasks = [work() for _ in range(5)]
         await peer.deliver(*tasks)
         for _ in range(3):
-            assert (await peer.next(Retry)).error == "OSError: disk full"
+            assert (await peer.next(RetryFrame)).error == "OSError: disk full"
         handed_back: list[str] = []
         while len(handed_back) < 2:
-            handed_back += (await peer.next(Redeliver)).receipts
+            handed_back += (await peer.next(RedeliverFrame)).receipts
         assert handed_back == [task.receipt for task in tasks[3:]]
         healthy.set()
         await until(lambda: "trying one task" in caplog.messages)
         await peer.deliver(probe := work())
-        assert (await peer.next(Ack)).receipts == [probe.receipt]
+        assert (await peer.next(AckFrame)).receipts == [probe.receipt]
         credit = 0
         while credit < 6:  # five were used up by then, and one more by the probe
             credit += (await peer.next(Credit)).n
@@ -128,9 +135,9 @@ async def test_credit_that_is_out_does_not_defeat_the_rest(server: FakeServer) -
         peer = await server.welcomed()
         await peer.deliver(*(work() for _ in range(3)))
         for _ in range(3):
-            await peer.next(Retry)
+            await peer.next(RetryFrame)
         await peer.deliver(late := work())
-        assert (await peer.next(Redeliver)).receipts == [late.receipt]
+        assert (await peer.next(RedeliverFrame)).receipts == [late.receipt]
         # The first two failures may have been replaced; nothing was once the rest had begun.
         assert sum(frame.n for frame in peer.log if isinstance(frame, Credit)) <= 2
 
@@ -153,7 +160,7 @@ async def test_a_worker_that_does_not_recover_ends(server: FakeServer) -> None:
         error = await outcome(ended)
         assert isinstance(error, WorkerQuarantined)
         assert error.exit_code == 3
-        assert peer.count(Retry) == 5
+        assert peer.count(RetryFrame) == 5
 
 
 @pytest.mark.parametrize("verdict", [Reject("bad"), Again(0.0)], ids=("reject", "retry"))
@@ -170,7 +177,7 @@ async def test_verdicts_of_handlers_are_no_failures(
     async with running(worker):
         peer = await server.welcomed()
         await peer.deliver(*(work() for _ in range(9)))
-        kind = DeadLetter if isinstance(verdict, Reject) else Retry
+        kind = DeadLetterFrame if isinstance(verdict, Reject) else RetryFrame
         for _ in range(9):
             await peer.next(kind)
         credit = 0

@@ -15,11 +15,11 @@ from taskqueue_core.protocol.frames import (
     CLOSE_PROTOCOL,
     CLOSE_RESTART,
     CLOSE_UNAUTHENTICATED,
-    Ack,
+    AckFrame,
     Credit,
     Degraded,
     Drain,
-    Redeliver,
+    RedeliverFrame,
 )
 from taskqueue_worker import Worker, WorkerRefused
 from tests.worker.fake import FakeServer, outcome, running, work
@@ -75,7 +75,7 @@ async def test_a_running_task_survives_the_loss_of_its_connection(server: FakeSe
         await peer.welcome(adopted=[tasks[0].receipt])
         await until(lambda: gate.cancelled)
         gate.open()
-        assert (await peer.next(Ack)).receipts == [tasks[0].receipt]
+        assert (await peer.next(AckFrame)).receipts == [tasks[0].receipt]
         assert gate.calls == [0, 1]
         assert gate.cancelled == 1
         assert peer.settled() == [tasks[0].receipt]
@@ -91,13 +91,13 @@ async def test_an_unconfirmed_outcome_is_sent_again(server: FakeServer) -> None:
         peer.confirms = False
         task = work(1)
         await peer.deliver(task)
-        await peer.next(Ack)
+        await peer.next(AckFrame)
         peer.cut()
         peer = await server.accept()
         assert peer.hello.holding == [task.receipt]
         assert peer.hello.credit == 10
         await peer.welcome()
-        assert (await peer.next(Ack)).receipts == [task.receipt]
+        assert (await peer.next(AckFrame)).receipts == [task.receipt]
         assert gate.calls == [1]
         peer.cut()
         assert (await server.welcomed()).hello.holding == []
@@ -112,12 +112,12 @@ async def test_an_outcome_of_a_lost_receipt_is_dropped(server: FakeServer) -> No
         peer = await server.welcomed()
         peer.confirms = False
         await peer.deliver(work(1))
-        await peer.next(Ack)
+        await peer.next(AckFrame)
         peer.cut()
         peer = await server.accept()
         await peer.welcome(adopted=[])
         await peer.deliver(task := work(2))
-        assert (await peer.next(Ack)).receipts == [task.receipt]
+        assert (await peer.next(AckFrame)).receipts == [task.receipt]
         assert peer.settled() == [task.receipt]
 
 
@@ -143,7 +143,7 @@ async def test_tasks_finish_while_the_server_is_away(
         assert sorted(peer.hello.holding) == sorted(task.receipt for task in tasks)
         done: list[str] = []
         while len(done) < 5:
-            done += (await peer.next(Ack)).receipts
+            done += (await peer.next(AckFrame)).receipts
         assert sorted(done) == sorted(task.receipt for task in tasks)
     states = [r.getMessage() for r in caplog.records if "server" in r.getMessage()]
     assert len(states) == 1, states
@@ -179,7 +179,7 @@ async def test_a_draining_server_is_left_when_all_is_settled(server: FakeServer)
         await peer.send(Drain(seconds=5))
         await peer.heard()
         gate.open()
-        assert (await peer.next(Ack)).receipts == [task.receipt]
+        assert (await peer.next(AckFrame)).receipts == [task.receipt]
         await peer.end()
         assert peer.count(Credit) == 0
         assert (await server.welcomed()).hello.holding == []
@@ -198,7 +198,7 @@ async def test_a_long_task_moves_from_a_draining_server_to_the_next(server: Fake
         peer = await server.welcomed()
         assert peer.hello.holding == [task.receipt]
         gate.open()
-        assert (await peer.next(Ack)).receipts == [task.receipt]
+        assert (await peer.next(AckFrame)).receipts == [task.receipt]
         assert gate.calls == [1]
 
 
@@ -260,7 +260,7 @@ async def test_a_server_that_breaks_the_protocol_is_left(server: FakeServer) -> 
         peer = await server.welcomed()
         await peer.socket.send('{"type":"from_the_future"}')
         await peer.deliver(work(1))
-        await peer.next(Ack)
+        await peer.next(AckFrame)
 
 
 async def test_a_store_out_of_reach_is_no_reason_to_leave(
@@ -277,7 +277,7 @@ async def test_a_store_out_of_reach_is_no_reason_to_leave(
         for ok in (False, False, True, True):
             await peer.send(Degraded(ok=ok, reason="down"))
         gate.open()
-        assert (await peer.next(Ack)).receipts == [task.receipt]
-        assert peer.count(Redeliver) == 0
+        assert (await peer.next(AckFrame)).receipts == [task.receipt]
+        assert peer.count(RedeliverFrame) == 0
     told = [r.getMessage() for r in caplog.records if "store" in r.getMessage()]
     assert told == ["the server's store is out of reach: down", "the server's store is back"]

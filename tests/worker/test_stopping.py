@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.protocol.frames import Ack, Bye, Credit, Redeliver, Retry
+from taskqueue_core.protocol.frames import AckFrame, Bye, Credit, RedeliverFrame, RetryFrame
 from taskqueue_worker import Worker
 from tests.worker.fake import PATIENCE, FakeServer, outcome, running, work
 from tests.worker.local import until
@@ -58,14 +58,14 @@ async def test_running_tasks_are_given_time(server: FakeServer) -> None:
         await peer.deliver(*tasks)
         await handlers.both_entered()
         worker.stop()
-        assert (await peer.next(Redeliver)).receipts == [tasks[2].receipt]
+        assert (await peer.next(RedeliverFrame)).receipts == [tasks[2].receipt]
         await peer.deliver(late := work(key="sync"))
-        assert (await peer.next(Redeliver)).receipts == [late.receipt]
+        assert (await peer.next(RedeliverFrame)).receipts == [late.receipt]
         peer.confirms = False
         handlers.gate.set()
         acked: list[str] = []
         while len(acked) < 2:
-            acked += (await peer.next(Ack)).receipts
+            acked += (await peer.next(AckFrame)).receipts
         assert sorted(acked) == sorted(task.receipt for task in tasks[:2])
         assert peer.count(Bye) == 0
         peer.cut()
@@ -101,7 +101,7 @@ async def test_the_rest_is_handed_back(server: FakeServer, way: str) -> None:
         worker.stop(now=True)
     await peer.next(Bye)
     assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
-    assert peer.count(Redeliver) == len(peer.log) - peer.count(Bye) - peer.count(Credit)
+    assert peer.count(RedeliverFrame) == len(peer.log) - peer.count(Bye) - peer.count(Credit)
     await asyncio.wait([serving], timeout=PATIENCE)
     assert serving.cancelled() == (way == "when cancelled")
     assert serving.done()
@@ -122,7 +122,7 @@ async def test_a_worker_can_serve_again(server: FakeServer) -> None:
         with pytest.raises(ConfigurationError, match="already"):
             await worker.serve()
         await peer.deliver(work(key="async"))
-        await peer.next(Ack)
+        await peer.next(AckFrame)
         worker.stop()
         await serving
     assert len(identities) == 2  # unique per start
@@ -158,6 +158,6 @@ async def test_a_handler_that_fails_while_stopping_is_retried(server: FakeServer
         assert await asyncio.to_thread(entered.wait, 30)
         worker.stop()
         gate.set()
-        assert (await peer.next(Retry)).error == "ValueError: x"
+        assert (await peer.next(RetryFrame)).error == "ValueError: x"
         await peer.next(Bye)
         assert await outcome(ended) is None

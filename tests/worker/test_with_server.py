@@ -18,9 +18,9 @@ from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.config import Settings
 from taskqueue_core.queue import open_backend
 from taskqueue_core.tasks import Ledger
-from taskqueue_server import Server
+from taskqueue_server import ServerProcess
 from taskqueue_worker import Context, Worker
-from taskqueue_worker.server_link import Link
+from taskqueue_worker.server_link import ServerLink
 from tests.worker.fake import PATIENCE, running
 from tests.worker.local import until
 from tests.worker.processes import program
@@ -31,7 +31,7 @@ async def serving(*, lease: float = 15.0, grace: float = 0.5) -> AsyncIterator[t
     """Run a server in this loop; yield its queue and address."""
     settings = Settings(port=0, lease=lease, grace=grace, drain=1.0)
     backend = open_backend("taskqueue_memory", settings)
-    server = Server(backend, settings)
+    server = ServerProcess(backend, settings)
     running_server = asyncio.create_task(server.run())
     await server.ready.wait()
     try:
@@ -54,8 +54,8 @@ async def ended(queue: Queue, count: int) -> Ledger:
 
 def break_connection(worker: Worker) -> None:
     """Break the worker's connection from its own side, as the network would, when it has something to send."""
-    link = worker._shift and worker._shift._link
-    if isinstance(link, Link):
+    link = worker._current_run and worker._current_run._link
+    if isinstance(link, ServerLink):
 
         def cut() -> None:
             if link._connection:

@@ -68,7 +68,7 @@ class _Sum:
         if detail is not None and len(self.faults) < _SHOWN:
             self.faults.append({"line": line, "status": status, "detail": detail})
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         kinds = (*(status.value for status in Published), "invalid")
         counts = {name: self.statuses[name] for name in kinds}
         return {"lines": self.lines, **counts, "faults": self.faults}
@@ -97,7 +97,7 @@ def publish_file(
     except OSError as error:
         raise InvalidInput("batch", error.strerror or "an error", "a readable file") from None
     if as_json:
-        print_json(done.told())
+        print_json(done.to_dict())
     else:
         _print(done)
     if not done.stored:
@@ -152,22 +152,22 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 def _task(line: bytes, key: str | None, now: float) -> Task:
     try:
-        told = _decoder.decode(line)
+        decoded = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
             "line", str(error)[:120], "one JSON object that describes a task"
         ) from None
     return Task(
-        key=told.key or key or "",
-        payload=bytes(told.payload),
-        id=new_id() if told.id is None else told.id,
-        headers=told.headers,
-        priority=told.priority,
-        tenant=told.tenant,
-        ordering_key=told.ordering_key,
-        deadline=instant(now, "expires_in", told.expires_in, "deadline", told.deadline),
-        not_before=instant(now, "delay", told.delay, "not_before", told.not_before),
-        max_attempts=told.max_attempts,
+        key=decoded.key or key or "",
+        payload=bytes(decoded.payload),
+        id=new_id() if decoded.id is None else decoded.id,
+        headers=decoded.headers,
+        priority=decoded.priority,
+        tenant=decoded.tenant,
+        ordering_key=decoded.ordering_key,
+        deadline=instant(now, "expires_in", decoded.expires_in, "deadline", decoded.deadline),
+        not_before=instant(now, "delay", decoded.delay, "not_before", decoded.not_before),
+        max_attempts=decoded.max_attempts,
     )
 
 
@@ -183,9 +183,11 @@ def _progress(*, quiet: bool) -> Progress:
 
 
 def _print(done: _Sum) -> None:
-    told = done.told()
+    fields = done.to_dict()
     counts = (
-        f"{told[name]:,} {name}" for name in told if name not in {"lines", "faults"} and told[name]
+        f"{fields[name]:,} {name}"
+        for name in fields
+        if name not in {"lines", "faults"} and fields[name]
     )
     mark = "[green]✔[/]" if done.stored else "[red]✘[/]"
     console.print(f"{mark} {done.lines:,} lines: {', '.join(counts) or 'nothing to publish'}")

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.backends import REACH, ServerUrl, opened
-from taskqueue_cli.commands.status import Id, Key, NoTask, moment
+from taskqueue_cli.commands.status import Id, Key, NoTask, format_time
 from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.dead_letter_filter import act_on_all
@@ -53,11 +53,11 @@ def listing(
     key: Key, *, limit: Limit = 100, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
     """List dead letters of a queue, oldest first."""
-    found = asyncio.run(_list(key, limit, server))
+    dead_letters = asyncio.run(_list(key, limit, server))
     if as_json:
-        print_json([_told(letter) for letter in found])
+        print_json([_as_dict(dead_letter) for dead_letter in dead_letters])
         return
-    if not found:
+    if not dead_letters:
         console.print(f"No dead letters in [bold]{key}[/].")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -67,36 +67,42 @@ def listing(
     table.add_column("failed at", no_wrap=True)
     table.add_column("reason", overflow="fold")
     table.add_column("last error", overflow="fold")
-    for letter in found:
-        numbers = (str(letter.attempt), str(letter.losses), moment(letter.failed_at))
-        table.add_row(letter.task.id, *numbers, Text(letter.reason), Text(_last_error(letter)))
+    for dead_letter in dead_letters:
+        numbers = (
+            str(dead_letter.attempt),
+            str(dead_letter.losses),
+            format_time(dead_letter.failed_at),
+        )
+        table.add_row(
+            dead_letter.task.id, *numbers, Text(dead_letter.reason), Text(_last_error(dead_letter))
+        )
     console.print(table)
-    if len(found) == limit:
+    if len(dead_letters) == limit:
         console.print(f"[dim]There may be more than these {limit}: use --limit.")
 
 
 @dlq.command()
 def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show one dead letter with its payload and history."""
-    letter = asyncio.run(_find(key, task_id, server))
-    if letter is None:
+    dead_letter = asyncio.run(_find(key, task_id, server))
+    if dead_letter is None:
         raise NoTask(f"there is no dead letter {task_id!r} in queue {key!r}")
     if as_json:
-        print_json(_told(letter))
+        print_json(_as_dict(dead_letter))
         return
     table = Table.grid(padding=(0, 2))
     rows = {
-        "task": letter.task.id,
-        "reason": letter.reason,
-        "attempts": str(letter.attempt),
-        "losses": str(letter.losses),
-        "failed at": moment(letter.failed_at),
-        "payload": msgspec.json.format(letter.task.payload, indent=2).decode(),
+        "task": dead_letter.task.id,
+        "reason": dead_letter.reason,
+        "attempts": str(dead_letter.attempt),
+        "losses": str(dead_letter.losses),
+        "failed at": format_time(dead_letter.failed_at),
+        "payload": msgspec.json.format(dead_letter.task.payload, indent=2).decode(),
     }
     for name, value in rows.items():
         table.add_row(Text(name, "dim"), Text(value))
-    for failure in letter.history:
-        line = f"{moment(failure.at)}  attempt {failure.attempt}: {failure.error}"
+    for failure in dead_letter.history:
+        line = f"{format_time(failure.at)}  attempt {failure.attempt}: {failure.error}"
         table.add_row(Text("history", "dim"), Text(line))
     console.print(table)
 
@@ -150,8 +156,8 @@ def discard(
 def _check(
     ids: list[str] | None, conditions: dict[str, str | float | None], *, everything: bool
 ) -> None:
-    some = any(value is not None for value in conditions.values())
-    if bool(ids) + everything + some != 1:
+    any_given = any(value is not None for value in conditions.values())
+    if bool(ids) + everything + any_given != 1:
         raise typer.BadParameter("give either task ids or --all or conditions", param_hint="ID")
 
 
@@ -187,17 +193,19 @@ async def _act(
     server: str | None,
 ) -> int:
     async with opened(server) as backend:
-        letters = dead_letters_of(backend)
+        dead_letters = dead_letters_of(backend)
         if any(value is not None for value in conditions.values()):
             await backend.health()  # a backend elsewhere tells its time with its first answer
-            return await act_on_all(letters, verb, key, backend.now(), **conditions)
-        return await (letters.redrive if verb == "redrive" else letters.discard)(key, *ids)
+            return await act_on_all(dead_letters, verb, key, backend.now(), **conditions)
+        return await (dead_letters.redrive if verb == "redrive" else dead_letters.discard)(
+            key, *ids
+        )
 
 
-def _told(letter: DeadLetter) -> dict[str, Any]:
-    told = {name: getattr(letter, name) for name in letter.__struct_fields__}
-    return told | {"task": to_wire_task(letter.task)}
+def _as_dict(dead_letter: DeadLetter) -> dict[str, Any]:
+    fields = {name: getattr(dead_letter, name) for name in dead_letter.__struct_fields__}
+    return fields | {"task": to_wire_task(dead_letter.task)}
 
 
-def _last_error(letter: DeadLetter) -> str:
-    return letter.history[-1].error if letter.history else ""
+def _last_error(dead_letter: DeadLetter) -> str:
+    return dead_letter.history[-1].error if dead_letter.history else ""

@@ -17,7 +17,7 @@ from taskqueue_cli.backends import embedded_store
 from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, note, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 
-__all__ = ["add_to", "until_told"]
+__all__ = ["add_to", "interruptible"]
 
 T = TypeVar("T")
 
@@ -82,12 +82,12 @@ def run(
         view_for,
     )
 
-    word = backend or load_settings(Settings).backend
-    store = embedded_store(word)
+    name = backend or load_settings(Settings).backend
+    store = embedded_store(name)
     embedded = store is not None and store.wanted()
     options = DemoOptions(
         path=path or Path(sysconfig.get_path("stdlib")),
-        backend=word,
+        backend=name,
         embedded=embedded,
         workers=workers,
         limit=limit,
@@ -100,10 +100,10 @@ def run(
     def reported(report: Report) -> None:
         reports.append(report)
         if as_json:
-            print_json(report.told())
+            print_json(report.to_dict())
 
     try:
-        asyncio.run(until_told(run_demo(options, view_for(shown), reported)))
+        asyncio.run(interruptible(run_demo(options, view_for(shown), reported)))
     except DemoFailed as error:
         if error.logs:
             note(error.logs, "dim")
@@ -115,7 +115,7 @@ def run(
         raise typer.Exit(FAILED)
 
 
-async def until_told(work: Coroutine[Any, Any, T]) -> T:
+async def interruptible(work: Coroutine[Any, Any, T]) -> T:
     """Have SIGTERM and SIGHUP end the work as Ctrl-C does: in order."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()

@@ -16,8 +16,8 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.migration import (
     MigratingBackend,
+    MigrationPhase,
     MigrationStatus,
-    Phase,
     finish,
     rollback,
     start,
@@ -34,11 +34,11 @@ _MORE = (
 )
 migrate = typer.Typer(help=f"{_TEXT}\n\n{_MORE}", short_help=_TEXT, no_args_is_help=True)
 _WORDS = {
-    Phase.IDLE: "not started: the old side has everything",
-    Phase.STARTED: "started: the new side takes in, the old one runs empty",
-    Phase.FINISHED: "finished: nothing is left on the old side",
-    Phase.ROLLED_BACK: "rolled back: the old side takes in, the new one runs empty",
-    Phase.TURNING: "interrupted: give the command again",
+    MigrationPhase.IDLE: "not started: the old side has everything",
+    MigrationPhase.STARTED: "started: the new side takes in, the old one runs empty",
+    MigrationPhase.FINISHED: "finished: nothing is left on the old side",
+    MigrationPhase.ROLLED_BACK: "rolled back: the old side takes in, the new one runs empty",
+    MigrationPhase.INTERRUPTED: "interrupted: give the command again",
 }
 
 
@@ -54,7 +54,7 @@ def begin(*, as_json: AsJson = False) -> None:
 
 
 @migrate.command(name="status")
-def look(*, as_json: AsJson = False) -> None:
+def show_status(*, as_json: AsJson = False) -> None:
     """Say what is left where."""
     _act(status, as_json=as_json)
 
@@ -84,16 +84,16 @@ def back(
 
 
 def _act(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]], *, as_json: bool) -> None:
-    found = asyncio.run(_run(step))
+    result = asyncio.run(_run(step))
     if as_json:
-        print_json(found)
+        print_json(result)
         return
-    console.print(f"[bold]{_WORDS[found.phase]}[/]")
-    if found.queues:
-        console.print(_table(found))
-    if found.phase is not Phase.IDLE and not found.unfinished:
+    console.print(f"[bold]{_WORDS[result.phase]}[/]")
+    if result.queues:
+        console.print(_table(result))
+    if result.phase is not MigrationPhase.IDLE and not result.unfinished:
         console.print(
-            f"[dim]Keep the {found.leaves} side for {found.remembered:g} s more: it knows ids that may be sent again."
+            f"[dim]Keep the {result.leaves} side for {result.remembered:g} s more: it knows ids that may be sent again."
         )
 
 
@@ -108,9 +108,9 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
         backend = opened.inner
         if not isinstance(backend, MigratingBackend):
             raise ConfigurationError("TASKQUEUE_BACKEND: a server is no store; name its backend")
-        for side in backend.sides:
-            told = side.backend.capabilities
-            if not (told.shared or told.durable):
+        for side in backend.members:
+            capabilities = side.backend.capabilities
+            if not (capabilities.shared or capabilities.durable):
                 raise ConfigurationError(
                     f"the backend {side.name!r} lives in one process, and ends with it: there is nothing to migrate"
                 )
@@ -119,14 +119,16 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
         await opened.aclose()
 
 
-def _table(found: MigrationStatus) -> Table:
+def _table(result: MigrationStatus) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("queue", style="bold", overflow="fold")
     table.add_column("takes in")
     for name in ("waiting", "scheduled", "in flight", "dead"):
-        table.add_column(f"{name}, {found.leaves}", justify="right")
+        table.add_column(f"{name}, {result.leaves}", justify="right")
     table.add_column("moved", justify="right")
-    for one in found.queues:
-        left = (one.waiting, one.scheduled, one.in_flight, one.dead)
-        table.add_row(one.key, one.takes_in or "none", *map(count, left), count(one.moved))
+    for queue in result.queues:
+        remaining = (queue.waiting, queue.scheduled, queue.in_flight, queue.dead)
+        table.add_row(
+            queue.key, queue.takes_in or "none", *map(count, remaining), count(queue.moved)
+        )
     return table

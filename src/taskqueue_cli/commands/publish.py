@@ -100,8 +100,8 @@ def publish(
 ) -> None:
     """See `add_to`."""
     if batch is not None:
-        mine = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
-        if any(value is not None for value in mine) or priority != DEFAULT_PRIORITY:
+        own = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
+        if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
                 "the lines of the file say everything but the key", param_hint="--batch"
             )
@@ -168,22 +168,22 @@ def payload_of(word: str | None) -> bytes:
     return text
 
 
-def _read(word: str) -> bytes:
-    if word == "-":
+def _read(text: str) -> bytes:
+    if text == "-":
         return sys.stdin.buffer.read(LIMITS.payload + 1)
-    if not word.startswith("@"):
-        return word.encode("utf-8", "surrogateescape")
+    if not text.startswith("@"):
+        return text.encode("utf-8", "surrogateescape")
     try:
-        with Path(word[1:]).open("rb") as file:
+        with Path(text[1:]).open("rb") as file:
             return file.read(LIMITS.payload + 1)
     except OSError as error:
         raise InvalidInput("payload", error.strerror or "an error", "a readable file") from None
 
 
-def _headers(words: list[str]) -> dict[str, str]:
+def _headers(names: list[str]) -> dict[str, str]:
     headers = {}
-    for word in words:
-        name, sign, value = word.partition("=")
+    for text in names:
+        name, sign, value = text.partition("=")
         if not sign or not name:
             raise InvalidInput("header", "text without '='", "NAME=VALUE")
         headers[name] = value

@@ -71,11 +71,11 @@ def listing(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
         keys = await control.queues()
         return [(await control.stats(key), await control.settings(key)) for key in keys]
 
-    found = asyncio.run(_with(server, read))
+    matches = asyncio.run(_with(server, read))
     if as_json:
-        print_json([_told(stats.key, settings, stats) for stats, settings in found])
+        print_json([_as_dict(stats.key, settings, stats) for stats, settings in matches])
         return
-    if not found:
+    if not matches:
         console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -83,7 +83,7 @@ def listing(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
     table.add_column("waiting", justify="right")
     table.add_column("in flight", justify="right")
     table.add_column("limits", overflow="fold")
-    for stats, settings in found:
+    for stats, settings in matches:
         numbers = (count(stats.ledger.waiting), count(stats.ledger.in_flight))
         table.add_row(stats.key, *numbers, ", ".join(limits_of(settings)))
     console.print(table)
@@ -97,13 +97,13 @@ def show(key: Key, *, server: ServerUrl = None, as_json: AsJson = False) -> None
         check_known([key], await control.queues())
         return await control.settings(key)
 
-    found = asyncio.run(_with(server, read))
+    settings = asyncio.run(_with(server, read))
     if as_json:
-        print_json(_told(key, found))
+        print_json(_as_dict(key, settings))
         return
     table = Table.grid(padding=(0, 2))
-    for name, value in found.model_dump(mode="json").items():
-        rate = getattr(found, name) if name.endswith("rate_limit") else None
+    for name, value in settings.model_dump(mode="json").items():
+        rate = getattr(settings, name) if name.endswith("rate_limit") else None
         shown = _shown(value) if rate is None else rate_text(rate)
         if name == "weights":
             shown = ", ".join(f"{tenant}={weight}" for tenant, weight in value.items()) or NONE
@@ -263,7 +263,7 @@ def bind(
 
     def edit(found: QueueSettings) -> dict[str, Any]:
         own = [] if topic else [key]
-        there = [one for one in found.bound_to or own if not (topic and one == key)]
+        there = [item for item in found.bound_to or own if not (topic and item == key)]
         return _bound(key, [*there, *others])
 
     _edit(key, edit, server, version=version, as_json=as_json)
@@ -285,7 +285,7 @@ def unbind(
             if other not in found.bound_to:
                 known = ", ".join(found.bound_to) or f"none: {key} is not bound"
                 raise InvalidInput("OTHER", "a queue that gets no copies", known)
-        return _bound(key, [one for one in found.bound_to if one not in others])
+        return _bound(key, [item for item in found.bound_to if item not in others])
 
     _edit(key, edit, server, version=version, as_json=as_json)
 
@@ -364,7 +364,7 @@ def _change(
     if not used:  # perhaps the name is mistyped
         note(f"so far no task was published to {key!r}", "yellow")
     if as_json:
-        print_json(_told(key, settings))
+        print_json(_as_dict(key, settings))
         return
     limits = ", ".join(limits_of(settings)) or "no limits"
     console.print(f"[green]✔[/] [bold]{key}[/]: {limits}  [dim]version {settings.version}")
@@ -375,14 +375,14 @@ async def _with(server: str | None, act: Callable[[Control], Awaitable[T]]) -> T
         return await act(control_of(backend))
 
 
-def _told(key: str, settings: QueueSettings, stats: QueueStats | None = None) -> dict[str, Any]:
+def _as_dict(key: str, settings: QueueSettings, stats: QueueStats | None = None) -> dict[str, Any]:
     figures = {} if stats is None else {"ledger": stats.ledger}
     return {"key": key, **figures, **settings.model_dump(mode="json")}
 
 
 def _shown(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_shown(one)}" for name, one in value.items())
+        return ", ".join(f"{name.replace('_', ' ')} {_shown(item)}" for name, item in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value)) or NONE
     if isinstance(value, bool):

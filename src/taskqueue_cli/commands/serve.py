@@ -59,12 +59,12 @@ def run(
         ),
     ] = None,
     *,
-    parts: Annotated[
+    extensions: Annotated[
         list[str] | None,
         typer.Option(
             "--with",
             metavar="PART",
-            help="What else to serve, such as dispatch; may be repeated. TASKQUEUE_PARTS.",
+            help="What else to serve, such as dispatch; may be repeated. TASKQUEUE_EXTENSIONS.",
             show_default=False,
         ),
     ] = None,
@@ -97,14 +97,14 @@ def run(
         "host": host,
         "port": port,
         "processes": processes,
-        "parts": frozenset(parts) | settings.parts if parts else None,
+        "extensions": frozenset(extensions) | settings.extensions if extensions else None,
         "log_level": log_level,
         "log_format": log_format,
     }
     given = {name: value for name, value in options.items() if value is not None}
     settings = settings.model_copy(update=given)
-    word = backend or (settings.backend if embedded_redis is None else "redis")
-    if word == "server":
+    store_name = backend or (settings.backend if embedded_redis is None else "redis")
+    if store_name == "server":
         raise ConfigurationError("a server needs a store of its own, not another server: --backend")
     set_up(settings.log_level, settings.log_format)
 
@@ -115,7 +115,7 @@ def run(
 
         def ready(url: str) -> None:
             if as_json:
-                shown: dict[str, Any] = {"url": url, "backend": word, "pid": os.getpid()}
+                shown: dict[str, Any] = {"url": url, "backend": store_name, "pid": os.getpid()}
                 if store:
                     shown |= {
                         "embedded": store.name,
@@ -132,7 +132,7 @@ def run(
                     )
                 several = f" from {settings.processes} processes" if settings.processes > 1 else ""
                 console.print(
-                    f"[green]●[/] serving [bold]{word}[/]{several} at [bold]{url}[/]  [dim]Ctrl-C ends it"
+                    f"[green]●[/] serving [bold]{store_name}[/]{several} at [bold]{url}[/]  [dim]Ctrl-C ends it"
                 )
 
-        serve(settings, word, on_ready=ready, given=given)
+        serve(settings, store_name, on_ready=ready, given=given)

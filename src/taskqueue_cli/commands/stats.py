@@ -41,17 +41,17 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Exit with 1 if a ledger does not balance."""
-    found, now = asyncio.run(_read(keys or [], server))
+    matches, now = asyncio.run(_read(keys or [], server))
     if as_json:
-        print_json([_told(stats, settings) for stats, settings in found])
-    elif found:
-        _print([stats for stats, _ in found], now)
-        for stats, settings in found:
+        print_json([_as_dict(stats, settings) for stats, settings in matches])
+    elif matches:
+        _print([stats for stats, _ in matches], now)
+        for stats, settings in matches:
             if limits := limits_of(settings):
                 console.print(f"[bold]{stats.key}[/]: {', '.join(limits)}")
     else:
         console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
-    if not all(stats.ledger.balanced for stats, _ in found):
+    if not all(stats.ledger.balanced for stats, _ in matches):
         raise typer.Exit(FAILED)
 
 
@@ -70,29 +70,29 @@ async def _read(
         control = control_of(backend)
         known = await control.queues()
         check_known(keys, known)
-        found = [(await control.stats(key), await control.settings(key)) for key in keys or known]
-        return found, backend.now()
+        matches = [(await control.stats(key), await control.settings(key)) for key in keys or known]
+        return matches, backend.now()
 
 
-def _told(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(stats)
-    told["ledger"]["balanced"] = stats.ledger.balanced
+def _as_dict(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(stats)
+    fields["ledger"]["balanced"] = stats.ledger.balanced
     values = settings.model_dump(mode="json")
     names = (*settings.flow, *settings.ordering, *(["bound_to"] if settings.bound_to else []))
-    return told | {"flow": {name: values[name] for name in names}}
+    return fields | {"flow": {name: values[name] for name in names}}
 
 
-def _print(found: list[QueueStats], now: float) -> None:
-    total = sum((stats.ledger for stats in found), Ledger())
+def _print(matches: list[QueueStats], now: float) -> None:
+    total = sum((stats.ledger for stats in matches), Ledger())
     shown = [name for name in _LEDGER if name in _ALWAYS or getattr(total, name)]
     ledgers = _table(*(name.replace("_", " ") for name in shown), "balanced")
-    for stats in found:
+    for stats in matches:
         ledgers.add_row(stats.key, *_cells(stats.ledger, shown))
-    if len(found) > 1:
+    if len(matches) > 1:
         ledgers.add_section()
         ledgers.add_row("all", *_cells(total, shown), style="bold")
     flow = _table(*_FLOW, "oldest")
-    for stats in found:
+    for stats in matches:
         oldest = stats.oldest_waiting
         age = "[dim]-" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
         flow.add_row(stats.key, *(count(getattr(stats, name)) for name in _FLOW), age)

@@ -17,7 +17,7 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import TaskStatus
 
-__all__ = ["NoResult", "NoTask", "add_to", "moment"]
+__all__ = ["NoResult", "NoTask", "add_to", "format_time"]
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The task's key.", show_default=False)]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)]
@@ -46,20 +46,20 @@ def add_to(app: typer.Typer) -> None:
 
 def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Exit with 1 if nothing is known of the task."""
-    found, _ = asyncio.run(_read(key, task_id, server))
-    if found is None:
+    match, _ = asyncio.run(_read(key, task_id, server))
+    if match is None:
         raise NoTask(f"nothing is known of task {task_id!r} in queue {key!r}")
     if as_json:
-        print_json(found)
+        print_json(match)
         return
     table = Table.grid(padding=(0, 2))
     rows = {
-        "state": found.state.value.replace("_", " "),
-        "attempt": str(found.attempt),
-        "losses": str(found.losses),
-        "since": moment(found.updated_at),
-        "progress": "" if found.progress is None else str(found.progress),
-        "error": found.error or "",
+        "state": match.state.value.replace("_", " "),
+        "attempt": str(match.attempt),
+        "losses": str(match.losses),
+        "since": format_time(match.updated_at),
+        "progress": "" if match.progress is None else str(match.progress),
+        "error": match.error or "",
     }
     for name, value in rows.items():
         if value:
@@ -69,9 +69,9 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
 
 def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Exit with 1 if there is none."""
-    found, text = asyncio.run(_read(key, task_id, server))
+    match, text = asyncio.run(_read(key, task_id, server))
     if text is None:
-        why = "nothing is known of the task" if found is None else f"it is {found.state.value}"
+        why = "nothing is known of the task" if match is None else f"it is {match.state.value}"
         raise NoResult(f"task {task_id!r} in queue {key!r} has no result: {why}")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
 
@@ -82,10 +82,10 @@ async def _read(
     async with opened(server) as backend:
         control = control_of(backend)
         (text,) = await control.results(key, task_id)
-        (found,) = await control.statuses(key, task_id)
-        return found, text
+        (statuses,) = await control.statuses(key, task_id)
+        return statuses, text
 
 
-def moment(at: float) -> str:
+def format_time(at: float) -> str:
     """Return a time for people, in this machine's zone."""
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

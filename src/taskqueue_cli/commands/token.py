@@ -12,14 +12,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.commands.status import moment
+from taskqueue_cli.commands.status import format_time
 from taskqueue_cli.output import AsJson, console, note, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 
 if TYPE_CHECKING:
-    from taskqueue_server.auth.tokens import Entry
+    from taskqueue_server.auth.tokens import TokenEntry
 
 __all__ = ["add_to"]
 
@@ -100,7 +100,7 @@ def new(
     )
     from taskqueue_server.auth.tokens_file import add, new_token  # noqa: PLC0415 - as in `serve`
 
-    path, rights, patterns = _path(file), _words(verbs), _words(keys)
+    path, rights, patterns = _path(file), _split_list(verbs), _split_list(keys)
     check_name("name", name)
     if not rights or not set(rights).issubset(VERBS):
         raise InvalidInput("verbs", f"text of length {len(verbs)}", ", ".join(VERBS))
@@ -120,9 +120,9 @@ def new(
         connections=connections,
     )
     if as_json:
-        print_json({"token": secret, **_told(entry), "file": str(path)})
+        print_json({"token": secret, **_as_dict(entry), "file": str(path)})
         return
-    until = "" if entry.expires_at is None else f", until {moment(entry.expires_at)}"
+    until = "" if entry.expires_at is None else f", until {format_time(entry.expires_at)}"
     bounds = "".join(f", {limit}" for limit in _limits(entry))
     what = f"{' and '.join(sorted(entry.verbs))} with {', '.join(entry.keys)}{bounds}{until}"
     note(f"{name} ({entry.short}) may {what}. This is the token; it is not shown again:", "dim")
@@ -136,18 +136,18 @@ def listing(*, file: File = None, as_json: AsJson = False) -> None:
     """List the tokens of a file: whose, for what, until when."""
     from taskqueue_server.auth.tokens_file import entries  # noqa: PLC0415 - as in `serve`
 
-    found = entries(path := _path(file))
+    matches = entries(path := _path(file))
     if as_json:
-        print_json([_told(entry) for entry in found])
+        print_json([_as_dict(entry) for entry in matches])
         return
-    if not found:
+    if not matches:
         console.print(f"No tokens in {path}: nobody gets in.", markup=False)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", style="bold", overflow="fold")
     for title in ("id", "verbs", "keys", "limits", "expires"):
         table.add_column(title, overflow="fold")
-    for entry in found:
+    for entry in matches:
         table.add_row(
             entry.name,
             entry.short,
@@ -177,7 +177,7 @@ def revoke(
 
     path = _path(file)
 
-    def of_name(entry: Entry) -> bool:
+    def of_name(entry: TokenEntry) -> bool:
         return entry.name == name and which in {None, entry.short}
 
     known = [entry for entry in entries(path) if of_name(entry)]
@@ -188,7 +188,7 @@ def revoke(
     spared = known[-1] if keep_newest else None
     gone = remove(path, lambda entry: of_name(entry) and entry != spared)
     if as_json:
-        print_json({"revoked": [_told(entry) for entry in gone], "file": str(path)})
+        print_json({"revoked": [_as_dict(entry) for entry in gone], "file": str(path)})
     else:
         ids = ", ".join(entry.short for entry in gone)
         console.print(f"Revoked {len(gone)} of [bold]{name}[/]" + (f" ({ids})." if ids else "."))
@@ -201,8 +201,8 @@ def _path(given: Path | None) -> Path:
     return path
 
 
-def _words(text: str) -> list[str]:
-    return [word for part in text.split(",") if (word := part.strip())]
+def _split_list(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 def _expiry(text: str | None) -> float | None:
@@ -211,8 +211,8 @@ def _expiry(text: str | None) -> float | None:
     if text is None:
         return None
     allowed = "a span such as 90d, 12h or 30m, or a time to come, such as 2027-01-31"
-    if found := _SPAN.fullmatch(text):
-        return time.time() + int(found[1]) * _SECONDS[found[2]]
+    if match := _SPAN.fullmatch(text):
+        return time.time() + int(match[1]) * _SECONDS[match[2]]
     try:
         at = seconds_of(float(text) if text.replace(".", "", 1).isdecimal() else text)
     except (ValueError, OverflowError):
@@ -222,23 +222,23 @@ def _expiry(text: str | None) -> float | None:
     return at
 
 
-def _limits(entry: Entry) -> list[str]:
-    told = []
+def _limits(entry: TokenEntry) -> list[str]:
+    results = []
     if entry.rate is not None:
         at_once = "" if entry.burst is None else f" and {entry.burst:g} at once"
-        told.append(f"{entry.rate:g} a second{at_once}")
+        results.append(f"{entry.rate:g} a second{at_once}")
     if entry.connections is not None:
-        told.append(f"{entry.connections} socket{'' if entry.connections == 1 else 's'}")
-    return told
+        results.append(f"{entry.connections} socket{'' if entry.connections == 1 else 's'}")
+    return results
 
 
-def _when(entry: Entry) -> Text:
+def _when(entry: TokenEntry) -> Text:
     if entry.expires_at is None:
         return Text("never", "dim")
-    return Text(moment(entry.expires_at), "" if entry.lives(time.time()) else "red")
+    return Text(format_time(entry.expires_at), "" if entry.lives(time.time()) else "red")
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _as_dict(entry: TokenEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "id": entry.short,

@@ -23,8 +23,8 @@ def add_to(app: typer.Typer) -> None:
     app.callback()(options)
 
 
-def _print(asked: bool) -> None:  # noqa: FBT001 - a callback's only argument
-    if asked:
+def _print(requested: bool) -> None:  # noqa: FBT001 - a callback's only argument
+    if requested:
         show()
         raise typer.Exit
 

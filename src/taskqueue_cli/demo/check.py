@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from taskqueue_cli.demo.job import measure
-from taskqueue_cli.demo.plan import File, Plan
+from taskqueue_cli.demo.plan import DemoPlan, File
 from taskqueue_core.capabilities import Control
 
 __all__ = ["Comparison", "compare"]
@@ -31,9 +31,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """files that neither side could read"""
 
 
-async def compare(control: Control, plan: Plan, advance: Callable[[int], None]) -> Comparison:
+async def compare(control: Control, plan: DemoPlan, advance: Callable[[int], None]) -> Comparison:
     """Compute every result again, here, and compare."""
-    found: list[str] = []
+    matches: list[str] = []
     mismatches: list[str] = []
     loop = asyncio.get_running_loop()
     threads = min(_THREADS, os.cpu_count() or 1)
@@ -43,24 +43,26 @@ async def compare(control: Control, plan: Plan, advance: Callable[[int], None]) 
                 files = plan.files[start : start + _CHUNK]
                 ids = [plan.task_id(index) for index in range(start, start + len(files))]
                 results = await control.results(plan.key, *ids)
-                found += await asyncio.gather(
+                matches += await asyncio.gather(
                     *(
                         loop.run_in_executor(pool, _verdict, file, result)
                         for file, result in zip(files, results, strict=True)
                     )
                 )
-                advance(len(found))
+                advance(len(matches))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     mismatches = [
-        file.path for file, verdict in zip(plan.files, found, strict=True) if verdict == "mismatch"
+        file.path
+        for file, verdict in zip(plan.files, matches, strict=True)
+        if verdict == "mismatch"
     ]
     return Comparison(
-        compared=len(found),
+        compared=len(matches),
         mismatches=tuple(mismatches),
-        changed=found.count("changed"),
-        unreadable=found.count("unreadable"),
+        changed=matches.count("changed"),
+        unreadable=matches.count("unreadable"),
     )
 
 

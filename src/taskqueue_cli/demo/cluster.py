@@ -53,7 +53,7 @@ class Cluster:
     def __init__(
         self,
         key: str,
-        word: str,
+        name: str,
         *,
         embedded: bool = False,
         variables: Mapping[str, str] | None = None,
@@ -62,12 +62,12 @@ class Cluster:
 
         Raises `ConfigurationError` for a backend that leads to another server.
         """
-        if word == "server":
+        if name == "server":
             raise ConfigurationError(
                 "the demo starts a server of its own, which needs a store: choose another --backend"
             )
         self._key = key
-        self._word = word
+        self._word = name
         self._embedded = embedded
         self._children = Children()
         self._env = os.environ | {KEY_VARIABLE: key}
@@ -83,22 +83,22 @@ class Cluster:
 
     async def start_server(self) -> Child:
         """Start the server and wait until it listens. Raises `DemoFailed`."""
-        words: tuple[str, ...]
-        words = ("serve", "--host", "127.0.0.1", "--port", "0", "--backend", self._word, "--json")
+        names: tuple[str, ...]
+        names = ("serve", "--host", "127.0.0.1", "--port", "0", "--backend", self._word, "--json")
         if self._embedded:
-            words += ("--embedded-redis", str(self._children.folder / "store"))
+            names += ("--embedded-redis", str(self._children.folder / "store"))
         env = self._env | self._variables
-        server = await self._children.start("server", *words, env=env, piped=True)
+        server = await self._children.start("server", *names, env=env, piped=True)
         ready = msgspec.json.Decoder(_Ready)
         try:
             async with asyncio.timeout(_PATIENCE):
-                told = ready.decode(await server.first_line())
+                decoded = ready.decode(await server.first_line())
         except (TimeoutError, msgspec.MsgspecError):
             raise self._failure("the server did not start", server) from None
-        if told.error is not None:
+        if decoded.error is not None:
             code = await server.wait()
-            raise DemoFailed(f"the server did not start: {told.error.detail}", exit_code=code)
-        self.url, self.store, self.store_name = told.url, told.store, told.embedded
+            raise DemoFailed(f"the server did not start: {decoded.error.detail}", exit_code=code)
+        self.url, self.store, self.store_name = decoded.url, decoded.store, decoded.embedded
         token = load_settings(Settings).token
         self.backend = RemoteBackend(self.url, token.get_secret_value() if token else None)
         return server
@@ -107,8 +107,8 @@ class Cluster:
         """Start one more worker and wait until it is connected. Raises `DemoFailed`."""
         self._started += 1
         name = f"worker-{self._started}"
-        words = ("worker", _TARGET, "--url", self.url, "--worker-id", f"{self._key}.{name}")
-        child = await self._children.start(name, *words, env=self._env)
+        names = ("worker", _TARGET, "--url", self.url, "--worker-id", f"{self._key}.{name}")
+        child = await self._children.start(name, *names, env=self._env)
         try:
             async with asyncio.timeout(_PATIENCE):
                 while name not in await self.held():
@@ -143,7 +143,7 @@ class Cluster:
                 held = await self._steady()
         except TimeoutError:
             raise DemoFailed("no worker took anything that it could be killed with") from None
-        name = max(held, key=lambda one: held[one])
+        name = max(held, key=lambda name: held[name])
         victim = self._workers.pop(name)
         await victim.kill()
         for child in self._workers.values():

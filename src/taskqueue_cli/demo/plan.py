@@ -18,7 +18,7 @@ from taskqueue_core.tasks import Task
 __all__ = [
     "POISON_ATTEMPTS",
     "DemoOptions",
-    "Plan",
+    "DemoPlan",
     "make_plan",
 ]
 
@@ -38,13 +38,13 @@ class File(msgspec.Struct, frozen=True):
     def unchanged(self) -> bool:
         """Whether it looks the same now."""
         try:
-            found = Path(self.path).lstat()
+            result = Path(self.path).lstat()
         except OSError:
             return False
-        return (found.st_size, found.st_mtime_ns) == (self.size, self.changed_at)
+        return (result.st_size, result.st_mtime_ns) == (self.size, self.changed_at)
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One run's tasks. Their ids are new with each run."""
 
     key: str
@@ -81,7 +81,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             yield Task.of(self.key, payload, id=self.task_id(index))
 
 
-def make_plan(path: Path, limit: int | None) -> Plan:
+def make_plan(path: Path, limit: int | None) -> DemoPlan:
     """Look for files. About one in a hundred is to fail once, chosen by its path; at least one is.
 
     Raises `InvalidInput` where there are none.
@@ -91,7 +91,7 @@ def make_plan(path: Path, limit: int | None) -> Plan:
         raise InvalidInput("path", "no readable folder or file", "a folder with files in it")
     sums = [zlib.crc32(file.path.encode()) for file in files]
     failing = {index for index, number in enumerate(sums) if number % _ONE_IN == 0}
-    return Plan(
+    return DemoPlan(
         key=f"digest-{secrets.token_hex(3)}",
         files=files,
         failing=frozenset(failing or {sums.index(min(sums))}),
@@ -114,11 +114,11 @@ def _file(path: str) -> Iterator[File]:
     """Yield a regular file whose name JSON can express; devices, pipes and links are passed over."""
     try:
         path.encode()
-        found = Path(path).lstat()
+        result = Path(path).lstat()
     except (OSError, UnicodeEncodeError):
         return
-    if stat.S_ISREG(found.st_mode):
-        yield File(path, found.st_size, found.st_mtime_ns)
+    if stat.S_ISREG(result.st_mode):
+        yield File(path, result.st_size, result.st_mtime_ns)
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):

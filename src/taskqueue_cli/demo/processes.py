@@ -92,7 +92,7 @@ class Children:
         return self._folder
 
     async def start(
-        self, name: str, *words: str, env: Mapping[str, str], piped: bool = False
+        self, name: str, *names: str, env: Mapping[str, str], piped: bool = False
     ) -> Child:
         """Start ``taskqueue`` with ``words``. What it logs goes to a file that only the owner can read."""
         path = self.folder / f"{name}.log"
@@ -102,7 +102,7 @@ class Children:
                 sys.executable,
                 "-m",
                 "taskqueue_cli.demo.child",
-                *words,
+                *names,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if piped else log,
                 stderr=log,

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.demo.check import Comparison
-from taskqueue_cli.demo.plan import POISON_ATTEMPTS, Plan
+from taskqueue_cli.demo.plan import POISON_ATTEMPTS, DemoPlan
 from taskqueue_core.retry import EXHAUSTED
 from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, State
 
@@ -49,7 +49,7 @@ class Check(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a run found out."""
 
-    plan: Plan
+    plan: DemoPlan
     backend: str
     workers: int
     stats: QueueStats
@@ -79,7 +79,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         stats, ledger, plan = self.stats, self.stats.ledger, self.plan
         ended = ledger.done == len(plan.files) and ledger.published == plan.total
         right = self.comparison.compared - len(self.comparison.mismatches) - self.comparison.changed
-        poison = [(letter.task.id, letter.reason) for letter in self.dead]
+        poison = [(dead_letter.task.id, dead_letter.reason) for dead_letter in self.dead]
         return (
             Check(
                 ledger.balanced and ended,
@@ -112,7 +112,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Whether all of it holds."""
         return all(check.holds for check in self.checks)
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it for programs."""
         stats, ledger = self.stats, self.stats.ledger
         return {
@@ -132,8 +132,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "ledger": msgspec.to_builtins(ledger) | {"balanced": ledger.balanced},
             "killed": self.killed,
             "dead_letters": [
-                {"task_id": letter.task.id, "reason": letter.reason, "attempts": letter.attempt}
-                for letter in self.dead
+                {
+                    "task_id": dead_letter.task.id,
+                    "reason": dead_letter.reason,
+                    "attempts": dead_letter.attempt,
+                }
+                for dead_letter in self.dead
             ],
             "compared": self.comparison.compared,
             "mismatches": len(self.comparison.mismatches),
@@ -230,10 +234,10 @@ def _checks(report: Report) -> Table:
 
 
 def _looking_back(journal: Path) -> Text:
-    words = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(journal))
+    names = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(journal))
     return Text.assemble(
         ("Where its time went: ", "dim"),
-        os.environ.get(REPORT_VARIABLE) or shlex.join(words),
+        os.environ.get(REPORT_VARIABLE) or shlex.join(names),
         no_wrap=True,  # it is there to be copied
         overflow="ignore",
     )

@@ -12,7 +12,7 @@ import msgspec
 from taskqueue_cli.demo.check import compare
 from taskqueue_cli.demo.cluster import Cluster, DemoFailed
 from taskqueue_cli.demo.journals import JournalKeeper, fresh, keeper_of
-from taskqueue_cli.demo.plan import DemoOptions, Plan, make_plan
+from taskqueue_cli.demo.plan import DemoOptions, DemoPlan, make_plan
 from taskqueue_cli.demo.report import Killed, Report
 from taskqueue_cli.demo.view import View
 from taskqueue_core.capabilities import QueueSettings
@@ -78,7 +78,7 @@ def _journal(options: DemoOptions, view: View) -> tuple[Path | None, JournalKeep
 class _Job:
     """The tasks of one run, from the first publish to the account."""
 
-    def __init__(self, cluster: Cluster, plan: Plan, view: View, *, journal: bool) -> None:
+    def __init__(self, cluster: Cluster, plan: DemoPlan, view: View, *, journal: bool) -> None:
         self._cluster = cluster
         self._plan = plan
         self._view = view
@@ -146,9 +146,9 @@ class _Job:
                 if not confirmation.stored:
                     raise DemoFailed(f"a task was not stored: {confirmation.reason}")
                 self._duplicates += confirmation.status is Published.DUPLICATE
-            await self._look()
+            await self._read_stats()
 
-    async def _look(self) -> QueueStats:
+    async def _read_stats(self) -> QueueStats:
         self._cluster.check()
         stats = await self._control.stats(self._plan.key)
         self._view.update(stats)
@@ -157,7 +157,7 @@ class _Job:
     async def _until(self, reached: Callable[[QueueStats], bool]) -> QueueStats:
         moved, since = 0, time.monotonic()
         while True:
-            stats = await self._look()
+            stats = await self._read_stats()
             if reached(stats):
                 return stats
             if (now := stats.delivered + _ended(stats)) != moved:

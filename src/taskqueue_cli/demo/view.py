@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.demo.plan import DemoOptions, Plan
+from taskqueue_cli.demo.plan import DemoOptions, DemoPlan
 from taskqueue_cli.demo.report import Report, summary
 from taskqueue_core.tasks import QueueStats
 
@@ -25,7 +25,7 @@ _EVERY = 2.0
 class View(Protocol):
     """Hears what happens, in order."""
 
-    def begin(self, options: DemoOptions, plan: Plan) -> None:
+    def begin(self, options: DemoOptions, plan: DemoPlan) -> None:
         """Say what is going to be done."""
         ...
 
@@ -60,7 +60,7 @@ def view_for(console: Console) -> View:
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
-def heading(options: DemoOptions, plan: Plan) -> Text:
+def heading(options: DemoOptions, plan: DemoPlan) -> Text:
     """Return the first lines."""
     return Text.assemble(
         ("taskqueue demo", "bold"),
@@ -97,7 +97,7 @@ class PlainView:
         self._last = self._began
         self._files = 0
 
-    def begin(self, options: DemoOptions, plan: Plan) -> None:
+    def begin(self, options: DemoOptions, plan: DemoPlan) -> None:
         """See `View`."""
         self._files = len(plan.files)
         self._console.print(heading(options, plan), soft_wrap=True)
@@ -154,7 +154,7 @@ class LiveView:
         self._live = Live(console=console, refresh_per_second=12, transient=True)
         self._first: float | None = None
 
-    def begin(self, options: DemoOptions, plan: Plan) -> None:
+    def begin(self, options: DemoOptions, plan: DemoPlan) -> None:
         """See `View`."""
         self._console.print(heading(options, plan))
         self._console.print()

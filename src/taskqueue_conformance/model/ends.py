@@ -42,21 +42,21 @@ async def frees(
     bench: Bench, end: End, *, tenant: str | None = None, deadline: float | None = None
 ) -> None:
     """Have one task in flight and a receive wait for its place, then ``end`` it: the wait must end, too."""
-    one, two = bench.subscribe(), bench.subscribe(consumer="another")
+    item, two = bench.subscribe(), bench.subscribe(consumer="another")
     first, second = f"{end.__name__}1", f"{end.__name__}2"
     at = None if deadline is None else bench.now + deadline
     await bench.publish(first, tenant=tenant, deadline=at)
     await bench.publish(second, tenant=tenant)
-    delivery = await bench.one(one)
+    delivery = await bench.one(item)
     await held(two)
     waiting = await bench.start(two.receive(5, None))
     assert not waiting.done(), "handed out beyond the limit (law 5)"
-    await end(bench, one, delivery)
+    await end(bench, item, delivery)
     taken = (await bench.outcome(waiting)).deliveries
     assert len(taken) == 1, f"{len(taken)} in flight, the limit is 1 (law 5)"
     await two.ack(*taken)
     await bench.control.purge(KEY)
-    for subscription in (one, two):
+    for subscription in (item, two):
         await subscription.close()
 
 

@@ -139,8 +139,8 @@ class Entry:
     def shares(self, other: Entry) -> bool:
         """Whether it is another one of the same entity."""
         entity = self.task.ordering_key
-        mine = entity is not None and entity == other.task.ordering_key
-        return mine and self is not other and self.task.key == other.task.key
+        own = entity is not None and entity == other.task.ordering_key
+        return own and self is not other and self.task.key == other.task.key
 
     def maybe_holds_up(self, other: Entry, span: Span) -> bool:
         """Whether another one of its entity may have to wait for this one."""
@@ -169,5 +169,7 @@ class Entry:
         if self.loose and status.losses == self.losses + 1:
             self.losses = status.losses
         self.loose = False
-        told, true = (status.attempt, status.losses), (self.attempt, self.losses)
-        assert told == true, f"{self.name} has (attempt, losses) {told}, it must be {true} (law 3)"
+        results, true = (status.attempt, status.losses), (self.attempt, self.losses)
+        assert results == true, (
+            f"{self.name} has (attempt, losses) {results}, it must be {true} (law 3)"
+        )

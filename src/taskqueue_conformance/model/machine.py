@@ -32,7 +32,7 @@ from taskqueue_conformance.model.draws import (
     tellers,
 )
 from taskqueue_conformance.model.model import Model
-from taskqueue_conformance.model.moves import Moves, told
+from taskqueue_conformance.model.moves import Moves, name_of
 from taskqueue_core.backend import Capability
 from taskqueue_core.tasks import Delivery, Settled, State
 
@@ -55,9 +55,9 @@ class QueueMachine(Moves):
     ) -> None:
         """Set short windows, limits and orders, where settings can be set, and open the subscriptions."""
         self.model = Model(self.run(self.prepare()))
-        for key, some, order in zip(KEYS, limits, arranged, strict=True):
+        for key, limit, order in zip(KEYS, limits, arranged, strict=True):
             if self.has(Capability.FLOW):
-                self.limit(key, some)
+                self.limit(key, limit)
             if self.has(Capability.ORDER):
                 self.arrange(key, order)
         self.subscriptions = [self.bench.subscribe(*KEYS, consumer=name) for name in WORKERS]
@@ -67,8 +67,8 @@ class QueueMachine(Moves):
         """Publish tasks: fresh ones, known ones, ones with another payload."""
         dates = {name: self.at(fields[name]) for name in ("not_before", "deadline")}
         entity = fields["ordering_key"] if self.has(Capability.ORDER) else None
-        told = {**fields, **dates, "ordering_key": entity}
-        fresh = [self.bench.task(name, key=key, **told) for name in chosen]
+        values = {**fields, **dates, "ordering_key": entity}
+        fresh = [self.bench.task(name, key=key, **values) for name in chosen]
         answers, span = self.timed(self.bench.backend.publisher.publish(*fresh))
         for task, answer in zip(fresh, answers, strict=True):
             self.model.published(task, answer, span)
@@ -79,10 +79,10 @@ class QueueMachine(Moves):
         """Receive what is there."""
         answer, span = self.timed(self.subscriptions[owner].receive(limit, 0))
         self.model.received(owner, KEYS, limit, answer, span)
-        found = [told(delivery) for delivery in answer.deliveries]
-        found += [f"expired {entry.key}/{entry.task_id}" for entry in answer.expired]
+        matches = [name_of(delivery) for delivery in answer.deliveries]
+        matches += [f"expired {entry.key}/{entry.task_id}" for entry in answer.expired]
         self.deliveries += answer.deliveries
-        self.done(", ".join(found) or "nothing")
+        self.done(", ".join(matches) or "nothing")
 
     @rule(key=keys, chosen=batches, fields=tasks, owner=owners, limit=st.integers(1, 4))
     def publish_and_receive(
@@ -101,20 +101,20 @@ class QueueMachine(Moves):
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def ack(self, owner: int, chosen: list[int]) -> None:
         """Ack deliveries, current or not."""
-        if found := self.chosen(*chosen):
-            self.settle("ack", found, self.subscriptions[owner].ack(*found))
+        if deliveries := self.chosen(*chosen):
+            self.settle("ack", deliveries, self.subscriptions[owner].ack(*deliveries))
 
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def redeliver(self, owner: int, chosen: list[int]) -> None:
         """Hand deliveries back."""
-        if found := self.chosen(*chosen):
-            self.settle("redeliver", found, self.subscriptions[owner].redeliver(*found))
+        if deliveries := self.chosen(*chosen):
+            self.settle("redeliver", deliveries, self.subscriptions[owner].redeliver(*deliveries))
 
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(teller=tellers, place=places)
-    def lose(self, teller: int | None, place: int) -> None:
+    def lose(self, teller: int | None, index: int) -> None:
         """Hand a delivery back as lost: only its owner can tell."""
-        for delivery in self.chosen(place):
+        for delivery in self.chosen(index):
             owner = self.model.owners[delivery.receipt]
             teller = owner if teller is None else teller
             call = self.subscriptions[teller].redeliver(delivery, lost=True)
@@ -122,20 +122,20 @@ class QueueMachine(Moves):
 
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(owner=owners, place=places)
-    def dead_letter(self, owner: int, place: int) -> None:
+    def dead_letter(self, owner: int, index: int) -> None:
         """Bury a delivery."""
 
         async def bury(delivery: Delivery) -> tuple[Settled, ...]:
             return (await self.bench.bury(self.subscriptions[owner], delivery),)
 
-        for delivery in self.chosen(place):
+        for delivery in self.chosen(index):
             self.settle("dead_letter", [delivery], bury(delivery))
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
     @rule(place=places, delay=st.integers(0, 3))
-    def retry(self, place: int, delay: int) -> None:
+    def retry(self, index: int, delay: int) -> None:
         """Schedule a retry that settles a delivery, current or not."""
-        for delivery in self.chosen(place):
+        for delivery in self.chosen(index):
             self.schedule(delivery.task, delay, None, delivery)
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
@@ -198,14 +198,14 @@ class QueueMachine(Moves):
 
     @precondition(lambda self: self.has(Capability.HANDOVER))
     @rule(owner=owners, place=places)
-    def adopt(self, owner: int, place: int) -> None:
+    def adopt(self, owner: int, position: int) -> None:
         """Adopt a delivery, one's own worker's or another's, current or not."""
         same = [index for index, worker in enumerate(WORKERS) if worker == WORKERS[owner]]
-        for delivery in self.chosen(place):
+        for delivery in self.chosen(position):
             call = self.bench.adopt(self.subscriptions[owner], delivery.receipt)
             (answer,), span = self.timed(call)
             self.model.adopted(owner, same, delivery, answer, span)
-            self.done(f"{told(delivery)} {'adopted' if answer else 'not adopted'}")
+            self.done(f"{name_of(delivery)} {'adopted' if answer else 'not adopted'}")
 
     @precondition(lambda self: self.has(Capability.FLOW))
     @rule(key=keys, limits=st.fixed_dictionaries({}, optional=bounds | pauses))
@@ -227,12 +227,12 @@ class QueueMachine(Moves):
 
     @precondition(lambda self: self.has(Capability.CONTROL))
     @rule(place=places)
-    def progress(self, place: int) -> None:
+    def progress(self, index: int) -> None:
         """Report progress of a delivery, current or not."""
-        for delivery in self.chosen(place):
+        for delivery in self.chosen(index):
             answer, span = self.timed(self.bench.control.progress(delivery, 0.5))
             self.model.progressed(delivery, span, answer=answer)
-            self.done(f"{told(delivery)} {'noted' if answer else 'not noted'}")
+            self.done(f"{name_of(delivery)} {'noted' if answer else 'not noted'}")
 
     @rule(units=st.integers(1, 7))
     def advance(self, units: int) -> None:

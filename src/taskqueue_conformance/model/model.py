@@ -82,10 +82,10 @@ class Model(Shelf):
     ) -> None:
         """A retry was asked for; ``None`` stands for `LeaseLost`."""
         entry = self.entries.get((task.key, task.id))
-        word = token or f"attempt:{settles.attempt if settles else entry.handed if entry else 0}"
+        name = token or f"attempt:{settles.attempt if settles else entry.handed if entry else 0}"
         stale = settles is not None and (entry is None or entry.receipt != settles.receipt)
         allowed: set[Published | None] = {None if stale else Published.ACCEPTED}
-        if entry is not None and word in entry.tokens:
+        if entry is not None and name in entry.tokens:
             allowed = {Published.DUPLICATE}
         if stale and entry is not None and not self.surely_known(entry, span):
             allowed.add(None)
@@ -105,7 +105,7 @@ class Model(Shelf):
                 entry.holds = entry.holds or None
                 self.turns[task.key].reset()
             self._end_receipt(entry, "retry" if settles else None)
-            entry.tokens.add(word)
+            entry.tokens.add(name)
             entry.attempt = None if entry.attempt is None else entry.attempt + 1
             entry.losses, entry.fresh = 0, False
             entry.schedule(at, span, self._number())
@@ -121,18 +121,20 @@ class Model(Shelf):
         for delivery in answer.deliveries:
             assert delivery.task.key in keys, "a delivery of a key that was not subscribed"
             self._delivered(owner, delivery, span)
-        mine = [entry for entry in self.entries.values() if entry.task.key in keys]
+        entries = [entry for entry in self.entries.values() if entry.task.key in keys]
         if len(answer.deliveries) < limit and not answer.again:
-            left = [
+            remaining = [
                 entry.name
-                for entry in mine
+                for entry in entries
                 if self.surely_free(entry, span) and self.opens_at(entry, span) is None
             ]
-            assert not left, f"available and not delivered: {left}"
+            assert not remaining, f"available and not delivered: {remaining}"
         if not (answer.deliveries or answer.again):
-            due = min((self.known_at(entry, span) for entry in mine), default=inf)
-            told = answer.due_at
-            assert due == inf or (told is not None and told <= due), f"due_at is {told}, not {due}"
+            due = min((self.known_at(entry, span) for entry in entries), default=inf)
+            value = answer.due_at
+            assert due == inf or (value is not None and value <= due), (
+                f"due_at is {value}, not {due}"
+            )
 
     def _delivered(self, owner: int, delivery: Delivery, span: Span) -> None:
         entry = self.entries.get((delivery.task.key, delivery.task.id))
@@ -153,8 +155,10 @@ class Model(Shelf):
             f"{entry.name} got a receipt used before (law 2)"
         )
         entry.attempt = delivery.attempt if entry.attempt is None else entry.attempt
-        told, true = (delivery.attempt, delivery.losses), (entry.attempt, entry.losses)
-        assert told == true, f"{entry.name} has (attempt, losses) {told}, it must be {true} (law 3)"
+        results, true = (delivery.attempt, delivery.losses), (entry.attempt, entry.losses)
+        assert results == true, (
+            f"{entry.name} has (attempt, losses) {results}, it must be {true} (law 3)"
+        )
         assert delivery.prior in entry.priors, f"{entry.name} has prior {delivery.prior}"
         self.check_order(entry, span)
         limits = self.limits[entry.task.key]
@@ -297,7 +301,7 @@ class Model(Shelf):
                 self._lose(entry, span)
 
     def check(
-        self, key: str, ledger: Ledger, found: dict[str, TaskStatus | None], span: Span
+        self, key: str, ledger: Ledger, matches: dict[str, TaskStatus | None], span: Span
     ) -> None:
         """Compare the ledger and the statuses of a queue's tasks, read one after the other."""
         counts: Counter[str] = Counter(
@@ -305,7 +309,7 @@ class Model(Shelf):
         )
         for (queue, task_id), entry in self.entries.items():
             if queue == key:
-                status = found[task_id]
+                status = matches[task_id]
                 if status is None:
                     assert entry.maybe_forgotten(span, self._window), (
                         f"{entry.name} is not known any more (law 1)"

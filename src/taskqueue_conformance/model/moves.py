@@ -19,7 +19,7 @@ from taskqueue_core.capabilities import QueueSettings, has
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
 
-__all__ = ["Moves", "told"]
+__all__ = ["Moves", "name_of"]
 
 T = TypeVar("T")
 
@@ -82,12 +82,12 @@ class Moves(RuleBasedStateMachine):
         for delivery, answer in zip(chosen, answers, strict=True):
             self.model.settled(verb, delivery, answer, (start, self.span()[1]), foreign=foreign)
         pairs = zip(chosen, answers, strict=True)
-        self.done(", ".join(f"{told(delivery)} {answer}" for delivery, answer in pairs))
+        self.done(", ".join(f"{name_of(delivery)} {answer}" for delivery, answer in pairs))
 
-    def chosen(self, *places: int) -> list[Delivery]:
+    def chosen(self, *indexes: int) -> list[Delivery]:
         """Return deliveries by their places."""
         count = len(self.deliveries)
-        return [self.deliveries[-1 - place % count] for place in places] if count else []
+        return [self.deliveries[-1 - index % count] for index in indexes] if count else []
 
     def schedule(self, task: Task, delay: int, token: str | None, settles: Delivery | None) -> None:
         """Schedule a retry, and have the model judge the answer."""
@@ -101,7 +101,7 @@ class Moves(RuleBasedStateMachine):
             assert settles is not None, "LeaseLost without a delivery in hand"
         span = (start, self.span()[1])
         self.model.retried(task, at, answer, span, token=token, settles=settles)
-        about = told(settles) if settles else f"{task.key}/{task.id}"
+        about = name_of(settles) if settles else f"{task.key}/{task.id}"
         self.done(f"{about} {answer or 'lease_lost'}")
 
     def the_dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
@@ -124,9 +124,9 @@ class Moves(RuleBasedStateMachine):
             known = [task_id for queue, task_id in self.model.entries if queue == key]
             start, _ = self.span()
             ledger = self.run(self.bench.control.ledger(key))
-            found = self.run(self.bench.control.statuses(key, *known))
+            statuses = self.run(self.bench.control.statuses(key, *known))
             span = (start, self.span()[1])
-            self.model.check(key, ledger, dict(zip(known, found, strict=True)), span)
+            self.model.check(key, ledger, dict(zip(known, statuses, strict=True)), span)
 
     def at(self, units: int | None) -> float | None:
         """Return the time in so many units."""
@@ -152,6 +152,6 @@ class Moves(RuleBasedStateMachine):
         return answer, (start, self.span()[1])
 
 
-def told(delivery: Delivery) -> str:
+def name_of(delivery: Delivery) -> str:
     """Name a delivery."""
     return f"{delivery.task.key}/{delivery.task.id} attempt {delivery.attempt}"

@@ -29,24 +29,26 @@ class Shelf:
         assert not held_up, f"{entry.name} was delivered, {held_up} of its entity is first (law 4)"
         for other in rivals:
             other.holds = other.holds or False
-        mine = [e for e in self.entries.values() if e.task.key == entry.task.key and e is not entry]
+        entries = [
+            e for e in self.entries.values() if e.task.key == entry.task.key and e is not entry
+        ]
         others = [
             other
-            for other in mine
+            for other in entries
             if self.surely_free(other, span) and self.has_own_room(other, entry, span)
         ]
         self.turns[entry.task.key].served(entry, others, self.limits[entry.task.key].settings)
 
     def in_flight(self, task: Task, *, of_tenant: bool = False) -> list[Entry]:
         """Return what runs in a task's queue, or of its tenant there."""
-        mine = (entry for entry in self.entries.values() if entry.task.key == task.key)
-        running = [entry for entry in mine if entry.state is State.IN_FLIGHT]
+        entries = (entry for entry in self.entries.values() if entry.task.key == task.key)
+        running = [entry for entry in entries if entry.state is State.IN_FLIGHT]
         return [e for e in running if not of_tenant or e.task.tenant == task.tenant]
 
     def waiting(self, task: Task, span: Span, *, of_tenant: bool = False) -> Span:
         """Return how many tasks count against the capacity, or the tenant's, at least and at most."""
-        mine = [entry for entry in self.entries.values() if entry.task.key == task.key]
-        fresh = [e for e in mine if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
+        entries = [entry for entry in self.entries.values() if entry.task.key == task.key]
+        fresh = [e for e in entries if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
         if of_tenant:
             fresh = [entry for entry in fresh if entry.task.tenant == task.tenant]
         surely = [e for e in fresh if not (e.maybe_late(span) or (of_tenant and e.uncounted))]

@@ -57,13 +57,13 @@ class Turns:
         waiting = {other.task.tenant for other in others if other.task.priority == priority}
         waiting.discard(tenant)
         self._turns = {
-            (lane, who): turns
-            for (lane, who), turns in self._turns.items()
-            if lane != priority or who in waiting
+            (lane, client): turns
+            for (lane, client), turns in self._turns.items()
+            if lane != priority or client in waiting
         }
-        for who in waiting:
-            turns = self._turns.setdefault((priority, who), Counter())
+        for client in waiting:
+            turns = self._turns.setdefault((priority, client), Counter())
             turns[tenant] += 1
             assert turns[tenant] <= _ROUNDS, (
-                f"{entry.name}: {turns[tenant]} turns of {tenant!r} while {who!r} waits (law 4)"
+                f"{entry.name}: {turns[tenant]} turns of {tenant!r} while {client!r} waits (law 4)"
             )

@@ -17,9 +17,9 @@ from taskqueue_conformance.slots.helpers import (
     add,
     endpoint,
     glance,
-    look,
+    inspect_pool,
+    report_observation,
     running,
-    seen,
     serve,
     take,
 )
@@ -35,20 +35,25 @@ LOST = {"token": "0ld.1.abc"}
 
 
 class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
-    """`SlotPool.register` and what changes an endpoint, ``look``, ``configure``, and the order of ``acquire``."""
+    """`SlotPool.register` and what changes an endpoint, ``inspect_pool``, ``configure``, and the order of ``acquire``."""
 
     async def test_registered(self, bench: Bench) -> None:
         """What is registered is told, and found by model in the order of its registration (C12; OPEN-C5)."""
         names = [("b", "s-1"), (MODEL, "s1"), (MODEL, "s-2 {x}"), ("b", "s0"), (OTHER_MODEL, "s1")]
         for model, server in names:
             made = endpoint(server, slots=3, model=model, priority=7, together=9)
-            told = await bench.slots.register(made)
-            assert told.endpoint == made
-            assert (told.healthy, told.held, told.free, told.last_model) == (False, 0, 3, None)
-        view = await look(bench)
-        found = [(info.endpoint.model, info.endpoint.server) for info in view.endpoints]
-        assert found == sorted(names, key=lambda name: name[0])
-        of_model = await look(bench, MODEL)
+            result = await bench.slots.register(made)
+            assert result.endpoint == made
+            assert (result.healthy, result.held, result.free, result.last_model) == (
+                False,
+                0,
+                3,
+                None,
+            )
+        view = await inspect_pool(bench)
+        matches = [(info.endpoint.model, info.endpoint.server) for info in view.endpoints]
+        assert matches == sorted(names, key=lambda name: name[0])
+        of_model = await inspect_pool(bench, MODEL)
         assert [info.endpoint.server for info in of_model.endpoints] == ["s1", "s-2 {x}"]
         assert of_model.epoch == view.epoch
 
@@ -62,7 +67,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await add(bench, "s1")
         assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
         assert not (await glance(bench)).usable
-        assert await seen(bench, 0) == []
+        assert await report_observation(bench, 0) == []
         assert (await glance(bench)).usable
         await add(bench, "s2", reports=False)
         assert (await glance(bench, "s2")).healthy
@@ -74,12 +79,12 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, "s2")
         await bench.slots.release(*await take(bench, 2))
         (lease,) = await take(bench)
-        told = await add(bench, "s1", slots=2, url="http://elsewhere.example/")
-        assert (told.healthy, told.held, told.free) == (True, 1, 1)
-        (kept,) = await bench.slots.renew(lease, ttl=LONG)
-        assert kept is not None
-        assert kept.url == "http://elsewhere.example/"
-        view = await look(bench)
+        result = await add(bench, "s1", slots=2, url="http://elsewhere.example/")
+        assert (result.healthy, result.held, result.free) == (True, 1, 1)
+        (retained,) = await bench.slots.renew(lease, ttl=LONG)
+        assert retained is not None
+        assert retained.url == "http://elsewhere.example/"
+        view = await inspect_pool(bench)
         assert [info.endpoint.server for info in view.endpoints] == ["s1", "s2"]
 
     async def test_reports_that_end(self, bench: Bench) -> None:
@@ -88,17 +93,17 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         over, _ = await running(bench, "job-1", "job-2", ttl=bench.short)
         await bench.advance(bench.short)
         await bench.slots.renew(over, ttl=LONG)
-        told = await add(bench, slots=2, reports=False)
-        assert (told.held, told.overdue) == (1, 0)
-        (left,) = (await look(bench)).leases
-        assert left.job == "job-1"
+        result = await add(bench, slots=2, reports=False)
+        assert (result.held, result.overdue) == (1, 0)
+        (lease,) = (await inspect_pool(bench)).leases
+        assert lease.job == "job-1"
 
     async def test_slots_that_are_taken_away(self, bench: Bench) -> None:
         """Lowered slots end no lease: what runs goes on, and no more is given until it fits (fault H7)."""
         await serve(bench, slots=3)
         leases = await running(bench, "job-1", "job-2", "job-3")
-        told = await add(bench, slots=1)
-        assert (told.held, told.free) == (3, 0)
+        result = await add(bench, slots=1)
+        assert (result.held, result.free) == (3, 0)
         for lease in leases[:2]:
             assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
             assert await bench.slots.release(lease) == (True,)
@@ -111,8 +116,8 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         assert await bench.slots.drain(MODEL, "s1")
-        told = await glance(bench)
-        assert (told.draining, told.usable, told.healthy) == (True, False, True)
+        result = await glance(bench)
+        assert (result.draining, result.usable, result.healthy) == (True, False, True)
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
         assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
         assert await bench.slots.drain(MODEL, "s1", draining=False)
@@ -124,20 +129,20 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
     async def test_removed(self, bench: Bench) -> None:
         """A removed endpoint is forgotten at once where it holds nothing, else with its last lease (fault H7)."""
         await serve(bench, slots=2)
-        one, two = await running(bench, "job-1", "job-2")
+        lease, two = await running(bench, "job-1", "job-2")
         await bench.slots.release(two)
         assert await bench.slots.remove(MODEL, "s1")
-        told = await glance(bench)
-        assert (told.removed, told.usable, told.held) == (True, False, 1)
+        result = await glance(bench)
+        assert (result.removed, result.usable, result.held) == (True, False, 1)
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
-        assert (await bench.slots.renew(one, ttl=LONG))[0] is not None
+        assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
         assert await bench.slots.remove(MODEL, "s1")
-        assert await bench.slots.release(one) == (True,)
-        assert (await look(bench)).endpoints == ()
+        assert await bench.slots.release(lease) == (True,)
+        assert (await inspect_pool(bench)).endpoints == ()
         assert not await bench.slots.remove(MODEL, "s1")
         assert not (await add(bench)).healthy, "it is a new one"
         assert await bench.slots.remove(MODEL, "s1")
-        assert (await look(bench)).endpoints == ()
+        assert (await inspect_pool(bench)).endpoints == ()
 
     async def test_removed_and_run_out(self, bench: Bench) -> None:
         """A removed endpoint is forgotten when time ends its last lease, too (fault H7)."""
@@ -146,7 +151,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.slots.remove(MODEL, "s1")
         assert (await glance(bench)).held == 1
         await bench.advance(bench.short)
-        assert (await look(bench)).endpoints == ()
+        assert (await inspect_pool(bench)).endpoints == ()
 
     async def test_back_in_use(self, bench: Bench) -> None:
         """What is registered again while it drains, or is removed and holds a slot, is in use again (C12)."""
@@ -154,8 +159,13 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         (lease,) = await running(bench, "job-1")
         await bench.slots.drain(MODEL, "s1")
         await bench.slots.remove(MODEL, "s1")
-        told = await add(bench, slots=2)
-        assert (told.draining, told.removed, told.usable, told.held) == (False, False, True, 1)
+        result = await add(bench, slots=2)
+        assert (result.draining, result.removed, result.usable, result.held) == (
+            False,
+            False,
+            True,
+            1,
+        )
         await bench.slots.release(lease, *await take(bench))
         assert (await glance(bench)).free == 2
 
@@ -163,10 +173,10 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         """A resting endpoint gets no jobs before its time, which may be changed and ended (C2; fault H8)."""
         await serve(bench)
         assert await bench.slots.rest(MODEL, "s1", LONG)
-        told = await glance(bench)
-        assert told.usable
-        assert told.resting_until is not None
-        assert abs(told.resting_until - bench.now - LONG) < LONG / 10
+        result = await glance(bench)
+        assert result.usable
+        assert result.resting_until is not None
+        assert abs(result.resting_until - bench.now - LONG) < LONG / 10
         assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
         assert await bench.slots.rest(MODEL, "s1", bench.short)
         await bench.advance(bench.short)
@@ -217,9 +227,9 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.slots.drain(OTHER_MODEL, "s2")
         (switch,) = await running(bench, "job-2", model=OTHER_MODEL)
         assert (switch.server, switch.switched) == ("s1", True)
-        (kept,) = await bench.slots.renew(switch, ttl=LONG)
-        assert kept is not None
-        assert kept.switched
+        (lease,) = await bench.slots.renew(switch, ttl=LONG)
+        assert lease is not None
+        assert lease.switched
         assert (await glance(bench, "s1")).last_model == OTHER_MODEL
         (back,) = await take(bench)
         assert (back.server, back.switched) == ("s2", True), "loaded nowhere: the least used"
@@ -242,10 +252,10 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=3, model=OTHER_MODEL, together=4)
         await serve(bench, "s2", slots=1)
         await bench.slots.drain(MODEL, "s2")
-        mine = await take(bench, 3)
+        leases = await take(bench, 3)
         others = await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG, limit=3)
         assert len(others) == 1
-        await bench.slots.release(mine[0])
+        await bench.slots.release(leases[0])
         assert len(await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG, limit=3)) == 1
         assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
 
@@ -275,11 +285,11 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await pool.configure(MODEL, b'{"a": 1}')
         await pool.configure(OTHER_MODEL, b'{"text": "\xc3\xa4"}')
         await pool.configure(MODEL, b'{"a": 2}')
-        kept = {MODEL: b'{"a": 2}', OTHER_MODEL: b'{"text": "\xc3\xa4"}'}
-        assert await pool.documents() == kept
+        retained = {MODEL: b'{"a": 2}', OTHER_MODEL: b'{"text": "\xc3\xa4"}'}
+        assert await pool.documents() == retained
         await pool.configure(MODEL, None)
         await pool.configure("unheard of", None)
-        assert await pool.documents() == {OTHER_MODEL: kept[OTHER_MODEL]}
+        assert await pool.documents() == {OTHER_MODEL: retained[OTHER_MODEL]}
         largest = b'"' + b"x" * (LIMITS.document - 2) + b'"'
         await pool.configure(MODEL, largest)
         assert (await pool.documents())[MODEL] == largest
@@ -289,7 +299,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench)
         (lease,) = await running(bench, "job-1")
         lost = msgspec.structs.replace(lease, server="", **LOST)
-        before, pool, wrong = await look(bench), slots_of(bench.backend), "a\nb"
+        before, pool, wrong = await inspect_pool(bench), slots_of(bench.backend), "a\nb"
         many = [lease] * (LIMITS.batch + 1)
         calls: list[tuple[str, Any]] = [
             ("model", lambda: pool.drain("", "s1")),
@@ -301,7 +311,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
             ("document", lambda: pool.configure(MODEL, b"{broken")),
             ("document", lambda: pool.configure(MODEL, b'"' + b"x" * LIMITS.document + b'"')),
             ("model", lambda: pool.configure("", b"{}")),
-            ("model", lambda: pool.look("")),
+            ("model", lambda: pool.inspect("")),
             ("model", lambda: pool.acquire("", "h1", ttl=1)),
             ("holder", lambda: pool.acquire(MODEL, "a b", ttl=1)),
             ("limit", lambda: pool.acquire(MODEL, "h1", ttl=1, limit=-1)),
@@ -334,8 +344,8 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
             assert error.value.field == field
         for models in ([], [""], [wrong], [f"m{n}" for n in range(LIMITS.keys + 1)]):
             with pytest.raises(InvalidInput):
-                pool.bell(*models)
-        assert await look(bench) == before
+                pool.slot_signal(*models)
+        assert await inspect_pool(bench) == before
 
 
 async def _all_that_others_do(bench: Bench, name: str) -> None:
@@ -352,6 +362,6 @@ async def _all_that_others_do(bench: Bench, name: str) -> None:
     assert await bench.slots.documents() == {name: b"{}"}
     assert await bench.slots.drain(name, name)
     assert await bench.slots.remove(name, name)
-    assert [i.endpoint.server for i in (await look(bench)).endpoints] == [f"{name}x"]
+    assert [i.endpoint.server for i in (await inspect_pool(bench)).endpoints] == [f"{name}x"]
     assert await bench.slots.remove(f"{name}x", f"{name}x")
     await bench.slots.configure(name, None)

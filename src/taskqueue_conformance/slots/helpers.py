@@ -27,9 +27,9 @@ __all__ = [
     "check_stale",
     "endpoint",
     "glance",
-    "look",
+    "inspect_pool",
+    "report_observation",
     "running",
-    "seen",
     "serve",
     "take",
 ]
@@ -55,22 +55,22 @@ async def add(bench: Bench, server: str = "s1", slots: int = 1, **fields: Any) -
 
 async def serve(bench: Bench, server: str = "s1", slots: int = 1, **fields: Any) -> None:
     """Register an endpoint, and have it seen at work on nothing."""
-    told = await add(bench, server, slots, **fields)
-    await bench.slots.reconcile(told.endpoint.model, server, Seen(active=0), settled=LONG)
+    result = await add(bench, server, slots, **fields)
+    await bench.slots.reconcile(result.endpoint.model, server, Seen(active=0), settled=LONG)
 
 
-async def look(bench: Bench, model: str | None = None) -> PoolView:
+async def inspect_pool(bench: Bench, model: str | None = None) -> PoolView:
     """Look at the pool, and check what is always true of it."""
-    view = await bench.slots.look(model)
+    view = await bench.slots.inspect(model)
     check_pool(view)
     return view
 
 
 async def glance(bench: Bench, server: str = "s1", model: str = MODEL) -> EndpointInfo:
     """Return one endpoint, which must be there."""
-    view = await look(bench, model)
-    (found,) = [info for info in view.endpoints if info.endpoint.server == server]
-    return found
+    view = await inspect_pool(bench, model)
+    (result,) = [info for info in view.endpoints if info.endpoint.server == server]
+    return result
 
 
 async def take(
@@ -92,7 +92,7 @@ async def running(
     return [lease for lease in bound if lease is not None]
 
 
-async def seen(
+async def report_observation(
     bench: Bench,
     active: int | None,
     *jobs: str,
@@ -101,11 +101,11 @@ async def seen(
     settled: float | None = None,
 ) -> list[str | None]:
     """Tell what a server said, ``None`` that it did not answer; return the jobs whose leases ended."""
-    told = None
+    result = None
     if active is not None:
-        told = Seen(active=active, jobs=frozenset(jobs) if jobs else None)
+        result = Seen(active=active, jobs=frozenset(jobs) if jobs else None)
     settled = bench.short if settled is None else settled
-    ended = await bench.slots.reconcile(model, server, told, settled=settled)
+    ended = await bench.slots.reconcile(model, server, result, settled=settled)
     assert all(not lease.token and lease.note is None for lease in ended), "a token was shown"
     return [lease.job for lease in ended]
 
@@ -118,16 +118,16 @@ def check_pool(view: PoolView) -> None:
     assert fences == sorted(set(fences)), f"two leases of one fence, or out of order: {fences}"
     jobs = Counter((lease.model, lease.job) for lease in view.leases if lease.job is not None)
     assert not jobs or max(jobs.values()) == 1, f"a job has several slots: {jobs}"
-    held = Counter((one.model, one.server, one.state) for one in view.leases)
+    held = Counter((lease.model, lease.server, lease.state) for lease in view.leases)
     for info in view.endpoints:
-        told = {
+        fields = {
             Permit.UNASSIGNED: info.unassigned,
             Permit.ASSIGNED: info.assigned,
             Permit.DETACHED: info.detached,
         }
         name = (info.endpoint.model, info.endpoint.server)
         true = {state: held.pop((*name, state), 0) for state in Permit}
-        assert told == true, f"the endpoint counts {told}, its leases are {true}"
+        assert fields == true, f"the endpoint counts {fields}, its leases are {true}"
         assert info.held + info.free == max(info.endpoint.slots, info.held)
         assert info.overdue <= info.assigned + info.detached
     assert not held, f"leases of endpoints that are not there: {list(held)}"
@@ -135,14 +135,14 @@ def check_pool(view: PoolView) -> None:
 
 async def check_stale(bench: Bench, lease: SlotLease) -> None:
     """Fail where a token that is not good (any more) does anything, by whichever verb."""
-    pool, before = bench.slots, await look(bench)
+    pool, before = bench.slots, await inspect_pool(bench)
     assert await pool.release(lease) == (False,), "a stale token has released a slot"
     assert await pool.renew(lease, ttl=LONG) == (None,), "a stale token was renewed"
     assert await pool.detach(lease, ttl=LONG) == (None,), "a stale token has detached a lease"
     assert await pool.assign((lease, "stale-job"), ttl=LONG) == (None,), "a stale token took a job"
     await pool.acquire(lease.model, "nobody", ttl=LONG, limit=0, releasing=[lease])
     if lease.job is not None:
-        left = await pool.leave(lease.model, lease.job, lease.token, b'"stale"')
-        assert left is Left.LATE, "a stale token has left a note"
-    after = await look(bench)
+        remaining = await pool.leave(lease.model, lease.job, lease.token, b'"stale"')
+        assert remaining is Left.LATE, "a stale token has left a note"
+    after = await inspect_pool(bench)
     assert after.leases == before.leases, "a stale token has changed something"

@@ -13,9 +13,9 @@ from taskqueue_conformance.slots.helpers import (
     add,
     check_stale,
     glance,
-    look,
+    inspect_pool,
+    report_observation,
     running,
-    seen,
     serve,
     take,
 )
@@ -42,14 +42,14 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
             assert (lease.model, lease.server) == (MODEL, "s1")
             assert lease.url == "http://s1.example/run"
             assert (lease.holder, lease.state, lease.job) == (holder, Permit.UNASSIGNED, None)
-        told = await glance(bench)
-        assert (told.held, told.free, told.unassigned) == (3, 0, 3)
+        endpoint = await glance(bench)
+        assert (endpoint.held, endpoint.free, endpoint.unassigned) == (3, 0, 3)
 
     async def test_unknown_models_have_none(self, bench: Bench) -> None:
         """A model that nobody serves has no slots, and that is no error either (B9)."""
         await serve(bench)
         assert await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG) == ()
-        assert (await look(bench, OTHER_MODEL)).endpoints == ()
+        assert (await inspect_pool(bench, OTHER_MODEL)).endpoints == ()
 
     async def test_states_of_a_lease(self, bench: Bench) -> None:
         """A lease is unassigned, then bound to its job, then detached; it is told so, with one token (B8)."""
@@ -61,9 +61,14 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         (free,) = await bench.slots.detach(bound, ttl=LONG)
         assert free is not None
         assert (free.state, free.job, free.token) == (Permit.DETACHED, "job-1", lease.token)
-        told = await glance(bench)
-        assert (told.unassigned, told.assigned, told.detached, told.free) == (0, 0, 1, 1)
-        (there,) = (await look(bench)).leases
+        endpoint = await glance(bench)
+        assert (endpoint.unassigned, endpoint.assigned, endpoint.detached, endpoint.free) == (
+            0,
+            0,
+            1,
+            1,
+        )
+        (there,) = (await inspect_pool(bench)).leases
         assert there == msgspec.structs.replace(free, token="")
 
     async def test_only_jobs_run_on_by_themselves(self, bench: Bench) -> None:
@@ -129,11 +134,11 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         (lease,) = await take(bench, ttl=2 * bench.short)
         for _ in range(4):
             await bench.advance(bench.short)
-            (kept,) = await bench.slots.renew(lease, ttl=2 * bench.short)
-            assert kept is not None
-            assert (kept.token, kept.fence) == (lease.token, lease.fence)
-            assert kept.expires_at > lease.expires_at
-            lease = kept
+            (retained,) = await bench.slots.renew(lease, ttl=2 * bench.short)
+            assert retained is not None
+            assert (retained.token, retained.fence) == (lease.token, lease.fence)
+            assert retained.expires_at > lease.expires_at
+            lease = retained
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
 
     async def test_renewal_shortens_nothing(self, bench: Bench) -> None:
@@ -142,9 +147,9 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         (unassigned,) = await take(bench)
         assigned, detached = await running(bench, "job-1", "job-2")
         await bench.slots.detach(detached, ttl=LONG)
-        kept = await bench.slots.renew(unassigned, assigned, detached, ttl=bench.short)
-        assert all(lease and lease.expires_at > bench.now + LONG / 2 for lease in kept)
-        states = [lease and lease.state for lease in kept]
+        leases = await bench.slots.renew(unassigned, assigned, detached, ttl=bench.short)
+        assert all(lease and lease.expires_at > bench.now + LONG / 2 for lease in leases)
+        states = [lease and lease.state for lease in leases]
         assert states == [Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED]
 
     async def test_jobs_outlive_their_time(self, bench: Bench) -> None:
@@ -154,10 +159,15 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.slots.detach(detached, ttl=bench.short)
         await bench.advance(3 * bench.short)
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=2) == ()
-        told = await glance(bench)
-        assert (told.assigned, told.detached, told.overdue, told.free) == (1, 1, 2, 0)
-        kept = await bench.slots.renew(assigned, ttl=LONG)
-        assert kept[0] is not None, "an overdue lease is its holder's still"
+        endpoint = await glance(bench)
+        assert (endpoint.assigned, endpoint.detached, endpoint.overdue, endpoint.free) == (
+            1,
+            1,
+            2,
+            0,
+        )
+        leases = await bench.slots.renew(assigned, ttl=LONG)
+        assert leases[0] is not None, "an overdue lease is its holder's still"
         assert (await glance(bench)).overdue == 1
         assert await bench.slots.release(detached) == (True,)
 
@@ -192,7 +202,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         assert await bench.slots.assign((lease, "job-2"), ttl=LONG) == (None,)
-        (there,) = (await look(bench)).leases
+        (there,) = (await inspect_pool(bench)).leases
         assert there.job == "job-1"
 
     async def test_a_job_takes_its_slot_over(self, bench: Bench) -> None:
@@ -208,8 +218,8 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert over.token not in (before.token, fresh.token)
         await check_stale(bench, before)
         assert await bench.slots.release(fresh) == (False,)
-        told = await glance(bench)
-        assert (told.assigned, told.free) == (1, 1)
+        endpoint = await glance(bench)
+        assert (endpoint.assigned, endpoint.free) == (1, 1)
         assert await bench.slots.release(over) == (True,)
 
     async def test_taking_over_again(self, bench: Bench) -> None:
@@ -240,22 +250,22 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         """Jobs of two models may have one name: each has a slot of its own (fault H7)."""
         await serve(bench)
         await serve(bench, model=OTHER_MODEL)
-        (one,) = await running(bench, "job-1")
+        (lease,) = await running(bench, "job-1")
         (two,) = await running(bench, "job-1", model=OTHER_MODEL)
         assert not two.resumed
-        assert (await bench.slots.renew(one, two, ttl=LONG)).count(None) == 0
+        assert (await bench.slots.renew(lease, two, ttl=LONG)).count(None) == 0
 
     async def test_a_batch_of_jobs(self, bench: Bench) -> None:
         """Of several leases each is answered by itself, in order; a stale one stops none (B8)."""
         await serve(bench, slots=3)
-        one, stale, two = await take(bench, 3)
+        item, stale, two = await take(bench, 3)
         await bench.slots.release(stale)
-        pairs = ((one, "job-1"), (stale, "job-2"), (two, "job-3"))
+        pairs = ((item, "job-1"), (stale, "job-2"), (two, "job-3"))
         bound = await bench.slots.assign(*pairs, ttl=LONG)
         assert [lease and lease.job for lease in bound] == ["job-1", None, "job-3"]
-        kept = await bench.slots.renew(two, stale, one, ttl=LONG)
-        assert [lease and lease.job for lease in kept] == ["job-3", None, "job-1"]
-        out = await bench.slots.detach(stale, one, ttl=LONG)
+        leases = await bench.slots.renew(two, stale, item, ttl=LONG)
+        assert [lease and lease.job for lease in leases] == ["job-3", None, "job-1"]
+        out = await bench.slots.detach(stale, item, ttl=LONG)
         assert [lease and lease.state for lease in out] == [None, Permit.DETACHED]
         assert await bench.slots.release(stale, two) == (False, True)
         assert await bench.slots.release() == ()
@@ -263,18 +273,18 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
     async def test_exchanged_in_one_step(self, bench: Bench) -> None:
         """A slot given back and the next one taken are one call; of stale ones it takes no notice (C19, C20)."""
         await serve(bench, slots=2)
-        one, two = await running(bench, "job-1", "job-2")
-        (next_one,) = await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[one], limit=2)
+        lease, two = await running(bench, "job-1", "job-2")
+        (next_one,) = await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[lease], limit=2)
         assert next_one.state is Permit.UNASSIGNED
-        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[one]) == ()
+        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[lease]) == ()
         assert await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[two], limit=0) == ()
-        told = await glance(bench)
-        assert (told.unassigned, told.assigned, told.free) == (1, 0, 1)
+        endpoint = await glance(bench)
+        assert (endpoint.unassigned, endpoint.assigned, endpoint.free) == (1, 0, 1)
 
     async def test_idle_slots_are_taken(self, bench: Bench) -> None:
         """Slots that others hold for nothing go to who needs them, the oldest first, and no more than needed (B9)."""
         await serve(bench, slots=4)
-        (mine,) = await take(bench, holder="h2")
+        (lease,) = await take(bench, holder="h2")
         (old,) = await take(bench)
         (busy,) = await running(bench, "job-1")
         await bench.advance(2 * bench.short)
@@ -285,8 +295,8 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (taken.holder, taken.state) == ("h2", Permit.UNASSIGNED)
         assert taken.token != old.token
         await check_stale(bench, old)
-        kept = await bench.slots.renew(mine, young, busy, taken, ttl=LONG)
-        assert None not in kept, "a slot of its own, a young one or one with a job was taken"
+        leases = await bench.slots.renew(lease, young, busy, taken, ttl=LONG)
+        assert None not in leases, "a slot of its own, a young one or one with a job was taken"
 
     async def test_free_slots_before_idle_ones(self, bench: Bench) -> None:
         """Who would take idle slots takes the free ones first, and others of those only that are missing (B9)."""
@@ -296,8 +306,8 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=2, idle=bench.short)) == 2
         assert None not in await bench.slots.renew(*idle, ttl=LONG)
         assert len(await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=1, idle=bench.short)) == 1
-        kept = await bench.slots.renew(*idle, ttl=LONG)
-        assert [lease is None for lease in kept] == [True, False]
+        leases = await bench.slots.renew(*idle, ttl=LONG)
+        assert [lease is None for lease in leases] == [True, False]
         await check_stale(bench, older)
 
     async def test_idle_slots_where_nothing_is_given(self, bench: Bench) -> None:
@@ -318,21 +328,21 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         for state in (Permit.ASSIGNED, Permit.DETACHED):
             job = f"job-{state}"
             lost = _of_an_earlier_pool(there, state=state, job=job)
-            (anew,) = await bench.slots.renew(lost, ttl=LONG)
-            assert anew is not None, "a job that runs has no slot after the loss of the pool"
-            assert (anew.job, anew.state, anew.holder) == (job, state, lost.holder)
-            assert anew.token != lost.token
-            assert anew.fence > there.fence
-            assert bench.now < anew.expires_at < bench.now + 2 * LONG
+            (lease,) = await bench.slots.renew(lost, ttl=LONG)
+            assert lease is not None, "a job that runs has no slot after the loss of the pool"
+            assert (lease.job, lease.state, lease.holder) == (job, state, lost.holder)
+            assert lease.token != lost.token
+            assert lease.fence > there.fence
+            assert bench.now < lease.expires_at < bench.now + 2 * LONG
             (again,) = await bench.slots.renew(lost, ttl=LONG)
             assert again is not None
-            assert again.token == anew.token, "the answer was lost, and the lease with it"
-            assert await bench.slots.leave(MODEL, job, anew.token, b"1") is Left.TAKEN
+            assert again.token == lease.token, "the answer was lost, and the lease with it"
+            assert await bench.slots.leave(MODEL, job, lease.token, b"1") is Left.TAKEN
         assert (await glance(bench)).held == 3
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
-        assert await seen(bench, 0) == []
+        assert await report_observation(bench, 0) == []
         await bench.advance(bench.short)
-        assert len(await seen(bench, 0)) == 3
+        assert len(await report_observation(bench, 0)) == 3
 
     async def test_what_a_lost_pool_leaves_lost(self, bench: Bench) -> None:
         """No slot is made for nobody's job, for one that has a slot, or where nothing is registered (fault H9)."""

@@ -104,41 +104,41 @@ class SlotMachine(RuleBasedStateMachine):
     def register(self, model: str, server: str, fields: dict[str, Any]) -> None:
         """Register an endpoint, or change it."""
         made = Endpoint(model=model, server=server, url="http://x", **fields)
-        told = self.run(self.bench.slots.register(made))
-        assert told == self.model.told(self.model.register(made))
+        endpoint = self.run(self.bench.slots.register(made))
+        assert endpoint == self.model.expected_info(self.model.register(made))
         self.check()
 
     def drain(self, model: str, server: str, *, draining: bool) -> None:
         """Drain an endpoint, or take it back."""
         answer = self.run(self.bench.slots.drain(model, server, draining=draining))
-        place = self.model.place(model, server)
-        assert answer is (place is not None)
-        if place is not None:
-            place.draining = draining
+        position = self.model.endpoint(model, server)
+        assert answer is (position is not None)
+        if position is not None:
+            position.draining = draining
             if draining:
-                self.model.clear(place)
+                self.model.clear(position)
         self.check()
 
     def remove(self, model: str, server: str) -> None:
         """Remove an endpoint."""
         answer = self.run(self.bench.slots.remove(model, server))
-        place = self.model.place(model, server)
-        assert answer is (place is not None)
-        if place is not None:
-            self.model.clear(place)
-            place.removed = True
-            self.model.forget(place)
+        position = self.model.endpoint(model, server)
+        assert answer is (position is not None)
+        if position is not None:
+            self.model.clear(position)
+            position.removed = True
+            self.model.forget(position)
         self.check()
 
     def rest(self, model: str, server: str, units: int) -> None:
         """Have an endpoint rest."""
         answer = self.run(self.bench.slots.rest(model, server, units * self.bench.short))
-        place = self.model.place(model, server)
-        assert answer is (place is not None)
-        if place is not None:
-            place.rests_until = self.model.now + units * self.bench.short
+        position = self.model.endpoint(model, server)
+        assert answer is (position is not None)
+        if position is not None:
+            position.rests_until = self.model.now + units * self.bench.short
             if units:
-                self.model.clear(place)
+                self.model.clear(position)
         self.check()
 
     # dispatchers
@@ -172,19 +172,19 @@ class SlotMachine(RuleBasedStateMachine):
         for lease in back:
             self.model.release(lease.token)
         expected = self.model.acquire(model, holder, ttl * unit, limit, patience)
-        self.judge(answer, expected, fresh=expected)
+        self.compare_leases(answer, expected, fresh=expected)
 
     @rule(model=_models, holder=_holders, jobs=st.lists(_jobs, min_size=1, max_size=2), ttl=_ttls)
     def start(self, model: str, holder: str, jobs: list[str], ttl: int) -> None:
         """Take slots for jobs."""
         self.acquire(model=model, holder=holder, ttl=1, limit=len(jobs), releasing=[], idle=None)
-        mine = [one for one in self.given[-len(jobs) :] if one.state is Permit.UNASSIGNED]
-        self.bind(list(zip(mine, jobs, strict=False)), ttl)
+        leases = [lease for lease in self.given[-len(jobs) :] if lease.state is Permit.UNASSIGNED]
+        self.bind(list(zip(leases, jobs, strict=False)), ttl)
 
     @rule(places=_several, jobs=st.permutations(["job-1", "job-2", "job-3"]), ttl=_ttls)
-    def assign(self, places: list[int], jobs: list[str], ttl: int) -> None:
+    def assign(self, indexes: list[int], jobs: list[str], ttl: int) -> None:
         """Bind leases to jobs, good or not, some of which may have a slot."""
-        self.bind(list(zip(self.chosen(*places), jobs, strict=False)), ttl)
+        self.bind(list(zip(self.chosen(*indexes), jobs, strict=False)), ttl)
 
     def bind(self, pairs: list[tuple[SlotLease, str]], ttl: int) -> None:
         """Bind leases to jobs, one after another."""
@@ -192,68 +192,70 @@ class SlotMachine(RuleBasedStateMachine):
         for shown, job in pairs:
             answer = self.run(self.bench.slots.assign((shown, job), ttl=until))
             expected, fresh = self.model.assign(shown, job, until)
-            self.judge(answer, [expected], fresh=[expected] if fresh else [])
+            self.compare_leases(answer, [expected], fresh=[expected] if fresh else [])
 
     @rule(places=_several, ttl=_ttls)
-    def detach(self, places: list[int], ttl: int) -> None:
+    def detach(self, indexes: list[int], ttl: int) -> None:
         """Detach leases."""
-        leases, until = self.chosen(*places), ttl * self.bench.short
+        leases, until = self.chosen(*indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.detach(*leases, ttl=until))
-        self.judge(answer, [self.model.detach(one.token, until) for one in leases])
+        self.compare_leases(answer, [self.model.detach(lease.token, until) for lease in leases])
 
     @rule(places=_several, ttl=_ttls)
-    def renew(self, places: list[int], ttl: int) -> None:
+    def renew(self, indexes: list[int], ttl: int) -> None:
         """Renew leases."""
-        leases, until = self.chosen(*places), ttl * self.bench.short
+        leases, until = self.chosen(*indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.renew(*leases, ttl=until))
-        expected = [self.model.renew(one, until, lost=False)[0] for one in leases]
-        self.judge(answer, expected)
+        expected = [self.model.renew(lease, until, lost=False)[0] for lease in leases]
+        self.compare_leases(answer, expected)
 
     @rule(place=_places, job=st.none() | _jobs, ttl=_ttls)
-    def renew_a_lost_one(self, place: int, job: str | None, ttl: int) -> None:
+    def renew_a_lost_one(self, index: int, job: str | None, ttl: int) -> None:
         """Renew a lease of a pool that is no more, twice."""
-        for lease in self.chosen(place) * 2:
+        for lease in self.chosen(index) * 2:
             state = Permit.ASSIGNED if job else Permit.UNASSIGNED
             token = f"l0st.1.{job}".replace("-", "")
             lost = msgspec.structs.replace(lease, token=token, job=job, state=state)
             answer = self.run(self.bench.slots.renew(lost, ttl=ttl * self.bench.short))
             expected, fresh = self.model.renew(lost, ttl * self.bench.short, lost=True)
-            self.judge(answer, [expected], fresh=[expected] if fresh else [])
+            self.compare_leases(answer, [expected], fresh=[expected] if fresh else [])
 
     @rule(places=_several)
-    def release(self, places: list[int]) -> None:
+    def release(self, indexes: list[int]) -> None:
         """Release leases, good or not."""
-        leases = self.chosen(*places)
+        leases = self.chosen(*indexes)
         answer = self.run(self.bench.slots.release(*leases))
-        assert answer == tuple(self.model.release(one.token) for one in leases)
+        assert answer == tuple(self.model.release(lease.token) for lease in leases)
         self.check()
 
     # servers
 
     @rule(place=_places, job=_jobs)
-    def leave(self, place: int, job: str) -> None:
+    def leave(self, index: int, job: str) -> None:
         """Leave a note for a job, by its token or another one."""
-        for lease in self.chosen(place):
+        for lease in self.chosen(index):
             self.notes += 1
-            told = (lease.model, lease.job or job, lease.token, b"%d" % self.notes)
-            assert self.run(self.bench.slots.leave(*told)) == self.model.leave(*told)
+            results = (lease.model, lease.job or job, lease.token, b"%d" % self.notes)
+            assert self.run(self.bench.slots.leave(*results)) == self.model.leave(*results)
             self.check()
 
     @rule(endpoint=_endpoints, seen=_seen, other=st.none() | _seen, units=st.integers(0, 2))
-    def looks(self, endpoint: tuple[str, str], seen: Seen, other: Seen | None, units: int) -> None:
+    def looks(
+        self, endpoint: tuple[str, str], observed: Seen, other: Seen | None, units: int
+    ) -> None:
         """Tell what a server said, twice, and what it did not say or said otherwise between."""
-        for told in (seen, *(() if other == seen else (other,)), seen):
-            self.reconcile(*endpoint, told, 1)
+        for observation in (observed, *(() if other == observed else (other,)), observed):
+            self.reconcile(*endpoint, observation, 1)
             if units:
                 self.advance(units)
 
-    def reconcile(self, model: str, server: str, seen: Seen | None, settled: int) -> None:
+    def reconcile(self, model: str, server: str, observed: Seen | None, settled: int) -> None:
         """Tell what a server said."""
         spacing = settled * self.bench.short
-        ended = self.run(self.bench.slots.reconcile(model, server, seen, settled=spacing))
-        place = self.model.place(model, server)
-        expected = [] if place is None else self.model.reconcile(place, seen, spacing)
-        assert [one.fence for one in ended] == [one.fence for one in expected]
+        ended = self.run(self.bench.slots.reconcile(model, server, observed, settled=spacing))
+        position = self.model.endpoint(model, server)
+        expected = [] if position is None else self.model.reconcile(position, observed, spacing)
+        assert [lease.fence for lease in ended] == [lease.fence for lease in expected]
         self.check()
 
     @rule(units=st.integers(1, 3))
@@ -270,12 +272,12 @@ class SlotMachine(RuleBasedStateMachine):
         self.model.tick(self.bench.now)
         return answer
 
-    def chosen(self, *places: int) -> list[SlotLease]:
+    def chosen(self, *indexes: int) -> list[SlotLease]:
         """Return leases that were given, the last ones first, good or not."""
         count = len(self.given)
-        return [self.given[-1 - place % count] for place in places] if count else []
+        return [self.given[-1 - index % count] for index in indexes] if count else []
 
-    def judge(
+    def compare_leases(
         self,
         answer: Iterable[SlotLease | None],
         expected: Iterable[Held | None],
@@ -283,32 +285,36 @@ class SlotMachine(RuleBasedStateMachine):
         fresh: Iterable[Held | None] = (),
     ) -> None:
         """Compare leases with the model's; those that are ``fresh`` have new tokens."""
-        new, answered, right = [id(one) for one in fresh], list(answer), list(expected)
+        new, answered, right = [id(item) for item in fresh], list(answer), list(expected)
         assert len(answered) == len(right), f"{len(answered)} leases, it must be {len(right)}"
-        for told, held in zip(answered, right, strict=True):
-            assert (told is None) == (held is None), f"answered {told}, it must be {held}"
-            if told is None or held is None:
+        for lease, held in zip(answered, right, strict=True):
+            assert (lease is None) == (held is None), f"answered {lease}, it must be {held}"
+            if lease is None or held is None:
                 continue
             if id(held) in new:
-                assert told.fence > self.fence, "the fence does not rise"
-                assert told.token not in {one.token for one in self.given}, "a token comes twice"
-                self.fence, held.fence, held.token = told.fence, told.fence, told.token
-            assert (told.token, told.note) == (held.token, held.note)
-            assert _shape(told) == _shape(held)
-            self.given.append(told)
+                assert lease.fence > self.fence, "the fence does not rise"
+                assert lease.token not in {lease.token for lease in self.given}, (
+                    "a token comes twice"
+                )
+                self.fence, held.fence, held.token = lease.fence, lease.fence, lease.token
+            assert (lease.token, lease.note) == (held.token, held.note)
+            assert _shape(lease) == _shape(held)
+            self.given.append(lease)
         self.check()
 
     def check(self) -> None:
         """Compare the whole pool with the model."""
-        view = self.run(self.bench.slots.look())
+        view = self.run(self.bench.slots.inspect())
         check_pool(view)
-        places = sorted(self.model.places, key=lambda one: one.endpoint.model)
-        assert list(view.endpoints) == [self.model.told(place) for place in places]
-        leases = sorted(self.model.leases, key=lambda one: one.fence)
-        assert [_shape(one) for one in view.leases] == [_shape(one) for one in leases]
+        positions = sorted(self.model.places, key=lambda item: item.endpoint.model)
+        assert list(view.endpoints) == [
+            self.model.expected_info(position) for position in positions
+        ]
+        leases = sorted(self.model.leases, key=lambda item: item.fence)
+        assert [_shape(lease) for lease in view.leases] == [_shape(lease) for lease in leases]
         for model, job in self.model.late:
-            found = self.run(self.bench.slots.late(model, job))
-            assert list(found) == self.model.late[model, job]
+            matches = self.run(self.bench.slots.late(model, job))
+            assert list(matches) == self.model.late[model, job]
         note(f"# {len(leases)} held")
 
 
@@ -331,5 +337,5 @@ class SlotsMachineSuite(Harness, needs=(Capability.SLOTS,)):
 
 
 def _shape(lease: SlotLease | Held) -> tuple[object, ...]:
-    told = (lease.model, lease.server, lease.holder, lease.state, lease.job, lease.fence)
-    return (*told, round(lease.expires_at, 6), lease.switched, lease.resumed)
+    results = (lease.model, lease.server, lease.holder, lease.state, lease.job, lease.fence)
+    return (*results, round(lease.expires_at, 6), lease.switched, lease.resumed)

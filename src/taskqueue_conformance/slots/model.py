@@ -57,53 +57,62 @@ class SlotModel:
 
     # what there is
 
-    def place(self, model: str, server: str) -> Known | None:
+    def endpoint(self, model: str, server: str) -> Known | None:
         """Return an endpoint."""
         named = ((p.endpoint.model, p.endpoint.server) for p in self.places)
         return dict(zip(named, self.places, strict=True)).get((model, server))
 
-    def of_place(self, place: Known) -> list[Held]:
+    def leases_of(self, position: Known) -> list[Held]:
         """Return the leases of an endpoint, by fence."""
-        name = (place.endpoint.model, place.endpoint.server)
+        name = (position.endpoint.model, position.endpoint.server)
         return sorted((o for o in self.leases if (o.model, o.server) == name), key=_fence)
 
     def find(self, token: str) -> Held | None:
         """Return the lease of a good token."""
-        return next((one for one in self.leases if token and one.token == token), None)
+        return next((lease for lease in self.leases if token and lease.token == token), None)
 
     def of_job(self, model: str, job: str) -> Held | None:
         """Return the lease that a job has."""
-        return next((one for one in self.leases if (one.model, one.job) == (model, job)), None)
+        return next(
+            (lease for lease in self.leases if (lease.model, lease.job) == (model, job)), None
+        )
 
-    def room(self, place: Known) -> int:
+    def room(self, position: Known) -> int:
         """Return how many slots of an endpoint are free, for itself and for its server."""
-        own = place.endpoint.slots - len(self.of_place(place))
-        server = place.endpoint.server
+        own = position.endpoint.slots - len(self.leases_of(position))
+        server = position.endpoint.server
         together = self.together.get(server)
         if together is None:
             return own
-        return min(own, together - sum(one.server == server for one in self.leases))
+        return min(own, together - sum(lease.server == server for lease in self.leases))
 
-    def gives(self, place: Known) -> bool:
+    def gives(self, position: Known) -> bool:
         """Whether an endpoint may get jobs."""
-        well = place.well or not place.endpoint.reports
-        return well and not place.draining and not place.removed and place.rests_until <= self.now
+        well = position.well or not position.endpoint.reports
+        return (
+            well
+            and not position.draining
+            and not position.removed
+            and position.rests_until <= self.now
+        )
 
-    def told(self, place: Known) -> EndpointInfo:
+    def expected_info(self, position: Known) -> EndpointInfo:
         """Return an endpoint as it must be told."""
-        states = [one.state for one in self.of_place(place)]
-        over = [one for one in self.of_place(place) if one.job and one.expires_at <= self.now]
+        states = [item.state for item in self.leases_of(position)]
+        over = [
+            item for item in self.leases_of(position) if item.job and item.expires_at <= self.now
+        ]
         return EndpointInfo(
-            endpoint=place.endpoint,
-            healthy=place.well or not place.endpoint.reports,
-            draining=place.draining,
-            removed=place.removed,
-            resting_until=place.rests_until if place.rests_until > self.now else None,
+            endpoint=position.endpoint,
+            healthy=position.well or not position.endpoint.reports,
+            draining=position.draining,
+            removed=position.removed,
+            resting_until=position.rests_until if position.rests_until > self.now else None,
             unassigned=states.count(Permit.UNASSIGNED),
             assigned=states.count(Permit.ASSIGNED),
             detached=states.count(Permit.DETACHED),
             overdue=len(over),
-            last_model=self.loaded.get(place.endpoint.server),
+            last_model=self.loaded.get(position.endpoint.server),
         )
 
     # what is done
@@ -111,32 +120,32 @@ class SlotModel:
     def tick(self, now: float) -> None:
         """Let time end what it ends."""
         self.now = now
-        for lease in [one for one in self.leases if one.expires_at <= now]:
-            place = self.place(lease.model, lease.server)
-            if lease.job is None or (place and not place.endpoint.reports):
-                self.end(lease, told=False)
+        for lease in [lease for lease in self.leases if lease.expires_at <= now]:
+            position = self.endpoint(lease.model, lease.server)
+            if lease.job is None or (position and not position.endpoint.reports):
+                self.end(lease, reported=False)
 
-    def end(self, lease: Held, *, told: bool = True) -> None:
-        """End a lease; a note that its holder was not ``told`` is late."""
+    def end(self, lease: Held, *, reported: bool = True) -> None:
+        """End a lease; a note that its holder was not ``expected_info`` is late."""
         self.leases.remove(lease)
-        if not told and lease.note is not None and lease.job is not None:
+        if not reported and lease.note is not None and lease.job is not None:
             self.put_aside(lease.model, lease.job, lease.note)
-        place = self.place(lease.model, lease.server)
-        if place is not None:
-            self.forget(place)
+        position = self.endpoint(lease.model, lease.server)
+        if position is not None:
+            self.forget(position)
 
-    def clear(self, place: Known) -> None:
+    def clear(self, position: Known) -> None:
         """End what has no job, for the endpoint may get none."""
-        for lease in self.of_place(place):
+        for lease in self.leases_of(position):
             if lease.job is None:
                 self.end(lease)
 
-    def forget(self, place: Known) -> None:
+    def forget(self, position: Known) -> None:
         """Forget an endpoint that was removed and holds nothing."""
-        if place.removed and not self.of_place(place):
-            self.places.remove(place)
-            server = place.endpoint.server
-            if all(one.endpoint.server != server for one in self.places):
+        if position.removed and not self.leases_of(position):
+            self.places.remove(position)
+            server = position.endpoint.server
+            if all(item.endpoint.server != server for item in self.places):
                 self.together.pop(server, None)
                 self.loaded.pop(server, None)
 
@@ -147,52 +156,52 @@ class SlotModel:
 
     def register(self, endpoint: Endpoint) -> Known:
         """Add an endpoint, or change it."""
-        place = self.place(endpoint.model, endpoint.server)
-        if place is None:
-            place = Known(endpoint)
-            self.places.append(place)
-        place.endpoint = endpoint
-        place.draining = place.removed = False
+        position = self.endpoint(endpoint.model, endpoint.server)
+        if position is None:
+            position = Known(endpoint)
+            self.places.append(position)
+        position.endpoint = endpoint
+        position.draining = position.removed = False
         self.together[endpoint.server] = endpoint.together
         self.tick(self.now)
-        return place
+        return position
 
     def acquire(
         self, model: str, holder: str, ttl: float, limit: int, idle: float | None
     ) -> list[Held]:
         """Take slots."""
         taken: list[Held] = []
-        of_model = [one for one in self.places if one.endpoint.model == model]
+        of_model = [item for item in self.places if item.endpoint.model == model]
         while len(taken) < limit:
-            able = [one for one in of_model if self.gives(one) and self.room(one) > 0]
+            able = [item for item in of_model if self.gives(item) and self.room(item) > 0]
             if not able:
                 break
             taken.append(self._take(min(able, key=self._merit), holder, ttl))
         if idle is None:
             return taken
-        able = [one for one in of_model if self.gives(one) and self.room(one) >= 0]
-        others = [one for place in able for one in self.of_place(place)]
+        able = [item for item in of_model if self.gives(item) and self.room(item) >= 0]
+        others = [item for position in able for item in self.leases_of(position)]
         unused = [
-            one for one in others
-            if not one.job and one.holder != holder and self.now - one.since > idle
+            item for item in others
+            if not item.job and item.holder != holder and self.now - item.since > idle
         ]  # fmt: skip
         for lease in sorted(unused, key=_fence)[: limit - len(taken)]:
-            place = self.place(lease.model, lease.server)
+            position = self.endpoint(lease.model, lease.server)
             self.end(lease)
-            if place is not None:
-                taken.append(self._take(place, holder, ttl))
+            if position is not None:
+                taken.append(self._take(position, holder, ttl))
         return taken
 
-    def _merit(self, place: Known) -> tuple[int, bool, int, int]:
-        here = self.loaded.get(place.endpoint.server) == place.endpoint.model
-        used, number = len(self.of_place(place)), self.places.index(place)
-        return (-place.endpoint.priority, not here, used, number)
+    def _merit(self, position: Known) -> tuple[int, bool, int, int]:
+        here = self.loaded.get(position.endpoint.server) == position.endpoint.model
+        used, number = len(self.leases_of(position)), self.places.index(position)
+        return (-position.endpoint.priority, not here, used, number)
 
-    def _take(self, place: Known, holder: str, ttl: float) -> Held:
-        model, server = place.endpoint.model, place.endpoint.server
+    def _take(self, position: Known, holder: str, ttl: float) -> Held:
+        model, server = position.endpoint.model, position.endpoint.server
         made = Held(model, server, holder, self.now + ttl, self.now)
         made.switched = self.loaded.get(server, model) != model
-        made.fence = max((one.fence for one in self.leases), default=0) + 1
+        made.fence = max((lease.fence for lease in self.leases), default=0) + 1
         self.leases.append(made)
         return made
 
@@ -226,13 +235,13 @@ class SlotModel:
     def renew(self, shown: SlotLease, ttl: float, *, lost: bool) -> tuple[Held | None, bool]:
         """Renew a lease, of a ``lost`` pool or of this one; say whether its token is a new one."""
         lease, fresh = self.find(shown.token), False
-        place = self.place(shown.model, shown.server)
+        position = self.endpoint(shown.model, shown.server)
         if lost and shown.job is not None:
             lease = self.of_job(shown.model, shown.job)
             if lease is not None and lease.via != shown.token:
                 lease = None
-            elif lease is None and place is not None:
-                lease, fresh = self._take(place, shown.holder, 0), True
+            elif lease is None and position is not None:
+                lease, fresh = self._take(position, shown.holder, 0), True
                 lease.job, lease.state, lease.via = shown.job, shown.state, shown.token
                 lease.switched = shown.switched
                 self.loaded[lease.server] = lease.model
@@ -256,44 +265,44 @@ class SlotModel:
         lease.note = note
         return Left.TAKEN
 
-    def reconcile(self, place: Known, seen: Seen | None, settled: float) -> list[Held]:
+    def reconcile(self, position: Known, observed: Seen | None, settled: float) -> list[Held]:
         """Hold leases against what was seen; return those that end."""
-        if seen is None:
-            return self._silent(place)
-        bound = [one for one in self.of_place(place) if one.job]
-        before = place.surplus
-        if not (place.well or seen.active <= len(bound)):
-            if before is None or seen.active > before[0]:
-                place.surplus = (seen.active, self.now)
+        if observed is None:
+            return self._silent(position)
+        bound = [item for item in self.leases_of(position) if item.job]
+        before = position.surplus
+        if not (position.well or observed.active <= len(bound)):
+            if before is None or observed.active > before[0]:
+                position.surplus = (observed.active, self.now)
             elif self.now - before[1] >= settled:
-                place.well, place.surplus = True, None
+                position.well, position.surplus = True, None
         else:
-            place.well, place.surplus = True, None
-        missed, ended = self._missed(bound, seen), []
+            position.well, position.surplus = True, None
+        missed, ended = self._missed(bound, observed), []
         for lease in bound:
             if lease not in missed:
                 lease.missed = None
-            elif lease.missed is None or lease.missed[0] != seen.active:
-                lease.missed = (seen.active, self.now)
+            elif lease.missed is None or lease.missed[0] != observed.active:
+                lease.missed = (observed.active, self.now)
             elif self.now - lease.missed[1] >= settled:
                 ended.append(lease)
         for lease in ended:
-            self.end(lease, told=False)
+            self.end(lease, reported=False)
         return ended
 
-    def _silent(self, place: Known) -> list[Held]:
-        place.well = False
-        if place.endpoint.reports:
-            self.clear(place)
+    def _silent(self, position: Known) -> list[Held]:
+        position.well = False
+        if position.endpoint.reports:
+            self.clear(position)
         return []
 
-    def _missed(self, bound: Sequence[Held], seen: Seen) -> list[Held]:
-        if seen.jobs is not None:
-            return [one for one in bound if one.job not in seen.jobs]
-        if not seen.active:
+    def _missed(self, bound: Sequence[Held], observed: Seen) -> list[Held]:
+        if observed.jobs is not None:
+            return [item for item in bound if item.job not in observed.jobs]
+        if not observed.active:
             return list(bound)
-        over = sorted((one for one in bound if one.expires_at <= self.now), key=_end)
-        return over[: max(0, len(bound) - seen.active)]
+        over = sorted((item for item in bound if item.expires_at <= self.now), key=_end)
+        return over[: max(0, len(bound) - observed.active)]
 
 
 def _fence(lease: Held) -> int:

@@ -18,14 +18,14 @@ from taskqueue_conformance.slots.helpers import (
     add,
     check_stale,
     glance,
-    look,
+    inspect_pool,
+    report_observation,
     running,
-    seen,
     serve,
     take,
 )
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import Left, RoomBell, SlotLease
+from taskqueue_core.capabilities import Left, RoomSignal, SlotLease
 
 __all__ = ["SlotBellsSuite"]
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
-    """`SlotPool.bell`, and the pool in the hands of many."""
+    """`SlotPool.signal`, and the pool in the hands of many."""
 
     # bells
 
@@ -56,7 +56,7 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
     async def test_new_room_rings(self, bench: Bench) -> None:
         """A new endpoint, a healthy one, more slots, and the end of a rest or a drain ring (B7, B10, C12, C19)."""
         await add(bench)
-        await _bell_rings(bench, lambda: seen(bench, 0))
+        await _bell_rings(bench, lambda: report_observation(bench, 0))
         await running(bench, "job-1")
         await _bell_rings(bench, lambda: add(bench, slots=2))
         await _bell_rings(bench, lambda: add(bench, "s2", reports=False))
@@ -69,16 +69,16 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         """A slot that is free because its server lacks the job rings (B7, C22)."""
         await serve(bench)
         await running(bench, "job-1")
-        await seen(bench, 0)
+        await report_observation(bench, 0)
         await bench.advance(bench.short)
-        await _bell_rings(bench, lambda: seen(bench, 0))
+        await _bell_rings(bench, lambda: report_observation(bench, 0))
 
     async def test_a_slot_of_time_rings(self, bench: Bench) -> None:
         """A slot that time made free rings once a step comes across it (B7)."""
         await serve(bench)
         await take(bench, ttl=bench.short)
         await bench.advance(bench.short)
-        await _bell_rings(bench, bench.slots.look)
+        await _bell_rings(bench, bench.slots.inspect)
 
     async def test_a_note_rings(self, bench: Bench) -> None:
         """A note that is left rings, for its holder may wait for nothing else (C7, C19)."""
@@ -99,7 +99,7 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         verbs: list[Callable[[], Awaitable[object]]] = [
             lambda: bench.slots.drain(MODEL, "s1"),
             lambda: bench.slots.rest(MODEL, "s1", bench.short),
-            lambda: seen(bench, None),
+            lambda: report_observation(bench, None),
             lambda: bench.slots.remove(MODEL, "s1"),
         ]
         for verb in verbs:
@@ -121,18 +121,18 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
     async def test_nothing_is_missed_between(self, bench: Bench) -> None:
         """What happened since the bell was opened or last waited for rings without delay (B7, C19)."""
         await serve(bench)
-        async with bench.slots.bell(MODEL) as bell:
+        async with bench.slots.slot_signal(MODEL) as signal:
             for number in range(4):
                 (lease,) = await running(bench, f"job-{number}")
                 await bench.slots.release(lease)
-                await bench.outcome(await bench.start(bell.rung(LONG)))
+                await bench.outcome(await bench.start(signal.wait(LONG)))
 
     async def test_a_silent_bell_ends(self, bench: Bench) -> None:
         """Where nothing comes free the wait ends after its time; until then it does not ring on and on (C19)."""
         await serve(bench)
         await running(bench, "job-1")
-        async with bench.slots.bell(MODEL) as bell:
-            waiting = await _silent(bench, bell, bench.short)
+        async with bench.slots.slot_signal(MODEL) as signal:
+            waiting = await _silent(bench, signal, bench.short)
             assert not waiting.done()
             await bench.advance(bench.short)
             await bench.outcome(waiting)
@@ -155,9 +155,9 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         fresh = await take(bench, 6)
         calls = [bench.slots.assign((lease, "job-1"), ttl=LONG) for lease in fresh]
         bound = [lease for (lease,) in await asyncio.gather(*calls) if lease is not None]
-        kept = await bench.slots.renew(*bound, ttl=LONG)
+        leases = await bench.slots.renew(*bound, ttl=LONG)
         assert len(bound) == 6
-        assert sum(lease is not None for lease in kept) == 1, "one job is in two hands"
+        assert sum(lease is not None for lease in leases) == 1, "one job is in two hands"
         assert (await glance(bench)).held == 1
 
     async def test_a_cancelled_acquire_loses_nothing(self, bench: Bench) -> None:
@@ -186,7 +186,9 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         """Several processes that reach for the same slots get each of them once (C20; FIX-C4, fault H1)."""
         await serve(bench, slots=5)
         replicas = [bench, await bench.replica(), await bench.replica()]
-        calls = [one.slots.acquire(MODEL, f"h{n}", ttl=LONG) for n in range(4) for one in replicas]
+        calls = [
+            index.slots.acquire(MODEL, f"h{n}", ttl=LONG) for n in range(4) for index in replicas
+        ]
         given = [lease for answer in await asyncio.gather(*calls) for lease in answer]
         assert len(given) == len({lease.token for lease in given}) == 5
 
@@ -214,10 +216,10 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         other = await bench.replica()
         await serve(bench)
         await running(bench, "job-1")
-        assert await seen(bench, 0) == []
-        assert await seen(other, 0) == []
+        assert await report_observation(bench, 0) == []
+        assert await report_observation(other, 0) == []
         await bench.advance(bench.short)
-        assert await seen(other, 0) == ["job-1"]
+        assert await report_observation(other, 0) == ["job-1"]
 
     @needs("shared")
     async def test_a_crowd_of_replicas(self, bench: Bench) -> None:
@@ -230,17 +232,17 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         await bench.slots.configure(MODEL, b"1")
-        before = await look(bench)
+        before = await inspect_pool(bench)
         after = await bench.reopen()
-        assert await look(after) == before
+        assert await inspect_pool(after) == before
         assert await after.slots.documents() == {MODEL: b"1"}
         assert await after.slots.release(lease) == (True,)
 
 
 async def _bell_rings(bench: Bench, bring: Callable[[], Awaitable[T]], *models: str) -> T:
     """Have a bell ring by what ``bring`` does, and not before; return its answer."""
-    async with bench.slots.bell(*(models or (MODEL,))) as bell:
-        waiting = await _silent(bench, bell, LONG)
+    async with bench.slots.slot_signal(*(models or (MODEL,))) as signal:
+        waiting = await _silent(bench, signal, LONG)
         answer = await bring()
         await bench.outcome(waiting)
         return answer
@@ -250,12 +252,12 @@ async def _awaited(call: Awaitable[T]) -> T:
     return await call
 
 
-async def _silent(bench: Bench, bell: RoomBell, timeout: float) -> asyncio.Task[None]:
+async def _silent(bench: Bench, signal: RoomSignal, timeout: float) -> asyncio.Task[None]:
     """Wait for the bell, which may ring in vain a few times before it is silent."""
-    waiting = await bench.start(bell.rung(timeout))
+    waiting = await bench.start(signal.wait(timeout))
     for _ in range(4):
         if waiting.done():
-            waiting = await bench.start(bell.rung(timeout))
+            waiting = await bench.start(signal.wait(timeout))
     assert not waiting.done(), "it rings all the time"
     return waiting
 
@@ -267,26 +269,26 @@ async def _crowd(bench: Bench, replicas: list[Bench]) -> None:
         await serve(bench, server, count)
     held: dict[str, str] = {}
 
-    async def hold(number: int, beside: Bench) -> None:
+    async def hold(number: int, bench: Bench) -> None:
         drawn = random.Random(number)
         for turn in range(8):
-            given = await beside.slots.acquire(MODEL, f"h{number}", ttl=LONG, limit=2)
+            given = await bench.slots.acquire(MODEL, f"h{number}", ttl=LONG, limit=2)
             for lease in given:
                 assert lease.token not in held, "a slot was given twice"
                 held[lease.token] = lease.server
-                of_server = [one for one in held.values() if one == lease.server]
+                of_server = [name for name in held.values() if name == lease.server]
                 assert len(of_server) <= slots[lease.server], "more is held than there is"
-            await _use(beside, given, f"{number}-{turn}", drawn)
+            await _use(bench, given, f"{number}-{turn}", drawn)
             for lease in given:
                 del held[lease.token]
-            assert await beside.slots.release(*given) == (True,) * len(given)
+            assert await bench.slots.release(*given) == (True,) * len(given)
 
-    await asyncio.gather(*(hold(n, one) for n, one in enumerate(replicas * 3)))
-    assert {i.endpoint.server: i.free for i in (await look(bench)).endpoints} == slots
+    await asyncio.gather(*(hold(n, replica) for n, replica in enumerate(replicas * 3)))
+    assert {i.endpoint.server: i.free for i in (await inspect_pool(bench)).endpoints} == slots
 
 
 async def _use(bench: Bench, given: tuple[SlotLease, ...], job: str, drawn: random.Random) -> None:
-    pairs = [(lease, f"job-{job}-{place}") for place, lease in enumerate(given)]
+    pairs = [(lease, f"job-{job}-{index}") for index, lease in enumerate(given)]
     bound = await bench.slots.assign(*pairs, ttl=LONG)
     assert [lease and lease.token for lease in bound] == [lease.token for lease in given]
     if drawn.random() < 0.5:

@@ -12,9 +12,9 @@ from taskqueue_conformance.slots.helpers import (
     add,
     check_stale,
     glance,
-    look,
+    inspect_pool,
+    report_observation,
     running,
-    seen,
     serve,
     take,
 )
@@ -33,48 +33,48 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         """A server that does not answer gets no jobs until it does, and keeps its leases (C23; fault H4)."""
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
-        assert await seen(bench, None) == []
-        told = await glance(bench)
-        assert (told.healthy, told.assigned) == (False, 1)
+        assert await report_observation(bench, None) == []
+        endpoint = await glance(bench)
+        assert (endpoint.healthy, endpoint.assigned) == (False, 1)
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
         assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
-        assert await seen(bench, 1) == []
+        assert await report_observation(bench, 1) == []
         await take(bench)
 
     async def test_nobody_to_ask(self, bench: Bench) -> None:
         """What was seen of an endpoint that is not there changes nothing, and is no error."""
-        assert await seen(bench, 3) == []
-        assert await seen(bench, None, server="s9") == []
-        assert (await look(bench)).endpoints == ()
+        assert await report_observation(bench, 3) == []
+        assert await report_observation(bench, None, server="s9") == []
+        assert (await inspect_pool(bench)).endpoints == ()
 
     async def test_without_reports_always_well(self, bench: Bench) -> None:
         """An endpoint that does not report is taken for healthy (C12)."""
         await add(bench, reports=False)
-        assert await seen(bench, None) == []
+        assert await report_observation(bench, None) == []
         assert (await glance(bench)).healthy
 
     async def test_work_that_nobody_holds(self, bench: Bench) -> None:
         """A server that runs more than is held gets jobs once that was so for a while: it is others' (fault H9)."""
         for server, last in (("s1", 2), ("s2", 1)):
             await add(bench, server, 2)
-            assert await seen(bench, 1, server=server) == []
-            assert await seen(bench, 1, server=server) == []
+            assert await report_observation(bench, 1, server=server) == []
+            assert await report_observation(bench, 1, server=server) == []
             assert not (await glance(bench, server)).healthy, "no time had passed"
             await bench.advance(bench.short)
-            await seen(bench, 2, server=server)
+            await report_observation(bench, 2, server=server)
             assert not (await glance(bench, server)).healthy, "it was more than before"
             await bench.advance(bench.short)
-            await seen(bench, last, server=server)
+            await report_observation(bench, last, server=server)
             assert (await glance(bench, server)).healthy
 
     async def test_work_of_holders_that_come_back(self, bench: Bench) -> None:
         """Once holders hold what a server runs, after the loss of the pool, it gets jobs (fault H9; C23)."""
         await serve(bench, slots=2)
         await running(bench, "job-1")
-        await seen(bench, None)
-        await seen(bench, 2)
+        await report_observation(bench, None)
+        await report_observation(bench, 2)
         assert not (await glance(bench)).healthy
-        await seen(bench, 1)
+        await report_observation(bench, 1)
         assert (await glance(bench)).healthy
 
     async def test_direct_traffic_does_no_harm(self, bench: Bench) -> None:
@@ -82,7 +82,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         await running(bench, "job-1")
         for active in (9, 5, 7):
-            assert await seen(bench, active) == []
+            assert await report_observation(bench, active) == []
             assert (await glance(bench)).healthy
             await bench.advance(bench.short)
 
@@ -94,11 +94,11 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         (assigned,) = await running(bench, "job-1")
         (detached,) = await running(bench, "job-2")
         await bench.slots.detach(detached, ttl=LONG)
-        assert await seen(bench, 0) == []
-        assert await seen(bench, 0) == [], "the second look came too soon"
+        assert await report_observation(bench, 0) == []
+        assert await report_observation(bench, 0) == [], "the second look came too soon"
         assert (await glance(bench)).held == 2
         await bench.advance(bench.short)
-        assert await seen(bench, 0) == ["job-1", "job-2"]
+        assert await report_observation(bench, 0) == ["job-1", "job-2"]
         await check_stale(bench, assigned)
         await check_stale(bench, detached)
         assert (await glance(bench)).free == 2
@@ -108,84 +108,84 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench)
         await running(bench, "job-1")
         for _ in range(4):
-            assert await seen(bench, 0, settled=2 * bench.short) == []
+            assert await report_observation(bench, 0, settled=2 * bench.short) == []
             await bench.advance(bench.short / 2)
-        assert await seen(bench, 0, settled=2 * bench.short) == ["job-1"]
+        assert await report_observation(bench, 0, settled=2 * bench.short) == ["job-1"]
 
     async def test_fresh_leases_are_not_cleared(self, bench: Bench) -> None:
         """A lease taken between two looks at an idle server stays (C22; FIX-C5, fault H4)."""
         await serve(bench)
         (before,) = await running(bench, "job-1")
-        await seen(bench, 0)
+        await report_observation(bench, 0)
         await bench.slots.release(before)
         await running(bench, "job-1")
         await bench.advance(bench.short)
-        assert await seen(bench, 0) == [], "a fresh lease was cleared"
+        assert await report_observation(bench, 0) == [], "a fresh lease was cleared"
         await bench.advance(bench.short)
-        assert await seen(bench, 0) == ["job-1"]
+        assert await report_observation(bench, 0) == ["job-1"]
 
     async def test_a_new_holder_between(self, bench: Bench) -> None:
         """A lease that was taken over between two looks stays: its token is another one (C22; FIX-C5, fault H4)."""
         await serve(bench, slots=2)
         await running(bench, "job-1")
-        await seen(bench, 0)
+        await report_observation(bench, 0)
         (fresh,) = await take(bench, holder="h2")
         (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
         assert over is not None
         await bench.advance(bench.short)
-        assert await seen(bench, 0) == []
+        assert await report_observation(bench, 0) == []
         await bench.advance(bench.short)
-        assert await seen(bench, 0) == ["job-1"]
+        assert await report_observation(bench, 0) == ["job-1"]
 
     async def test_renewals_hide_nothing(self, bench: Bench) -> None:
         """A lease that its holder renews ends all the same when its server has lost the job (C22, C23; fault H4)."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")
-        await seen(bench, 0)
+        await report_observation(bench, 0)
         await bench.advance(bench.short)
         await bench.slots.renew(lease, ttl=LONG)
-        assert await seen(bench, 0) == ["job-1"]
+        assert await report_observation(bench, 0) == ["job-1"]
 
     async def test_the_contrary_between(self, bench: Bench) -> None:
         """A job that was seen between two looks counts as missed from the start again (C22; fault H4)."""
         await serve(bench)
         await running(bench, "job-1")
-        await seen(bench, 0)
+        await report_observation(bench, 0)
         await bench.advance(bench.short)
-        await seen(bench, 1)
-        assert await seen(bench, 0) == []
+        await report_observation(bench, 1)
+        assert await report_observation(bench, 0) == []
         await bench.advance(bench.short)
-        assert await seen(bench, 0) == ["job-1"]
+        assert await report_observation(bench, 0) == ["job-1"]
 
     async def test_silence_is_not_the_contrary(self, bench: Bench) -> None:
         """A server that does not answer between two looks does not take back what was missed (C23; fault H4)."""
         await serve(bench)
         await running(bench, "job-1")
-        await seen(bench, 0)
+        await report_observation(bench, 0)
         await bench.advance(bench.short)
-        assert await seen(bench, None) == []
-        assert await seen(bench, 0) == ["job-1"]
+        assert await report_observation(bench, None) == []
+        assert await report_observation(bench, 0) == ["job-1"]
 
     async def test_by_name(self, bench: Bench) -> None:
         """Where the server tells its jobs, those that it lacks are missed, however many it runs (C22; fault H3)."""
         await serve(bench, slots=3)
         await running(bench, "job-1", "job-2", "job-3")
-        await seen(bench, 3, "job-1", "job-3", "somebody's / own")
+        await report_observation(bench, 3, "job-1", "job-3", "somebody's / own")
         await bench.advance(bench.short)
-        assert await seen(bench, 3, "job-3", "somebody's / own", "more") == ["job-2"]
+        assert await report_observation(bench, 3, "job-3", "somebody's / own", "more") == ["job-2"]
         await bench.advance(bench.short)
-        assert await seen(bench, 3, "job-3") == ["job-1"]
-        assert {one.job for one in (await look(bench)).leases} == {"job-3"}
+        assert await report_observation(bench, 3, "job-3") == ["job-1"]
+        assert {lease.job for lease in (await inspect_pool(bench)).leases} == {"job-3"}
 
     async def test_equal_looks(self, bench: Bench) -> None:
         """Two looks that tell another number are not two equal ones (C22; fault H4)."""
         await serve(bench, slots=3)
         await running(bench, "job-1", "job-2")
-        await seen(bench, 2, "job-2", "other")
+        await report_observation(bench, 2, "job-2", "other")
         await bench.advance(bench.short)
-        assert await seen(bench, 1, "job-2") == []
+        assert await report_observation(bench, 1, "job-2") == []
         await bench.advance(bench.short)
-        assert await seen(bench, 1, "job-2") == ["job-1"]
+        assert await report_observation(bench, 1, "job-2") == ["job-1"]
 
     async def test_fewer_than_held(self, bench: Bench) -> None:
         """Where the server tells a number only, those that ran out first are missed, as many as lack (C22, C23)."""
@@ -197,19 +197,25 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.slots.assign((lease, lease.job or ""), ttl=ttl)
         await bench.advance(4 * bench.short)
         assert (await glance(bench)).overdue == 3
-        await seen(bench, 2)
+        await report_observation(bench, 2)
         await bench.advance(bench.short)
-        assert await seen(bench, 2) == ["job-1", "job-3"], "two lack of four with a job"
+        assert await report_observation(bench, 2) == ["job-1", "job-3"], (
+            "two lack of four with a job"
+        )
         await bench.advance(bench.short)
-        assert await seen(bench, 2) == []
-        assert {one.job for one in (await look(bench)).leases} == {"job-2", "job-4", None}
+        assert await report_observation(bench, 2) == []
+        assert {lease.job for lease in (await inspect_pool(bench)).leases} == {
+            "job-2",
+            "job-4",
+            None,
+        }
 
     async def test_those_in_time_are_not_missed(self, bench: Bench) -> None:
         """Fewer active than held ends nothing that has not run out: the server may not have counted it yet (C22)."""
         await serve(bench, slots=2)
         await running(bench, "job-1", "job-2")
         for _ in range(3):
-            assert await seen(bench, 1) == []
+            assert await report_observation(bench, 1) == []
             await bench.advance(bench.short)
 
     async def test_overdue_and_on_the_server(self, bench: Bench) -> None:
@@ -218,8 +224,8 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         (by_number, by_name) = await running(bench, "job-1", "job-2", ttl=bench.short)
         for _ in range(3):
             await bench.advance(bench.short)
-            assert await seen(bench, 2) == []
-            assert await seen(bench, 2, "job-1", "job-2") == []
+            assert await report_observation(bench, 2) == []
+            assert await report_observation(bench, 2, "job-1", "job-2") == []
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
         assert (await bench.slots.renew(by_number, by_name, ttl=LONG)).count(None) == 0
 
@@ -228,7 +234,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench)
         (lease,) = await take(bench)
         for _ in range(3):
-            assert await seen(bench, 0) == []
+            assert await report_observation(bench, 0) == []
             await bench.advance(bench.short)
         assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
 
@@ -239,20 +245,20 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, "s1", model=OTHER_MODEL)
         await running(bench, "job-1", "job-2")
         await running(bench, "job-3", model=OTHER_MODEL)
-        await seen(bench, 0, server="s2")
+        await report_observation(bench, 0, server="s2")
         await bench.advance(bench.short)
-        assert await seen(bench, 0, server="s2") == ["job-2"]
-        assert {one.job for one in (await look(bench)).leases} == {"job-1", "job-3"}
+        assert await report_observation(bench, 0, server="s2") == ["job-2"]
+        assert {lease.job for lease in (await inspect_pool(bench)).leases} == {"job-1", "job-3"}
 
     async def test_the_last_of_a_removed_one(self, bench: Bench) -> None:
         """A removed endpoint is asked still, and forgotten with the last job that it lacks (fault H7)."""
         await serve(bench)
         await running(bench, "job-1")
         await bench.slots.remove(MODEL, "s1")
-        await seen(bench, 0)
+        await report_observation(bench, 0)
         await bench.advance(bench.short)
-        assert await seen(bench, 0) == ["job-1"]
-        assert (await look(bench)).endpoints == ()
+        assert await report_observation(bench, 0) == ["job-1"]
+        assert (await inspect_pool(bench)).endpoints == ()
 
     # notes
 
@@ -262,15 +268,15 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         (lease,) = await running(bench, "job-1")
         assert await _leave(bench, lease, b'{"status": "early"}') is Left.TAKEN
         assert await _leave(bench, lease, b'{"text": "\xc3\xa9\\u0000"}') is Left.TAKEN
-        told = [
+        leases = [
             *await bench.slots.renew(lease, ttl=LONG),
             *await bench.slots.renew(lease, ttl=LONG),
             *await bench.slots.detach(lease, ttl=LONG),
             *await bench.slots.assign((lease, "job-1"), ttl=LONG),
         ]
-        assert {one and one.note for one in told} == {b'{"text": "\xc3\xa9\\u0000"}'}
+        assert {lease and lease.note for lease in leases} == {b'{"text": "\xc3\xa9\\u0000"}'}
         assert await bench.slots.late(MODEL, "job-1") == ()
-        await look(bench)
+        await inspect_pool(bench)
 
     async def test_a_note_outlives_its_holder(self, bench: Bench) -> None:
         """Who takes a job's slot over gets the note that was left for the holder before (C7, C23; fault H2)."""
@@ -292,9 +298,9 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await _leave(bench, over, b'"good"') is Left.TAKEN
         assert await _leave(bench, before, b'"late"') is Left.LATE
         assert await bench.slots.leave(MODEL, "job-1", "nonsense", b'"later"') is Left.LATE
-        (kept,) = await bench.slots.renew(over, ttl=LONG)
-        assert kept is not None
-        assert kept.note == b'"good"'
+        (lease,) = await bench.slots.renew(over, ttl=LONG)
+        assert lease is not None
+        assert lease.note == b'"good"'
         assert await bench.slots.late(MODEL, "job-1") == (b'"late"', b'"later"')
         assert await bench.slots.late(OTHER_MODEL, "job-1") == ()
 
@@ -313,9 +319,9 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench)
         (lease,) = await running(bench, "job-1")
         await _leave(bench, lease, b'"of a server"')
-        await seen(bench, 0)
+        await report_observation(bench, 0)
         await bench.advance(bench.short)
-        assert await seen(bench, 0) == ["job-1"]
+        assert await report_observation(bench, 0) == ["job-1"]
         assert await bench.slots.late(MODEL, "job-1") == (b'"of a server"',)
         await add(bench, reports=False)
         (lease,) = await running(bench, "job-2", ttl=bench.short)
@@ -338,8 +344,10 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         note = b'"' + b"x" * (250 * 1024) + b'"'
         for number in range(66):
             await bench.slots.leave(MODEL, f"job-{number}", "x", note)
-        kept = [number for number in range(66) if await bench.slots.late(MODEL, f"job-{number}")]
-        assert kept == list(range(1, 66))
+        retained = [
+            number for number in range(66) if await bench.slots.late(MODEL, f"job-{number}")
+        ]
+        assert retained == list(range(1, 66))
 
     @needs("manual_clock")
     async def test_late_notes_end(self, bench: Bench) -> None:

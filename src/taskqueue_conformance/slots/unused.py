@@ -14,9 +14,9 @@ from taskqueue_conformance.slots.helpers import (
     add,
     check_stale,
     glance,
-    look,
+    inspect_pool,
+    report_observation,
     running,
-    seen,
     serve,
     take,
 )
@@ -34,10 +34,10 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
     async def test_drained_with_an_idle_slot(self, bench: Bench) -> None:
         """A slot that waits for its job ends when its endpoint is drained, and no sooner (C12; fault H7)."""
         held = await _busy_and_idle(bench)
-        await _keeps(bench, bench.slots.drain(MODEL, "s1", draining=False), held)
+        await _check_held(bench, bench.slots.drain(MODEL, "s1", draining=False), held)
         await _clears(bench, bench.slots.drain(MODEL, "s1"), held)
         await bench.slots.drain(MODEL, "s1", draining=False)
-        assert {one.server for one in await take(bench, 4, "h2")} == {"s1", "s2"}
+        assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
 
     async def test_removed_with_an_idle_slot(self, bench: Bench) -> None:
         """A slot that waits for its job ends when its endpoint is removed; without jobs that is gone (fault H7)."""
@@ -45,34 +45,36 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         await _clears(bench, bench.slots.remove(MODEL, "s1"), held)
         assert (await glance(bench)).removed
         assert await bench.slots.release(held[0]) == (True,)
-        assert [info.endpoint.server for info in (await look(bench, MODEL)).endpoints] == ["s2"]
+        assert [info.endpoint.server for info in (await inspect_pool(bench, MODEL)).endpoints] == [
+            "s2"
+        ]
         idle = await take(bench, 1, "h2")
         assert await bench.slots.remove(MODEL, "s2")
-        assert (await look(bench, MODEL)).endpoints == ()
+        assert (await inspect_pool(bench, MODEL)).endpoints == ()
         await check_stale(bench, *idle)
         assert not await bench.slots.remove(MODEL, "s2")
 
     async def test_rested_with_an_idle_slot(self, bench: Bench) -> None:
         """A slot that waits for its job ends when its endpoint is to rest, not when a rest ends (C2; fault H8)."""
         held = await _busy_and_idle(bench)
-        await _keeps(bench, bench.slots.rest(MODEL, "s1", 0), held)
+        await _check_held(bench, bench.slots.rest(MODEL, "s1", 0), held)
         await _clears(bench, bench.slots.rest(MODEL, "s1", bench.short), held)
         await bench.advance(bench.short)
-        assert {one.server for one in await take(bench, 4, "h2")} == {"s1", "s2"}
+        assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
 
     async def test_silent_with_an_idle_slot(self, bench: Bench) -> None:
         """A slot that waits for its job ends, untold, when its server does not answer (C23; fault H4)."""
         held = await _busy_and_idle(bench)
-        await _keeps(bench, seen(bench, 1, "job-1"), held)
-        assert await _clears(bench, seen(bench, None), held) == []
-        assert await seen(bench, 1, "job-1") == []
-        assert {one.server for one in await take(bench, 4, "h2")} == {"s1", "s2"}
+        await _check_held(bench, report_observation(bench, 1, "job-1"), held)
+        assert await _clears(bench, report_observation(bench, None), held) == []
+        assert await report_observation(bench, 1, "job-1") == []
+        assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
 
     async def test_silent_without_reports(self, bench: Bench) -> None:
         """Where a server that does not report is silent, it gets jobs as before: what waits for them stays (C12)."""
         await add(bench, reports=False)
         (idle,) = await take(bench)
-        assert await seen(bench, None) == []
+        assert await report_observation(bench, None) == []
         assert (await bench.slots.assign((idle, "job-1"), ttl=LONG))[0] is not None
 
     async def test_several_idle_slots(self, bench: Bench) -> None:
@@ -81,7 +83,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         (lease,) = await running(bench, "job-1")
         idle = [await take(bench, 600, holder) for holder in ("h1", "h2")]
         await bench.slots.drain(MODEL, "s1")
-        assert [one.fence for one in (await look(bench)).leases] == [lease.fence]
+        assert [lease.fence for lease in (await inspect_pool(bench)).leases] == [lease.fence]
         for leases in idle:
             assert await bench.slots.renew(*leases, ttl=LONG) == (None,) * 600
 
@@ -98,27 +100,29 @@ async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
     return busy, idle
 
 
-async def _keeps(bench: Bench, call: Awaitable[object], held: tuple[SlotLease, SlotLease]) -> None:
+async def _check_held(
+    bench: Bench, call: Awaitable[object], held: tuple[SlotLease, SlotLease]
+) -> None:
     """Fail where a call ends what is held."""
-    before = (await look(bench)).leases
+    before = (await inspect_pool(bench)).leases
     await call
-    assert (await look(bench)).leases == before
+    assert (await inspect_pool(bench)).leases == before
     assert None not in await bench.slots.renew(*held, ttl=LONG)
 
 
 async def _clears(bench: Bench, call: Awaitable[T], held: tuple[SlotLease, SlotLease]) -> T:
     """Fail where a call does not end what is held without a job, or ends anything else."""
     busy, idle = held
-    before = (await look(bench)).leases
+    before = (await inspect_pool(bench)).leases
     answer = await call
     assert answer is not False
-    after = (await look(bench)).leases
-    assert after == tuple(one for one in before if one.fence != idle.fence)
-    told = await glance(bench)
-    assert (told.unassigned, told.assigned) == (0, 1)
+    after = (await inspect_pool(bench)).leases
+    assert after == tuple(lease for lease in before if lease.fence != idle.fence)
+    endpoint = await glance(bench)
+    assert (endpoint.unassigned, endpoint.assigned) == (0, 1)
     await check_stale(bench, idle)
-    (kept,) = await bench.slots.renew(busy, ttl=LONG)
-    assert kept is not None
-    assert kept.state is Permit.ASSIGNED
+    (lease,) = await bench.slots.renew(busy, ttl=LONG)
+    assert lease is not None
+    assert lease.state is Permit.ASSIGNED
     assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=0) == ()
     return answer

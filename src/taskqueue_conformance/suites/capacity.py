@@ -46,8 +46,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_queues_do_not_share_it(self, bench: Bench) -> None:
         """In one batch a full queue refuses its own tasks and no other's (law 6; B5)."""
         await bench.limit(capacity=1)
-        places = [KEY, OTHER, KEY, OTHER]
-        tasks = [bench.task(f"t{n}", key=key) for n, key in enumerate(places)]
+        positions = [KEY, OTHER, KEY, OTHER]
+        tasks = [bench.task(f"t{n}", key=key) for n, key in enumerate(positions)]
         answers = await bench.backend.publisher.publish(*tasks)
         assert [(answer.key, answer.task_id) for answer in answers] == [
             (task.key, task.id) for task in tasks
@@ -236,7 +236,11 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("before")
         await other.limit(capacity=5)
         answers = await asyncio.gather(
-            *(_publish(one, f"{n}{m}") for n, one in enumerate((bench, other)) for m in range(5))
+            *(
+                _publish(bench, f"{n}{m}")
+                for n, bench in enumerate((bench, other))
+                for m in range(5)
+            )
         )
         accepted = [a for (a,) in answers if a.status is Published.ACCEPTED]
         assert len(accepted) == 4

@@ -30,12 +30,12 @@ class ClosingSuite(Harness):
     async def test_close_leaves_others_alone(self, bench: Bench) -> None:
         """Closing one subscription of a worker leaves another one's deliveries leased (law 2; REV-E5, REV-E6)."""
         await bench.publish("t1", "t2")
-        one, two = bench.subscribe(), bench.subscribe()
-        await bench.one(one)
-        kept = await bench.one(two)
-        await one.close()
+        subscription, two = bench.subscribe(), bench.subscribe()
+        await bench.one(subscription)
+        delivery = await bench.one(two)
+        await subscription.close()
         assert ids(await bench.take(two, 2)) == ["t1"]
-        await two.ack(kept)
+        await two.ack(delivery)
         await bench.expect(done=1, in_flight=1)
 
     async def test_close_leaves_the_settled_alone(self, bench: Bench) -> None:
@@ -87,21 +87,21 @@ class ClosingSuite(Harness):
     async def test_iteration(self, bench: Bench) -> None:
         """``async for`` gives deliveries one by one, waits for more, and ends with the close."""
         subscription = bench.subscribe(KEY, OTHER)
-        seen = []
+        observed = []
 
         async def consume() -> None:
             async for delivery in subscription:
-                seen.append(delivery.task.id)
+                observed.append(delivery.task.id)
                 await subscription.ack(delivery)
 
         consumer = await bench.start(consume())
         await bench.publish("t1", "t2")
-        await bench.until(lambda: len(seen) == 2, "for the iteration to give what is there")
+        await bench.until(lambda: len(observed) == 2, "for the iteration to give what is there")
         await bench.publish("t3", key=OTHER)
-        await bench.until(lambda: len(seen) == 3, "for the iteration to give what came later")
+        await bench.until(lambda: len(observed) == 3, "for the iteration to give what came later")
         await subscription.close()
         await bench.outcome(consumer)
-        assert seen == ["t1", "t2", "t3"]
+        assert observed == ["t1", "t2", "t3"]
 
     async def test_aclose(self, bench: Bench) -> None:
         """Closing the backend closes its subscriptions, ends what waits, and is idempotent."""

@@ -61,14 +61,17 @@ class ConcurrencySuite(Harness):
     async def test_wake_up_is_passed_on(self, bench: Bench) -> None:
         """A waiter that is cancelled as it is woken passes the wake-up on: the next one gets the task (law 1)."""
         for hops in _HOPS:
-            async with bench.subscribe() as one, bench.subscribe(consumer="another") as two:
-                waiters = [await bench.start(s.receive(1, None)) for s in (one, two)]
+            async with (
+                bench.subscribe() as subscription,
+                bench.subscribe(consumer="another") as two,
+            ):
+                waiters = [await bench.start(s.receive(1, None)) for s in (subscription, two)]
                 await bench.publish(f"t{hops}")
                 answer = await _cut(bench, waiters[hops % 2], hops // 2)
-                kept = [] if answer is None else list(answer.deliveries)
-                await (one, two)[hops % 2].redeliver(*kept)
+                retained = [] if answer is None else list(answer.deliveries)
+                await (subscription, two)[hops % 2].redeliver(*retained)
                 (delivery,) = (await bench.outcome(waiters[1 - hops % 2])).deliveries
-                await one.ack(delivery)
+                await subscription.ack(delivery)
 
     async def test_publish_cancelled(self, bench: Bench) -> None:
         """A publish cancelled at any point happened or not: sent again there is exactly one copy (law 7)."""
@@ -146,11 +149,11 @@ class ConcurrencySuite(Harness):
 
     async def test_two_verdicts_at_once(self, bench: Bench) -> None:
         """Of two different settlements of one receipt exactly one takes effect (law 2; OPEN-C4)."""
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         for number in range(5):
             await bench.publish(f"t{number}")
-            delivery = await bench.one(one)
-            calls = [one.ack(delivery), two.redeliver(delivery)]
+            delivery = await bench.one(subscription)
+            calls = [subscription.ack(delivery), two.redeliver(delivery)]
             answers = await asyncio.gather(
                 *(calls if number % 2 else calls[::-1]), return_exceptions=True
             )
@@ -161,7 +164,7 @@ class ConcurrencySuite(Harness):
 
     async def test_many_publishers_and_consumers(self, bench: Bench) -> None:
         """A thousand tasks by ten publishers reach ten consumers, each exactly once (laws 1, 2)."""
-        seen: list[Delivery] = []
+        deliveries: list[Delivery] = []
         settled: list[Settled] = []
         total = 1000
 
@@ -173,9 +176,9 @@ class ConcurrencySuite(Harness):
 
         async def consume(name: str) -> None:
             async with bench.subscribe(KEY, OTHER, consumer=name) as subscription:
-                while len(seen) < total:
+                while len(deliveries) < total:
                     received = await subscription.receive(7, None)
-                    seen.extend(received.deliveries)
+                    deliveries.extend(received.deliveries)
                     settled.extend(await subscription.ack(*received.deliveries))
                     if len(settled) >= total:
                         finished.set()
@@ -186,16 +189,20 @@ class ConcurrencySuite(Harness):
         await bench.outcome(await bench.start(finished.wait()))
         for consumer in consumers:
             consumer.cancel()
-        assert len(seen) == len(set(ids(seen))) == total, "a task was delivered twice (law 2)"
+        assert len(deliveries) == len(set(ids(deliveries))) == total, (
+            "a task was delivered twice (law 2)"
+        )
         await bench.expect(done=500)
 
 
 async def _all_there(bench: Bench, answer: Received | None, names: list[str]) -> None:
     async with bench.subscribe(consumer="finder") as finder:
-        seen = [] if answer is None else list(answer.deliveries)
-        seen += await bench.eventually(finder, len(names) - len(seen))
-        assert ids(seen) == names, f"a cancelled receive lost or doubled tasks: {ids(seen)} (law 1)"
-        assert {(d.attempt, d.losses) for d in seen} == {(1, 0)}, (
+        deliveries = [] if answer is None else list(answer.deliveries)
+        deliveries += await bench.eventually(finder, len(names) - len(deliveries))
+        assert ids(deliveries) == names, (
+            f"a cancelled receive lost or doubled tasks: {ids(deliveries)} (law 1)"
+        )
+        assert {(d.attempt, d.losses) for d in deliveries} == {(1, 0)}, (
             "a cancellation was counted (law 3)"
         )
-        await finder.ack(*seen)
+        await finder.ack(*deliveries)

@@ -145,9 +145,12 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         """Workers are known while a subscription is open; closing one of two keeps the other (REV-E5)."""
         control = bench.control
         await bench.publish("t1", "t2")
-        one, two = bench.subscribe(KEY, consumer="w"), bench.subscribe(KEY, OTHER, consumer="w")
+        subscription, two = (
+            bench.subscribe(KEY, consumer="w"),
+            bench.subscribe(KEY, OTHER, consumer="w"),
+        )
         alone = bench.subscribe(OTHER, consumer="alone")
-        await bench.one(one)
+        await bench.one(subscription)
         await bench.one(two)
         await alone.receive(1, 0)
         known = {worker.worker_id: worker for worker in await control.workers()}
@@ -155,7 +158,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert (known["w"].connections, known["w"].in_flight) == (2, 2)
         assert sorted(known["w"].keys) == [KEY, OTHER]
         assert known["w"].since <= bench.now
-        await one.close()
+        await subscription.close()
         known = {worker.worker_id: worker for worker in await control.workers()}
         assert (known["w"].connections, known["w"].in_flight) == (1, 1), "both were forgotten"
         await two.close()
@@ -168,8 +171,8 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         since = bench.now
         tasks = await bench.publish("t1", "t2", "t3")
         subscription = bench.subscribe()
-        one, two = await bench.take(subscription, 2)
-        await subscription.redeliver(one)
+        delivery, two = await bench.take(subscription, 2)
+        await subscription.redeliver(delivery)
         await subscription.redeliver(two, lost=True)
         await subscription.ack(await bench.one(subscription))
         await bench.backend.publisher.schedule_retry(tasks[0], bench.now + 3600)

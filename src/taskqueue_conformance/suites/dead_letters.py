@@ -26,11 +26,11 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
         assert (await bench.bury(subscription, delivery, "poison")).ok
-        (letter,) = await dead_letters.list(KEY)
-        assert (letter.task, letter.attempt, letter.losses) == (task, 1, 0)
-        assert letter.reason == "poison"
-        assert letter.failed_at >= delivery.delivered_at
-        assert [failure.error for failure in letter.history] == ["poison: details"]
+        (dead_letter,) = await dead_letters.list(KEY)
+        assert (dead_letter.task, dead_letter.attempt, dead_letter.losses) == (task, 1, 0)
+        assert dead_letter.reason == "poison"
+        assert dead_letter.failed_at >= delivery.delivered_at
+        assert [failure.error for failure in dead_letter.history] == ["poison: details"]
         assert await bench.take(subscription) == [], "a dead task was delivered (law 2)"
         await bench.expect(dead=1)
 
@@ -58,13 +58,13 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
             await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, error))
             await bench.advance(bench.short)
         await bench.bury(subscription, await bench.one(subscription), "third")
-        (letter,) = await dead_letters.list(KEY)
-        history = [(failure.attempt, failure.error) for failure in letter.history]
+        (dead_letter,) = await dead_letters.list(KEY)
+        history = [(failure.attempt, failure.error) for failure in dead_letter.history]
         assert history == [(1, "first"), (2, "second"), (3, "third: details")]
-        assert letter.attempt == 3
-        times = [failure.at for failure in letter.history]
+        assert dead_letter.attempt == 3
+        times = [failure.at for failure in dead_letter.history]
         assert times == sorted(times)
-        assert times[-1] <= letter.failed_at
+        assert times[-1] <= dead_letter.failed_at
 
     async def test_poison_guard(self, bench: Bench) -> None:
         """A task lost with its consumer too often is dead, and says so; attempts play no part (law 3)."""
@@ -73,10 +73,10 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         subscription = bench.subscribe()
         await bench.redeliver_until_dead(subscription)
         assert await bench.take(subscription) == []
-        (letter,) = await dead_letters.list(KEY)
-        assert letter.attempt == 1
-        assert letter.losses >= 1
-        assert letter.reason
+        (dead_letter,) = await dead_letters.list(KEY)
+        assert dead_letter.attempt == 1
+        assert dead_letter.losses >= 1
+        assert dead_letter.reason
         await bench.expect(dead=1)
 
     @needs(Capability.CONTROL)
@@ -93,7 +93,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert (await subscription.redeliver(delivery, lost=True))[0].ok, (
             "a resend answers ok again"
         )
-        assert [letter.task.id for letter in await bench.dead_letters.list(KEY)] == ["t1"]
+        assert [dead_letter.task.id for dead_letter in await bench.dead_letters.list(KEY)] == ["t1"]
         await bench.expect(dead=1)
 
     async def test_list_is_paged(self, bench: Bench) -> None:
@@ -108,12 +108,12 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
             await bench.advance(bench.short / 10)
         pages, after = [], None
         while page := await dead_letters.list(KEY, limit=2, after=after):
-            pages.append([letter.task.id for letter in page])
+            pages.append([dead_letter.task.id for dead_letter in page])
             after = page[-1].task.id
         assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
         assert await dead_letters.list("nobody") == ()
-        for letter in await dead_letters.list(KEY):
-            assert await dead_letters.get(KEY, letter.task.id) == letter
+        for dead_letter in await dead_letters.list(KEY):
+            assert await dead_letters.get(KEY, dead_letter.task.id) == dead_letter
         assert await dead_letters.get(KEY, "other") is None
         assert await dead_letters.get("nobody", "t0") is None
 
@@ -165,7 +165,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert await dead_letters.discard(KEY, "t0", "unknown") == 1
         assert await dead_letters.discard(KEY, "t0") == 0, "discard is not idempotent"
         assert await dead_letters.redrive(KEY, "t0") == 0
-        assert [letter.task.id for letter in await dead_letters.list(KEY)] == ["t1", "t2"]
+        assert [dead_letter.task.id for dead_letter in await dead_letters.list(KEY)] == ["t1", "t2"]
         assert await dead_letters.discard(KEY) == 2
         await bench.expect(discarded=3)
 
@@ -174,10 +174,10 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         """Letters outlive every window and their own deadline (C26)."""
         control = bench.control
         await bench.configure(dedupe_window=bench.short / 2)
-        letters = await _buried(bench, 2, deadline=bench.now + 5 * bench.short)
+        dead_letters = await _buried(bench, 2, deadline=bench.now + 5 * bench.short)
         await bench.advance(6 * bench.short)
         await control.maintain()
-        assert await bench.dead_letters.list(KEY) == letters
+        assert await bench.dead_letters.list(KEY) == dead_letters
         await bench.expect(dead=2)
 
 

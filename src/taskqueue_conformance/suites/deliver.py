@@ -34,12 +34,12 @@ class DeliverSuite(Harness):
         names = [f"t{n}" for n in range(12)]
         await bench.publish(*names)
         subscription = bench.subscribe()
-        seen = []
+        observed = []
         for _ in names:
             delivery = await bench.one(subscription)
             await subscription.ack(delivery)
-            seen.append(delivery.task.id)
-        assert seen == names
+            observed.append(delivery.task.id)
+        assert observed == names
 
     async def test_priorities(self, bench: Bench) -> None:
         """Higher priorities come first, and each is FIFO in itself (law 4; FIX-C1, OPEN-C6)."""
@@ -99,11 +99,11 @@ class DeliverSuite(Harness):
     async def test_one_consumer_each(self, bench: Bench) -> None:
         """A task in flight is nobody else's (law 2), and subscriptions share the keys."""
         await bench.publish("t1", "t2", "t3")
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        taken = await bench.take(one, 2) + await bench.take(two, 2)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.take(subscription, 2) + await bench.take(two, 2)
         assert ids(taken) == ["t1", "t2", "t3"]
         assert len({delivery.receipt for delivery in taken}) == 3
-        assert await bench.take(one) == await bench.take(two) == []
+        assert await bench.take(subscription) == await bench.take(two) == []
 
     async def test_own_keys_only(self, bench: Bench) -> None:
         """A subscription sees the keys that it named and no other."""

@@ -25,32 +25,32 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
     @needs(Capability.DEAD_LETTERS)
     async def test_a_copy_in_each(self, bench: Bench) -> None:
         """Each bound queue has a copy, with its own settlement and ledger; the queue itself has none (law 1; D9)."""
-        one, two = await bound(bench, 2)
+        name, two = await bound(bench, 2)
         (answer,) = await _publish(bench, bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
         assert (answer.key, answer.task_id, answer.status) == (KEY, "t1", Published.ACCEPTED)
         assert await bench.control.ledger(KEY) == Ledger(), "(law 1)"
         assert await bench.take(bench.subscribe()) == []
-        first = await bench.one(bench.subscribe(one))
+        first = await bench.one(bench.subscribe(name))
         second = await bench.one(bench.subscribe(two, consumer="another"))
-        for delivery, key in ((first, one), (second, two)):
+        for delivery, key in ((first, name), (second, two)):
             task = delivery.task
             assert (task.key, task.id, task.value()) == (key, "t1", {"n": 1})
             assert task.headers == {"h": "x"}
             assert delivery.attempt == 1
         assert first.receipt != second.receipt
-        await bench.subscribe(one).ack(first)
+        await bench.subscribe(name).ack(first)
         await bench.bury(bench.subscribe(two), second)
-        assert await bench.control.ledger(one) == Ledger(published=1, done=1), "(law 1)"
+        assert await bench.control.ledger(name) == Ledger(published=1, done=1), "(law 1)"
         assert await bench.control.ledger(two) == Ledger(published=1, dead=1), "(law 1)"
-        assert await bench.state("t1", one) is State.DONE
+        assert await bench.state("t1", name) is State.DONE
         assert await bench.state("t1", two) is State.DEAD
 
     async def test_the_queue_itself(self, bench: Bench) -> None:
         """A queue that is bound to itself among others keeps a copy (law 1; D9)."""
-        (one,) = await bound(bench, 1)
-        await bench.configure(bound_to=(KEY, one))
+        (name,) = await bound(bench, 1)
+        await bench.configure(bound_to=(KEY, name))
         await bench.publish("t1", "t2")
-        for key in (KEY, one):
+        for key in (KEY, name):
             assert await bench.control.ledger(key) == Ledger(published=2, waiting=2), "(law 1)"
             assert ids(await bench.take(bench.subscribe(key), 9)) == ["t1", "t2"], "(law 4)"
 
@@ -62,13 +62,13 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             for key in targets
         ]
         await bench.publish("t1")
-        for one in waiting:
-            assert ids((await bench.outcome(one)).deliveries) == ["t1"]
+        for waiter in waiting:
+            assert ids((await bench.outcome(waiter)).deliveries) == ["t1"]
 
     @needs(Capability.FLOW)
     async def test_all_or_nothing(self, bench: Bench) -> None:
         """Where one of the queues refuses, none has a copy, and the answer says why (laws 1, 6; D9)."""
-        one, two = await bound(bench, 2)
+        key, two = await bound(bench, 2)
         await bench.limit(two, capacity=1)
         await bench.publish("t1")
         answers = await _publish(bench, bench.task("t2"), bench.task("t3"))
@@ -83,78 +83,78 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         await bench.limit(two, intake_paused=False, moved_to="elsewhere")
         (answer,) = await _publish(bench, bench.task("t2"))
         _check_refused(answer, Refusal.MOVED)
-        assert await bench.control.ledger(one) == Ledger(published=1, waiting=1), "(law 1)"
+        assert await bench.control.ledger(key) == Ledger(published=1, waiting=1), "(law 1)"
         await bench.limit(two, moved_to=None)
         await bench.publish("t2")
 
     async def test_known_to_all(self, bench: Bench) -> None:
         """A task that all have is a duplicate, ended or not; nothing is put anywhere (law 7; D9)."""
-        one, two = await bound(bench, 2)
+        name, two = await bound(bench, 2)
         await bench.publish("t1")
-        subscription = bench.subscribe(one)
+        subscription = bench.subscribe(name)
         await subscription.ack(await bench.one(subscription))
         (answer,) = await _publish(bench, bench.task("t1"))
         assert answer.status is Published.DUPLICATE, "(law 7)"
-        assert await bench.control.ledger(one) == Ledger(published=1, done=1)
+        assert await bench.control.ledger(name) == Ledger(published=1, done=1)
         assert await bench.control.ledger(two) == Ledger(published=1, waiting=1)
 
     async def test_known_to_some(self, bench: Bench) -> None:
         """Those that lack a task get it, full as those may be that have it (laws 6, 7; D9)."""
-        one, two = await bound(bench, 2)
-        await bench.publish("t1", key=one)
+        name, two = await bound(bench, 2)
+        await bench.publish("t1", key=name)
         if has(bench.backend, Capability.FLOW):
-            await bench.limit(one, capacity=1)
+            await bench.limit(name, capacity=1)
         await bench.publish("t1")
-        for key in (one, two):
+        for key in (name, two):
             assert await bench.control.ledger(key) == Ledger(published=1, waiting=1), "(law 7)"
 
     async def test_conflict_in_one(self, bench: Bench) -> None:
         """Where one has another task by that id nothing is changed anywhere (law 7; D9)."""
-        one, two = await bound(bench, 2)
+        name, two = await bound(bench, 2)
         await bench.publish("t1", key=two, payload="other")
         (answer,) = await _publish(bench, bench.task("t1"))
         assert answer.status is Published.CONFLICT, "(law 7)"
-        assert await bench.control.ledger(one) == Ledger()
+        assert await bench.control.ledger(name) == Ledger()
         (delivery,) = await bench.take(bench.subscribe(two), 9)
         assert delivery.task.value() == "other"
 
     async def test_no_chains(self, bench: Bench) -> None:
         """A copy goes no further, wherever its queue is bound to; a circle ends (D9)."""
-        (one,) = await bound(bench, 1)
-        (two,) = await bound(bench, 1, of=one)
-        await bench.configure(one, bound_to=(two, KEY))
+        (name,) = await bound(bench, 1)
+        (two,) = await bound(bench, 1, of=name)
+        await bench.configure(name, bound_to=(two, KEY))
         await bench.publish("t1")
-        assert await bench.control.ledger(one) == Ledger(published=1, waiting=1)
+        assert await bench.control.ledger(name) == Ledger(published=1, waiting=1)
         for key in (two, KEY):
             assert await bench.control.ledger(key) == Ledger(), "a copy was copied"
 
     async def test_dates_travel(self, bench: Bench) -> None:
         """Priority, deadline and date are the copies', each expires and falls due for itself (law 8; D9)."""
-        one, two = await bound(bench, 2)
+        name, two = await bound(bench, 2)
         later = bench.now + bench.short
         await bench.publish("low", priority=1)
         await bench.publish("due", not_before=later, priority=9)
         await bench.publish("late", deadline=later)
-        for key in (one, two):
+        for key in (name, two):
             assert await bench.control.ledger(key) == Ledger(published=3, waiting=2, scheduled=1)
-        assert ids(await bench.take(bench.subscribe(one), 1)) == ["late"], "(law 4)"
+        assert ids(await bench.take(bench.subscribe(name), 1)) == ["late"], "(law 4)"
         await bench.advance(bench.short)
         expired = [entry for _ in range(3) for entry in (await bench.control.maintain()).expired]
         assert sorted((entry.key, entry.task_id) for entry in expired) == sorted(
-            [(one, "late"), (two, "late")]
+            [(name, "late"), (two, "late")]
         ), "(law 8)"
-        for key in (one, two):
+        for key in (name, two):
             taken = await bench.eventually(bench.subscribe(key), 2)
             assert ids(taken) == ["due", "low"], "(laws 4, 8)"
 
     async def test_a_batch_of_several_queues(self, bench: Bench) -> None:
         """In one batch, each task goes where its queue says, and each answer is its own (laws 1, 7; D9)."""
-        (one,) = await bound(bench, 1)
+        (name,) = await bound(bench, 1)
         tasks = [
             bench.task("t1"),
             bench.task("t2", key="plain"),
             bench.task("t1"),
-            bench.task("t3", key=one),
+            bench.task("t3", key=name),
             bench.task("t3"),
             bench.task("t2", payload="other"),
         ]
@@ -166,54 +166,54 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         statuses = [answer.status for answer in answers]
         assert statuses[:3] + statuses[5:] == [new, new, known, new], "(law 7)"
         assert sorted(statuses[3:5]) == [new, known], "one is first, and only one (law 7)"
-        assert sorted(ids(await bench.take(bench.subscribe(one), 9))) == ["t1", "t2", "t3"]
+        assert sorted(ids(await bench.take(bench.subscribe(name), 9))) == ["t1", "t2", "t3"]
         assert ids(await bench.take(bench.subscribe("plain"), 9)) == ["t2"]
         assert await bench.control.ledger(KEY) == Ledger()
 
     async def test_unbound(self, bench: Bench) -> None:
         """A binding acts from the next publish on, and so does its end; copies stay (laws 1, 9; D9)."""
         await bench.publish("before")
-        (one,) = await bound(bench, 1)
+        (name,) = await bound(bench, 1)
         await bench.publish("bound")
         await bench.configure(bound_to=())
         await bench.publish("after")
         assert ids(await bench.take(bench.subscribe(), 9)) == ["before", "after"]
-        assert ids(await bench.take(bench.subscribe(one), 9)) == ["bound"]
+        assert ids(await bench.take(bench.subscribe(name), 9)) == ["bound"]
 
     @needs("atomic_retry")
     async def test_retries_stay_where_they_are(self, bench: Bench) -> None:
         """A copy's retry is its queue's alone (laws 1, 3; D9)."""
-        one, two = await bound(bench, 2)
+        name, two = await bound(bench, 2)
         await bench.publish("t1")
-        subscription = bench.subscribe(one)
+        subscription = bench.subscribe(name)
         delivery = await bench.one(subscription)
         retry = bench.backend.publisher.schedule_retry
         await retry(delivery.task, bench.now, settles=delivery)
         (again,) = await bench.eventually(subscription, 1)
-        assert (again.task.key, again.attempt) == (one, 2)
+        assert (again.task.key, again.attempt) == (name, 2)
         assert await bench.control.ledger(two) == Ledger(published=1, waiting=1), "(law 1)"
         assert (await bench.one(bench.subscribe(two))).attempt == 1
 
     @needs(Capability.FLOW, Capability.ORDER)
     async def test_beside_its_limits(self, bench: Bench) -> None:
         """A queue that has limits of its own, and a time for its handlers, is bound all the same (law 1; D9)."""
-        (one,) = await bound(bench, 1)
+        (name,) = await bound(bench, 1)
         await bench.limit(max_inflight=1, max_processing_time=60)
         await bench.publish("t1", "t2")
         assert await bench.control.ledger(KEY) == Ledger(), "(law 1)"
         await bench.fair(max_processing_time=None)
         await bench.publish("t3")
         assert await bench.control.ledger(KEY) == Ledger(), "(law 1)"
-        assert ids(await bench.take(bench.subscribe(one), 9)) == ["t1", "t2", "t3"]
+        assert ids(await bench.take(bench.subscribe(name), 9)) == ["t1", "t2", "t3"]
 
     async def test_side_by_side(self, bench: Bench) -> None:
         """Publishers at the same moment put one copy of each task into each queue (laws 7, 10; D9)."""
-        one, two = await bound(bench, 2)
+        name, two = await bound(bench, 2)
         tasks = [bench.task(f"t{n}") for n in range(10)]
-        found = await asyncio.gather(*(_publish(bench, *tasks) for _ in range(5)))
-        fresh = [a for answers in found for a in answers if a.status is Published.ACCEPTED]
+        matches = await asyncio.gather(*(_publish(bench, *tasks) for _ in range(5)))
+        fresh = [a for answers in matches for a in answers if a.status is Published.ACCEPTED]
         assert len(fresh) == 10, "(law 7)"
-        for key in (one, two):
+        for key in (name, two):
             assert await bench.control.ledger(key) == Ledger(published=10, waiting=10), "(law 1)"
 
 

@@ -23,12 +23,12 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             key = f"share{share}"
             await bench.arrange(key, floor_share=share)
             await _publish(bench, high=200, low=80, key=key)
-            one, two = bench.subscribe(key), bench.subscribe(key, consumer="another")
-            taken = await bench.drain(one, two, count=140, limit=3)
+            subscription, two = bench.subscribe(key), bench.subscribe(key, consumer="another")
+            taken = await bench.drain(subscription, two, count=140, limit=3)
             _check_share(taken, share)
             for name in ("high", "low"):
-                mine = [int(task.removeprefix(name)) for task in taken if task.startswith(name)]
-                assert mine == sorted(mine), f"FIFO within a priority: {mine} (law 4)"
+                own = [int(task.removeprefix(name)) for task in taken if task.startswith(name)]
+                assert own == sorted(own), f"FIFO within a priority: {own} (law 4)"
 
     async def test_the_lowest_of_several(self, bench: Bench) -> None:
         """The share is of the lowest that waits; those between wait for the highest (law 4; OPEN-C8)."""

@@ -21,10 +21,10 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """All workers together have as many in flight as is allowed; the next receive is empty (law 5; F2)."""
         await bench.limit(max_inflight=3)
         await bench.publish("t1", "t2", "t3", "t4", "t5")
-        one, two, three = (bench.subscribe(consumer=name) for name in ("w", "w", "another"))
-        taken = [await bench.take(subscription, 2) for subscription in (one, two, three)]
-        assert [len(some) for some in taken] == [2, 1, 0], "(law 5)"
-        for subscription in (one, two, three):
+        item, two, three = (bench.subscribe(consumer=name) for name in ("w", "w", "another"))
+        taken = [await bench.take(subscription, 2) for subscription in (item, two, three)]
+        assert [len(deliveries) for deliveries in taken] == [2, 1, 0], "(law 5)"
+        for subscription in (item, two, three):
             assert (await held(subscription)).due_at is None, "time alone brings nothing"
         await two.ack(taken[1][0])
         assert ids(await bench.take(three, 2)) == ["t4"]
@@ -34,7 +34,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(max_inflight=7)
         await bench.publish(*(f"t{n}" for n in range(30)))
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
-        await asyncio.gather(*(one.receive(2, 0) for one in subscriptions))
+        await asyncio.gather(*(subscription.receive(2, 0) for subscription in subscriptions))
         await bench.expect(in_flight=7, waiting=23)
 
     async def test_waiting_for_a_place_costs_nothing(self, bench: Bench) -> None:
@@ -99,10 +99,10 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """A delivery that goes over to another subscription stays the one in flight (law 5)."""
         await bench.limit(max_inflight=1)
         await bench.publish("t1", "t2")
-        one, two = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(one)
+        subscription, two = bench.subscribe(), bench.subscribe()
+        delivery = await bench.one(subscription)
         assert await bench.adopt(two, delivery.receipt) != (None,)
-        await one.close()
+        await subscription.close()
         await held(two)
         await two.ack(delivery)
         assert ids(await bench.take(two, 2)) == ["t2"]
@@ -113,11 +113,11 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1", "t2", "t3", "t4")
         subscription = bench.subscribe()
         await bench.one(subscription)
-        for limit, found in ((2, ["t2"]), (0, ["t3", "t4"])):
+        for limit, matches in ((2, ["t2"]), (0, ["t3", "t4"])):
             waiting = await bench.start(subscription.receive(5, None))
             assert not waiting.done(), "handed out beyond the limit (law 5)"
             await bench.limit(max_inflight=limit)
-            assert ids((await bench.outcome(waiting)).deliveries) == found
+            assert ids((await bench.outcome(waiting)).deliveries) == matches
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
         """What runs goes on under a lower limit; the next is handed out once there is a place (laws 3, 5, 9)."""

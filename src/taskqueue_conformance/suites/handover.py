@@ -20,14 +20,14 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         """An adopted delivery keeps its receipt, and survives the close of its old subscription (law 2; D7)."""
         await bench.publish("t1", "t2")
         old, new = bench.subscribe(), bench.subscribe()
-        kept, returned = await bench.take(old, 2)
-        (adopted,) = await bench.adopt(new, kept.receipt)
+        delivery, returned = await bench.take(old, 2)
+        (adopted,) = await bench.adopt(new, delivery.receipt)
         assert adopted is not None
-        assert (adopted.task, adopted.receipt) == (kept.task, kept.receipt)
+        assert (adopted.task, adopted.receipt) == (delivery.task, delivery.receipt)
         assert (adopted.attempt, adopted.losses) == (1, 0), "a hand-over is no failure (law 3)"
         await old.close()
         assert ids(await bench.take(new, 2)) == [returned.task.id]
-        assert await new.ack(kept) == (Settled.OK,)
+        assert await new.ack(delivery) == (Settled.OK,)
         await bench.expect(done=1, in_flight=1)
 
     async def test_new_owner_hands_back(self, bench: Bench) -> None:

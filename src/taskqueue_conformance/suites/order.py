@@ -66,9 +66,9 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(other, b=4)
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         taken = [
-            (await one.one(subscription)).task.id
+            (await index.one(subscription)).task.id
             for _ in range(4)
-            for one, subscription in ((bench, here), (other, there))
+            for index, subscription in ((bench, here), (other, there))
         ]
         assert taken == [f"{tenant}{n}" for n in range(4) for tenant in "ab"], "(law 4)"
 
@@ -117,8 +117,8 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, key=OTHER, b=2, a=2)
         taken = await bench.take(bench.subscribe(KEY, OTHER), 10)
         for key, order in ((KEY, "ababab"), (OTHER, "baba")):
-            mine = [d.task.tenant for d in taken if d.task.key == key]
-            assert mine == list(order), f"in {key} (law 4)"
+            own = [d.task.tenant for d in taken if d.task.key == key]
+            assert own == list(order), f"in {key} (law 4)"
 
     async def test_fifo_within_a_tenant(self, bench: Bench) -> None:
         """A tenant's tasks come as they became available, what fell due meanwhile among them (laws 4, 8)."""
@@ -156,10 +156,10 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         """The last task of a tenant comes back: the tenant joins behind the others (laws 3, 4)."""
         await bench.fair()
         await fill(bench, a=1, b=4)
-        one, two = bench.subscribe(), bench.subscribe()
-        await bench.one(one)
+        subscription, two = bench.subscribe(), bench.subscribe()
+        await bench.one(subscription)
         assert ids(await bench.take(two, 1)) == ["b0"]
-        await one.close()
+        await subscription.close()
         assert ids(await bench.take(two, 4)) == ["b1", "a0", "b2", "b3"], "(law 4)"
 
     async def test_weights(self, bench: Bench) -> None:
@@ -167,10 +167,10 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         weights = {"a": 4, "b": 2}
         await bench.fair(weights=weights)
         await fill(bench, a=60, b=40, c=30)
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        taken = await bench.drain(one, two, count=70, limit=3)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.drain(subscription, two, count=70, limit=3)
         _check_shares(taken, {**weights, "c": 1})
-        gaps = [place for place, name in enumerate(taken) if name[0] == "c"]
+        gaps = [index for index, name in enumerate(taken) if name[0] == "c"]
         assert max(b - a for a, b in pairwise(gaps)) <= 14, "(law 4)"
 
     async def test_changed_weights(self, bench: Bench) -> None:
@@ -191,8 +191,8 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             await fill(bench, flood=500, start=start)
         small = [bench.task(f"s{n}-{m}", tenant=f"s{n}") for n in range(20) for m in range(5)]
         await bench.backend.publisher.publish(*small)
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        taken = await bench.drain(one, two, count=126, limit=10)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.drain(subscription, two, count=126, limit=10)
         done = [name for name in taken if name.startswith("s")]
         assert len(done) == 100, f"{len(done)} of 100 small ones in 6 rounds of 21 (law 4)"
         assert [n for n in taken if n.startswith("s7-")] == [f"s7-{m}" for m in range(5)]

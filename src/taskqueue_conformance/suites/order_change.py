@@ -160,9 +160,9 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, a=30, b=20, c=10)
         subscription, taken = bench.subscribe(), list[str]()
         for _ in range(5):
-            left = Counter(a=30, b=20, c=10) - Counter(map(tenant_of, taken))
+            remaining = Counter(a=30, b=20, c=10) - Counter(map(tenant_of, taken))
             fair = await bench.drain(subscription, count=6)
-            _check_rounds(fair, left)
+            _check_rounds(fair, remaining)
             await bench.arrange(order=Order.FIFO)
             fifo = await bench.drain(subscription, count=6, limit=4)
             assert fifo == sorted(fifo, key=_published), "(law 4)"
@@ -170,8 +170,8 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             await bench.fair()
         assert len(set(taken)) == 60, "(law 2)"
         for tenant in "abc":
-            mine = [name for name in taken if name[0] == tenant]
-            assert mine == sorted(mine, key=_published), f"{tenant}'s in their order (law 4)"
+            own = [name for name in taken if name[0] == tenant]
+            assert own == sorted(own, key=_published), f"{tenant}'s in their order (law 4)"
 
 
 def _published(name: str) -> tuple[str, int]:
@@ -181,12 +181,12 @@ def _published(name: str) -> tuple[str, int]:
 
 def _check_rounds(taken: Sequence[str], there: Counter[str]) -> None:
     """Check that of the tenants that are ``there``, with so many each, none has two turns while another has none."""
-    left, served = there.copy(), set[str]()
+    remaining, served = there.copy(), set[str]()
     for name in taken:
         tenant = tenant_of(name)
         if tenant in served:
-            waits = {other for other in left if left[other] > 0} - served
+            waits = {other for other in remaining if remaining[other] > 0} - served
             assert not waits, f"{name} of {list(taken)} comes before {waits} (law 4)"
             served = set()
         served.add(tenant)
-        left[tenant] -= 1
+        remaining[tenant] -= 1

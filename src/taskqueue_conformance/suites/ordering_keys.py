@@ -24,16 +24,16 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         """Of one entity there is one task in flight, over all workers; others flow past (law 4; R8, D2)."""
         await _publish(bench, e=3, f=2)
         await bench.publish("t1", "t2")
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        taken = await bench.take(one, 2)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.take(subscription, 2)
         taken += await bench.take(two, 9)
         assert ids(taken) == ["e0", "f0", "t1", "t2"], "(law 4)"
         await bench.expect(in_flight=4, waiting=3)
         assert await bench.state("e1") is State.WAITING
         await two.ack(taken[0])
         assert ids(await bench.take(two, 9)) == ["e1"]
-        await one.ack(taken[1])
-        assert ids(await bench.take(one, 9)) == ["f1"]
+        await subscription.ack(taken[1])
+        assert ids(await bench.take(subscription, 9)) == ["f1"]
 
     async def test_one_of_a_batch(self, bench: Bench) -> None:
         """A receive of a hundred of one entity brings one, and does not ask to be repeated for ever (law 4; R8)."""
@@ -357,18 +357,18 @@ async def _releases(
     deadline: float | None = None,
 ) -> None:
     """Have one task in flight and a receive wait for the next of its entity, then ``end`` it."""
-    one, two = bench.subscribe(), bench.subscribe(consumer="another")
+    item, two = bench.subscribe(), bench.subscribe(consumer="another")
     first, second = f"{end.__name__}1", f"{end.__name__}2"
     at = None if deadline is None else bench.now + deadline
     await bench.publish(first, deadline=at, ordering_key="e")
     await bench.publish(second, ordering_key="e")
-    delivery = await bench.one(one)
+    delivery = await bench.one(item)
     await _held(two)
     waiting = await bench.start(two.receive(5, None))
     assert not waiting.done(), "two of one entity in flight (law 4)"
-    await end(one, delivery)
+    await end(item, delivery)
     taken = (await bench.outcome(waiting)).deliveries
     assert ids(taken) == [second], "(law 4)"
     await two.ack(*taken)
-    for subscription in (one, two):
+    for subscription in (item, two):
         await subscription.close()

@@ -128,8 +128,8 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """What hung makes way for a receive that waits for its place, and comes first itself (laws 4, 5; C18)."""
         await bench.limit(max_processing_time=2 * bench.short, max_inflight=1)
         await bench.publish("hung", "next")
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        await bench.one(one)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        await bench.one(subscription)
         await held(two)
         waiting = await bench.start(two.receive(5, None))
         await bench.advance(2 * bench.short)
@@ -143,11 +143,11 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """What was acked, handed back, buried or retried in time is not taken back from its next holder (law 2)."""
         await bench.limit(max_processing_time=3 * bench.short)
         await bench.publish("acked", "returned")
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        acked, returned = await bench.take(one, 2)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        acked, returned = await bench.take(subscription, 2)
         await bench.advance(2 * bench.short)
-        await one.ack(acked)
-        await one.redeliver(returned)
+        await subscription.ack(acked)
+        await subscription.redeliver(returned)
         delivery = await bench.one(two)
         await bench.advance(2 * bench.short)
         assert await _recovered(bench) == 0, "its time began with the second hand-out"
@@ -173,8 +173,10 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """However many hang, and whoever looks: each is lost once, and none beside it (laws 1, 3, 10; C18)."""
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.publish(*(f"t{n}" for n in range(150)))
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        hung: list[tuple[Subscription, str]] = [(one, n) for n in ids(await bench.take(one, 100))]
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        hung: list[tuple[Subscription, str]] = [
+            (subscription, n) for n in ids(await bench.take(subscription, 100))
+        ]
         await bench.advance(bench.short)
         fine = await bench.take(two, 50)
         await bench.advance(bench.short)

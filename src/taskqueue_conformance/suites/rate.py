@@ -76,8 +76,8 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         waiting.pop(0).cancel()
         for _ in range(3):
             await bench.advance(0.5)
-        for one in waiting:
-            taken += (await bench.outcome(one)).deliveries
+        for waiter in waiting:
+            taken += (await bench.outcome(waiter)).deliveries
         assert len(taken) == 7
         _check_rate(taken, _FAST)
 
@@ -107,7 +107,9 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             taken.append(await bench.one(subscription))
             await subscription.redeliver(taken[-1], lost=lost)
         _check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
-        assert [(one.attempt, one.losses) for one in taken] == [(1, 0), (1, 0), (1, 1)], "(law 3)"
+        assert [(item.attempt, item.losses) for item in taken] == [(1, 0), (1, 0), (1, 1)], (
+            "(law 3)"
+        )
 
     async def test_expired_take_no_tokens(self, bench: Bench) -> None:
         """What expires instead of being handed out leaves its token to the next (laws 5, 8; F3)."""
@@ -117,7 +119,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe()
         assert await bench.take(subscription, 9) == []
         await bench.publish(*(f"t{n}" for n in range(5)))
-        taken = [one for _ in range(5) for one in await bench.take(subscription, 9)]
+        taken = [index for _ in range(5) for index in await bench.take(subscription, 9)]
         assert ids(taken) == ["t0", "t1", "t2"]
 
     async def test_shared_by_all(self, bench: Bench) -> None:
@@ -125,7 +127,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(5)]
-        await asyncio.gather(*(one.receive(1, 0) for one in subscriptions))
+        await asyncio.gather(*(subscription.receive(1, 0) for subscription in subscriptions))
         for subscription in subscriptions:
             await held(subscription)
         await bench.expect(in_flight=3, waiting=6)
@@ -197,9 +199,9 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe()
         first, *_ = await bench.take(subscription, 9)
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 6}))
-        told = await held(subscription)
-        assert told.due_at is not None
-        assert told.due_at < first.delivered_at + _TOKEN, "tokens come twice as fast now"
+        result = await held(subscription)
+        assert result.due_at is not None
+        assert result.due_at < first.delivered_at + _TOKEN, "tokens come twice as fast now"
         await bench.limit(rate_limit=None)
         await bench.limit(rate_limit=_SLOW)
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 1}))
@@ -218,15 +220,15 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 def _check_opening(received: Received, at: float) -> None:
-    told = received.due_at
-    assert told is not None, "an empty answer must tell when a limit lets something through"
-    assert abs(told - at) < 0.01, f"due_at is {told}, it must be {at}"
+    value = received.due_at
+    assert value is not None, "an empty answer must tell when a limit lets something through"
+    assert abs(value - at) < 0.01, f"due_at is {value}, it must be {at}"
 
 
 def _check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
     """Check that no window of the store's time has more hand-outs than a full bucket and what came in it."""
     times = sorted(delivery.delivered_at for delivery in deliveries)
-    for place, start in enumerate(times):
-        for count, end in enumerate(times[place:], 1):
+    for index, start in enumerate(times):
+        for count, end in enumerate(times[index:], 1):
             allowed = limit.max_tokens + (end - start) * limit.max_tokens / limit.period
             assert count <= allowed + 0.01, f"{count} hand-outs in {end - start:.3f} s (law 5)"

@@ -128,13 +128,13 @@ class ReplicasSuite(Harness):
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL, "durable")
     async def test_dead_letters_survive(self, bench: Bench) -> None:
         """Dead letters and results are there after a restart (C26)."""
-        letters = bench.dead_letters
+        dead_letters = bench.dead_letters
         await bench.publish("dead", "done")
         subscription = bench.subscribe()
         dead, done = await bench.take(subscription, 2)
         await bench.bury(subscription, dead)
         await subscription.ack(done, results=[b"1"])
-        before = await letters.list(KEY)
+        before = await dead_letters.list(KEY)
         after = await bench.reopen()
         assert await after.dead_letters.list(KEY) == before
         assert await after.control.results(KEY, "done") == (b"1",)

@@ -37,11 +37,11 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
         }
         await control.cancel(KEY, "t1")
         await control.cancel(KEY, "t3")
-        told: list[str] = []
-        while len(told) < 2:
+        results: list[str] = []
+        while len(results) < 2:
             waiting = await bench.start(bench.revoked(subscription))
-            told += await bench.outcome(waiting)
-        assert sorted(told) == sorted((receipts["t1"], receipts["t3"]))
+            results += await bench.outcome(waiting)
+        assert sorted(results) == sorted((receipts["t1"], receipts["t3"]))
         assert not (await bench.start(bench.revoked(subscription))).done(), "told twice"
 
     @needs(Capability.CONTROL)
@@ -71,13 +71,13 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
         """What the subscription itself settled is not revoked, nor what it never had."""
         control = bench.control
         await bench.publish("t1", "t2", "t3")
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        first, second = await bench.take(one, 2)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        first, second = await bench.take(subscription, 2)
         third = await bench.one(two)
-        await one.ack(first)
-        await one.redeliver(second)
+        await subscription.ack(first)
+        await subscription.redeliver(second)
         await control.cancel(KEY, "t3")
-        waiting = await bench.start(bench.revoked(one))
+        waiting = await bench.start(bench.revoked(subscription))
         assert not waiting.done(), f"revoked {waiting.result()}"
         other = await bench.start(bench.revoked(two))
         assert await bench.outcome(other) == (third.receipt,)

@@ -9,7 +9,7 @@ from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench
 from taskqueue_conformance.harness import Harness
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import RoomBell
+from taskqueue_core.capabilities import RoomSignal
 from taskqueue_core.tasks import Published
 
 __all__ = ["RoomSuite"]
@@ -19,7 +19,7 @@ _LONG = 3600.0
 
 
 class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
-    """`RoomBells`."""
+    """`RoomSignals`."""
 
     async def test_room_rings(self, bench: Bench) -> None:
         """A first hand-out, a cancellation, an expiry and a purge ring at once for who waits for room (law 6; B13)."""
@@ -72,11 +72,11 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """What happened since the bell was opened, or last waited for, rings without delay (law 6)."""
         await bench.limit(capacity=1)
         subscription = bench.subscribe()
-        async with bench.bell() as bell:
+        async with bench.room_signal() as signal:
             for number in range(5):
                 await bench.publish(f"t{number}")
                 await subscription.ack(await bench.one(subscription))
-                waiting = await bench.start(bell.rung(_LONG))
+                waiting = await bench.start(signal.wait(_LONG))
                 await bench.outcome(waiting)
 
     async def test_one_of_several_queues(self, bench: Bench) -> None:
@@ -86,8 +86,8 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1")
         await bench.publish("o1", key=OTHER)
         subscription = bench.subscribe(OTHER)
-        async with bench.bell(KEY, OTHER) as bell:
-            waiting = await bench.start(bell.rung(_LONG))
+        async with bench.room_signal(KEY, OTHER) as signal:
+            waiting = await bench.start(signal.wait(_LONG))
             await bench.one(subscription)
             await bench.outcome(waiting)
 
@@ -95,8 +95,8 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """Without room the wait ends after its time, and is no error."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
-        async with bench.bell() as bell:
-            waiting = await bench.start(bell.rung(bench.short))
+        async with bench.room_signal() as signal:
+            waiting = await bench.start(signal.wait(bench.short))
             await bench.advance(bench.short)
             await bench.outcome(waiting)
 
@@ -104,24 +104,24 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """A bell may ring in vain, but where nothing happens it is silent: its publisher does not poll (B13)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
-        async with bench.bell() as bell:
-            waiting = await bench.start(bell.rung(_LONG))
+        async with bench.room_signal() as signal:
+            waiting = await bench.start(signal.wait(_LONG))
             for _ in range(5):
                 if not waiting.done():
                     break
-                waiting = await bench.start(bell.rung(_LONG))
+                waiting = await bench.start(signal.wait(_LONG))
             assert not waiting.done(), "it rings all the time"
 
     async def test_a_bell_that_is_cancelled(self, bench: Bench) -> None:
         """A wait that was given up takes no ring from the next one, nor from another bell (law 6)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
-        async with bench.bell() as one, bench.bell() as two:
-            given_up = await _silent(bench, one)
+        async with bench.room_signal() as signal, bench.room_signal() as two:
+            given_up = await _silent(bench, signal)
             there = await _silent(bench, two)
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
-            here = await bench.start(one.rung(_LONG))
+            here = await bench.start(signal.wait(_LONG))
             await bench.one(bench.subscribe())
             await bench.outcome(here)
             await bench.outcome(there)
@@ -131,21 +131,21 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(capacity=2)
 
         async def publish(number: int) -> None:
-            async with bench.bell() as bell:
+            async with bench.room_signal() as signal:
                 while True:
                     task = bench.task(f"t{number}")
                     (answer,) = await bench.backend.publisher.publish(task)
                     if answer.status is Published.ACCEPTED:
                         return
-                    await bell.rung(_LONG)
+                    await signal.wait(_LONG)
 
         waiting = [await bench.start(publish(number)) for number in range(20)]
         subscription = bench.subscribe()
         for _ in range(20):
             call = await bench.start(subscription.receive(1, None))
             await subscription.ack(*(await bench.outcome(call)).deliveries)
-        for one in waiting:
-            await bench.outcome(one)
+        for waiter in waiting:
+            await bench.outcome(waiter)
         await bench.expect(done=20)
 
     @needs("shared")
@@ -154,23 +154,23 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         other = await bench.replica()
         await bench.limit(capacity=1)
         await bench.publish("t1")
-        async with other.bell() as bell:
-            waiting = await other.start(bell.rung(_LONG))
+        async with other.room_signal() as signal:
+            waiting = await other.start(signal.wait(_LONG))
             await bench.one(bench.subscribe())
             await other.outcome(waiting)
             await bench.publish("t2")
-            waiting = await other.start(bell.rung(_LONG))
+            waiting = await other.start(signal.wait(_LONG))
             await bench.limit(capacity=5)
             await other.outcome(waiting)
 
 
-async def _silent(bench: Bench, bell: RoomBell) -> asyncio.Task[None]:
+async def _silent(bench: Bench, signal: RoomSignal) -> asyncio.Task[None]:
     """Start to wait for a bell that may ring in vain a few times before."""
-    waiting = await bench.start(bell.rung(_LONG))
+    waiting = await bench.start(signal.wait(_LONG))
     for _ in range(5):
         if not waiting.done():
             break
-        waiting = await bench.start(bell.rung(_LONG))
+        waiting = await bench.start(signal.wait(_LONG))
     return waiting
 
 
@@ -182,12 +182,12 @@ async def _rings(
     task = bench.task(f"new{bench.numbers}", tenant=tenant)
 
     async def publish() -> None:
-        async with bench.bell() as bell:
+        async with bench.room_signal() as signal:
             while True:
                 (answer,) = await bench.backend.publisher.publish(task)
                 if answer.status is Published.ACCEPTED:
                     return
-                await bell.rung(_LONG)
+                await signal.wait(_LONG)
 
     waiting = await bench.start(publish())
     assert not waiting.done(), "there is no room (law 6)"

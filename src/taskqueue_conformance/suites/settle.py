@@ -42,9 +42,9 @@ class SettleSuite(Harness):
         """What is handed back precedes what nobody has had, in its original order (law 4; D2, E5)."""
         await bench.publish("t1", "t2", "t3", "t4", "t5")
         subscription = bench.subscribe()
-        one, two, three = await bench.take(subscription, 3)
+        delivery, two, three = await bench.take(subscription, 3)
         await subscription.redeliver(three)
-        await subscription.redeliver(one)
+        await subscription.redeliver(delivery)
         await bench.publish("t6")
         await subscription.redeliver(two)
         assert ids(await bench.take(subscription, 9)) == ["t1", "t2", "t3", "t4", "t5", "t6"]
@@ -92,11 +92,11 @@ class SettleSuite(Harness):
         """A batch settles what is current and names what is not, in order (law 2)."""
         await bench.publish("t1", "t2", "t3")
         subscription = bench.subscribe()
-        one, two, three = await bench.take(subscription, 3)
+        delivery, two, three = await bench.take(subscription, 3)
         await subscription.redeliver(two)
-        assert await subscription.ack(one, two, three) == (OK, LOST, OK)
+        assert await subscription.ack(delivery, two, three) == (OK, LOST, OK)
         assert ids(await bench.take(subscription, 3)) == ["t2"]
-        assert await subscription.redeliver(one, three) == (LOST, LOST)
+        assert await subscription.redeliver(delivery, three) == (LOST, LOST)
         await bench.expect(done=2, in_flight=1)
 
     async def test_settling_nothing(self, bench: Bench) -> None:
@@ -221,10 +221,10 @@ class SettleSuite(Harness):
     async def test_any_subscription_settles(self, bench: Bench) -> None:
         """A receipt may be settled through any open subscription of the backend."""
         await bench.publish("t1", "t2")
-        one, other = bench.subscribe(), bench.subscribe("elsewhere", consumer="another")
-        first, second = await bench.take(one, 2)
+        subscription, other = bench.subscribe(), bench.subscribe("elsewhere", consumer="another")
+        first, second = await bench.take(subscription, 2)
         assert await other.ack(first) == (OK,)
         assert await other.redeliver(second) == (OK,)
-        assert ids(await bench.take(one, 2)) == ["t2"]
-        await one.close()
+        assert ids(await bench.take(subscription, 2)) == ["t2"]
+        await subscription.close()
         await bench.expect(done=1, waiting=1)

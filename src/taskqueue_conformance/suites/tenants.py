@@ -95,24 +95,26 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         """Who has all its places in flight, over all workers, is passed over (laws 4, 5; OPEN-F1)."""
         await bench.fair(tenant_max_inflight=2)
         await fill(bench, a=5, b=3, c=1)
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        taken = await bench.take(one, 3)
+        item, two = bench.subscribe(), bench.subscribe(consumer="another")
+        taken = await bench.take(item, 3)
         taken += await bench.take(two, 9)
         assert ids(taken) == ["a0", "b0", "c0", "a1", "b1"], "(law 5)"
-        for subscription in (one, two):
+        for subscription in (item, two):
             assert (await held(subscription)).due_at is None, "time alone brings nothing"
         await two.ack(taken[0])
-        assert ids(await bench.take(one, 9)) == ["a2"]
+        assert ids(await bench.take(item, 9)) == ["a2"]
         await fill(bench, d=3)
-        assert ids(await bench.take(one, 9)) == ["d0", "d1"], "(law 5)"
+        assert ids(await bench.take(item, 9)) == ["d0", "d1"], "(law 5)"
 
     async def test_tenants_places_side_by_side(self, bench: Bench) -> None:
         """Receives at the same moment do not exceed a tenant's limit, nor fall short of it (laws 5, 10; OPEN-F1)."""
         await bench.fair(tenant_max_inflight=3)
         await fill(bench, a=20, b=20, c=2)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
-        found = await asyncio.gather(*(one.receive(2, 0) for one in subscriptions))
-        counts = Counter(d.task.tenant for received in found for d in received.deliveries)
+        batches = await asyncio.gather(
+            *(subscription.receive(2, 0) for subscription in subscriptions)
+        )
+        counts = Counter(d.task.tenant for received in batches for d in received.deliveries)
         assert counts == {"a": 3, "b": 3, "c": 2}, "(law 5)"
 
     async def test_a_tenants_place_wakes(self, bench: Bench) -> None:
@@ -130,9 +132,9 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await subscription.redeliver(first)
         taken = await bench.take(subscription, 9)
         assert ids(taken) == ["b0", "a0"], "(law 5)"
-        told = (await held(subscription)).due_at
-        assert told is not None, "an empty answer must tell when a limit lets something through"
-        assert abs(told - (first.delivered_at + _TOKEN)) < 0.01
+        value = (await held(subscription)).due_at
+        assert value is not None, "an empty answer must tell when a limit lets something through"
+        assert abs(value - (first.delivered_at + _TOKEN)) < 0.01
         await fill(bench, b=2, c=3, start=1)
         assert sorted(ids(await bench.take(subscription, 9))) == ["b1", "c1", "c2"], "(law 5)"
 
@@ -207,12 +209,12 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         subscription = bench.subscribe()
         taken = await bench.take(subscription, 9)
         assert ids(taken) == ["a0"]
-        for limit, found in ((3, ["a1", "a2"]), (0, ["a3", "a4"])):
+        for limit, matches in ((3, ["a1", "a2"]), (0, ["a3", "a4"])):
             waiting = await bench.start(subscription.receive(2, None))
             await bench.fair(tenant_max_inflight=limit)
             deliveries = (await bench.outcome(waiting)).deliveries
             deliveries += tuple(await bench.take(subscription, 2 - len(deliveries)))
-            assert ids(deliveries) == found, "(law 9)"
+            assert ids(deliveries) == matches, "(law 9)"
             taken += deliveries
         await bench.fair(tenant_max_inflight=1)
         for delivery in taken:

@@ -64,8 +64,8 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         """Statuses come in the order asked for, ``None`` for what is not known under that key."""
         control = bench.control
         await bench.publish("t1", "t2")
-        found = await control.statuses(KEY, "t2", "nobody", "t1", "t2")
-        assert [status and status.task_id for status in found] == ["t2", None, "t1", "t2"]
+        statuses = await control.statuses(KEY, "t2", "nobody", "t1", "t2")
+        assert [status and status.task_id for status in statuses] == ["t2", None, "t1", "t2"]
         assert await control.statuses(OTHER, "t1") == (None,)
         assert await control.statuses(KEY) == ()
 
@@ -74,12 +74,12 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         control = bench.control
         await bench.publish("t1", "t2", "t3", "t4")
         subscription = bench.subscribe()
-        one, two, three = await bench.take(subscription, 3)
+        delivery, two, three = await bench.take(subscription, 3)
         assert await control.results(KEY, "t1") == (None,), "a result before the end"
-        await subscription.ack(one, two, results=[b'{"a": [1, null]}', None])
+        await subscription.ack(delivery, two, results=[b'{"a": [1, null]}', None])
         await subscription.ack(three)
-        found = await control.results(KEY, "t3", "t1", "t4", "t2", "nobody")
-        assert found == (None, b'{"a": [1, null]}', None, None, None)
+        results = await control.results(KEY, "t3", "t1", "t4", "t2", "nobody")
+        assert results == (None, b'{"a": [1, null]}', None, None, None)
 
     async def test_resent_ack_keeps_the_result(self, bench: Bench) -> None:
         """The first ack's result stands, whatever is sent after it (law 2)."""

@@ -47,19 +47,19 @@ class WaitingSuite(Harness):
     async def test_redelivery_wakes(self, bench: Bench) -> None:
         """A hand-back wakes another consumer at once (REV-E3)."""
         await bench.publish("t1")
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        delivery = await bench.one(one)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        delivery = await bench.one(subscription)
         waiting = await bench.start(two.receive(1, None))
-        await one.redeliver(delivery)
+        await subscription.redeliver(delivery)
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
 
     async def test_close_wakes(self, bench: Bench) -> None:
         """What a closing subscription hands back wakes another consumer at once (REV-E3)."""
         await bench.publish("t1")
-        one, two = bench.subscribe(), bench.subscribe(consumer="another")
-        await bench.one(one)
+        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
+        await bench.one(subscription)
         waiting = await bench.start(two.receive(1, None))
-        await one.close()
+        await subscription.close()
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
 
     async def test_due_time_wakes(self, bench: Bench) -> None:

@@ -1,6 +1,6 @@
 """Who is next: the arithmetic of fair turns and of the floor share, for backends with ``order``. It keeps no tasks.
 
-A `Walk` does all of it in memory. A backend that keeps what tenants have spent in its store takes `cost`, `joins_at`
+A `FairRotation` does all of it in memory. A backend that keeps what tenants have spent in its store takes `cost`, `joins_at`
 and `returns_at`: whole numbers, so that who has spent the same has spent exactly the same.
 """
 
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-__all__ = ["TURN", "Floor", "Walk", "cost", "joins_at", "returns_at"]
+__all__ = ["TURN", "FairRotation", "PriorityFloor", "cost", "joins_at", "returns_at"]
 
 TURN = math.lcm(*range(1, 26), 1000)
 """what a hand-out costs a tenant of weight 1: weights up to 25 and all round ones divide it"""
@@ -44,12 +44,12 @@ def returns_at(spent: int, at: int) -> int:
     return min(max(spent, at), at + TURN)
 
 
-class Walk(Generic[T]):
+class FairRotation(Generic[T]):
     """Tenants that take turns by weight. Each step takes O(log tenants)."""
 
     def __init__(self) -> None:
         """Start with nobody."""
-        self._places: dict[T, tuple[int, int, T]] = {}
+        self._positions: dict[T, tuple[int, int, T]] = {}
         """what each has spent, and the number of its place: of those that have spent the same the lowest is next"""
         self._heap: list[tuple[int, int, T]] = []
         """these places, and some that are out of date"""
@@ -58,53 +58,57 @@ class Walk(Generic[T]):
 
     def __len__(self) -> int:
         """Count who is there."""
-        return len(self._places)
+        return len(self._positions)
 
     def next(self) -> T | None:
         """Return who is next, which is who has spent the least."""
         while self._heap:
-            place = self._heap[0]
-            who = place[2]
-            if self._places.get(who) is place:
-                self._at = place[0]
-                return who
+            position = self._heap[0]
+            client = position[2]
+            if self._positions.get(client) is position:
+                self._at = position[0]
+                return client
             heapq.heappop(self._heap)
         return None
 
-    def join(self, who: T) -> None:
+    def join(self, client: T) -> None:
         """Let somebody in, behind the others."""
         alone = self.next() is None
-        self._place(who, joins_at(self._at, alone=alone))
+        self._push(client, joins_at(self._at, alone=alone))
 
-    def come_back(self, who: T, spent: int) -> None:
+    def come_back(self, client: T, spent: int) -> None:
         """Let somebody in again who left for a rest, having spent so much then."""
         self.next()
-        self._place(who, returns_at(spent, self._at))
+        self._push(client, returns_at(spent, self._at))
 
-    def leave(self, who: T) -> int:
+    def leave(self, client: T) -> int:
         """Let somebody go. Return what it had spent, in case that it comes back."""
-        return self._places.pop(who)[0]
+        return self._positions.pop(client)[0]
 
-    def spend(self, who: T, weight: int) -> None:
+    def spend(self, client: T, weight: int) -> None:
         """Note that somebody had a turn."""
-        before = self._places[who]
+        before = self._positions[client]
         self._at = max(self._at, before[0])
         if self._heap[0] is before:  # as it is where who is next has it
-            place = self._places[who] = before[0] + cost(weight), next(self._numbers), who
-            heapq.heapreplace(self._heap, place)
+            position = self._positions[client] = (
+                before[0] + cost(weight),
+                next(self._numbers),
+                client,
+            )
+            heapq.heapreplace(self._heap, position)
         else:
-            self._place(who, before[0] + cost(weight))
+            self._push(client, before[0] + cost(weight))
 
-    def _place(self, who: T, spent: int) -> None:
-        place = self._places[who] = spent, next(self._numbers), who
-        if len(self._heap) >= 2 * len(self._places) + _SPARE:
-            self._heap = list(self._places.values())
+    def _push(self, client: T, spent: int) -> None:
+        position = self._positions[client] = spent, next(self._numbers), client
+        if len(self._heap) >= 2 * len(self._positions) + _SPARE:
+            self._heap = list(self._positions.values())
             heapq.heapify(self._heap)
         else:
-            heapq.heappush(self._heap, place)
+            heapq.heappush(self._heap, position)
 
 
-class Floor(msgspec.Struct):
+class PriorityFloor(msgspec.Struct):
     """What the lowest priority has coming to it: an account of hand-outs, kept with the queue.
 
     To be asked, and told, only of hand-outs while several priorities could be served.

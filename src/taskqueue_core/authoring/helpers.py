@@ -28,7 +28,7 @@ from taskqueue_core.tasks import (
 __all__ = [
     "UNLIMITED",
     "LocalSubscription",
-    "Room",
+    "QueueRoom",
     "SubscriptionBase",
     "Working",
     "answer",
@@ -37,9 +37,9 @@ __all__ = [
     "checked_progress",
     "checked_results",
     "checked_settings",
-    "demand_no_keys",
     "encodable",
     "refusal",
+    "reject_ordering_keys",
     "room_of",
     "workers_of",
 ]
@@ -107,7 +107,7 @@ class LocalSubscription(SubscriptionBase):
     def in_flight(self) -> int:
         """How many deliveries it owns."""
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Have a waiting receive look again: there may be something, or it was closed."""
         self._news.set()
 
@@ -126,7 +126,7 @@ class LocalSubscription(SubscriptionBase):
                 await asyncio.sleep(0)
                 continue
             dates = [date for date in (end, received.due_at) if date is not None]
-            timer = self._clock.call_at(min(dates), self.tell) if dates else None
+            timer = self._clock.call_at(min(dates), self.notify) if dates else None
             try:
                 await self._news.wait()
             finally:
@@ -161,9 +161,9 @@ def workers_of(subscriptions: Iterable[Working]) -> tuple[WorkerInfo, ...]:
         WorkerInfo(
             worker_id=name,
             connections=len(group),
-            keys=tuple(sorted({key for one in group for key in one.keys})),
-            in_flight=sum(one.in_flight for one in group),
-            since=min(one.since for one in group),
+            keys=tuple(sorted({key for item in group for key in item.keys})),
+            in_flight=sum(item.in_flight for item in group),
+            since=min(item.since for item in group),
         )
         for name, group in sorted(by_name.items())
     )
@@ -205,7 +205,7 @@ def checked_progress(value: float | str) -> float | str:
 
 def checked_settings(
     settings: QueueSettings,
-    kept: Collection[Durability],
+    durabilities: Collection[Durability],
     *,
     journal: bool = False,
     flow: bool = False,
@@ -217,8 +217,8 @@ def checked_settings(
     A store may have a ``journal``, and may keep limits of the ``flow``, an ``order``, and queues bound to others.
     """
     promised = settings.durability
-    if promised is not None and promised not in kept:
-        allowed = ", ".join(sorted(kept)) or "none"
+    if promised is not None and promised not in durabilities:
+        allowed = ", ".join(sorted(durabilities)) or "none"
         raise InvalidInput("durability", f"{promised.value!r}", f"what this store keeps: {allowed}")
     if settings.journal and not journal:
         raise InvalidInput("journal", "true", "false: this store has no journal")
@@ -235,7 +235,7 @@ def checked_settings(
     return settings
 
 
-def demand_no_keys(tasks: Iterable[Task]) -> None:
+def reject_ordering_keys(tasks: Iterable[Task]) -> None:
     """Raise `InvalidInput` for a task with an ordering key: a publish where there is no ``order`` asks this first."""
     for task in tasks:
         if task.ordering_key is not None:
@@ -276,7 +276,7 @@ def refusal(
     )
 
 
-class Room(NamedTuple):
+class QueueRoom(NamedTuple):
     """What a queue's limits leave to be handed out now."""
 
     left: int
@@ -285,21 +285,25 @@ class Room(NamedTuple):
     """when time alone makes room, where there is none"""
 
 
-UNLIMITED = Room(sys.maxsize)
+UNLIMITED = QueueRoom(sys.maxsize)
 """of a queue without limits"""
 
 
-def room_of(settings: QueueSettings, bucket: Bucket | None, in_flight: int, now: float) -> Room:
+def room_of(
+    settings: QueueSettings, bucket: Bucket | None, in_flight: int, now: float
+) -> QueueRoom:
     """Return what may be handed out of a queue with so many ``in_flight``. Brings its ``bucket`` up to date."""
-    left = UNLIMITED.left
+    remaining = UNLIMITED.left
     if settings.paused:
-        left = 0
+        remaining = 0
     elif settings.max_inflight:
-        left = max(0, settings.max_inflight - in_flight)
-    if not left or bucket is None or settings.rate_limit is None:
-        return Room(left)
+        remaining = max(0, settings.max_inflight - in_flight)
+    if not remaining or bucket is None or settings.rate_limit is None:
+        return QueueRoom(remaining)
     tokens = bucket.fill(settings.rate_limit, now)
-    return Room(min(left, tokens), None if tokens else bucket.next_at(settings.rate_limit))
+    return QueueRoom(
+        min(remaining, tokens), None if tokens else bucket.next_at(settings.rate_limit)
+    )
 
 
 def checked_results(

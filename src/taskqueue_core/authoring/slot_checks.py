@@ -131,13 +131,13 @@ def check_document(document: object) -> None:
         check_json("document", document, LIMITS.document)
 
 
-def check_seen(seen: Seen | None, settled: object) -> None:
+def check_seen(observed: Seen | None, settled: object) -> None:
     """Check an observation."""
     check_duration("settled", settled)
-    if seen is None:
+    if observed is None:
         return
-    check_number("active", seen.active, 0, _MOST_ACTIVE)
-    jobs: object = seen.jobs
+    check_number("active", observed.active, 0, _MOST_ACTIVE)
+    jobs: object = observed.jobs
     if jobs is None:
         return
     if not isinstance(jobs, frozenset | set) or len(jobs) > LIMITS.slots:

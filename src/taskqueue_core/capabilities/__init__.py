@@ -11,7 +11,7 @@ from taskqueue_core.capabilities.require import (
     revocation_of,
     slots_of,
 )
-from taskqueue_core.capabilities.room import RoomBell, RoomBells
+from taskqueue_core.capabilities.room import RoomSignal, RoomSignals
 from taskqueue_core.capabilities.settings import Durability, Order, QueueSettings
 from taskqueue_core.capabilities.slots import (
     Endpoint,
@@ -40,8 +40,8 @@ __all__ = [
     "PoolView",
     "QueueSettings",
     "Revocation",
-    "RoomBell",
-    "RoomBells",
+    "RoomSignal",
+    "RoomSignals",
     "Seen",
     "SlotLease",
     "SlotPool",

@@ -27,7 +27,7 @@ def has(backend: Backend, capability: Capability) -> bool:
     return capability in backend.capabilities.names
 
 
-def _demand(backend: Backend, capability: Capability) -> None:
+def _require(backend: Backend, capability: Capability) -> None:
     if not has(backend, capability):
         have = ", ".join(sorted(backend.capabilities.names)) or "none"
         raise CapabilityMissing(
@@ -37,35 +37,35 @@ def _demand(backend: Backend, capability: Capability) -> None:
 
 def control_of(backend: Backend) -> Control:
     """Return the backend's ``control`` attribute, or raise `CapabilityMissing`."""
-    _demand(backend, Capability.CONTROL)
+    _require(backend, Capability.CONTROL)
     return cast("Control", backend.control)  # type: ignore[attr-defined]
 
 
 def dead_letters_of(backend: Backend) -> DeadLetters:
     """Return the backend's ``dead_letters`` attribute, or raise `CapabilityMissing`."""
-    _demand(backend, Capability.DEAD_LETTERS)
+    _require(backend, Capability.DEAD_LETTERS)
     return cast("DeadLetters", backend.dead_letters)  # type: ignore[attr-defined]
 
 
 def dead_lettering_of(backend: Backend, subscription: Subscription) -> DeadLettering:
     """Return the subscription as one that can dead-letter, or raise `CapabilityMissing`."""
-    _demand(backend, Capability.DEAD_LETTERS)
+    _require(backend, Capability.DEAD_LETTERS)
     return cast("DeadLettering", subscription)
 
 
 def handover_of(backend: Backend, subscription: Subscription) -> Handover:
     """Return the subscription as one that can adopt, or raise `CapabilityMissing`."""
-    _demand(backend, Capability.HANDOVER)
+    _require(backend, Capability.HANDOVER)
     return cast("Handover", subscription)
 
 
 def revocation_of(backend: Backend, subscription: Subscription) -> Revocation:
     """Return the subscription as one that reports revocations, or raise `CapabilityMissing`."""
-    _demand(backend, Capability.REVOCATION)
+    _require(backend, Capability.REVOCATION)
     return cast("Revocation", subscription)
 
 
 def slots_of(backend: Backend) -> SlotPool:
     """Return the backend's ``slots`` attribute, or raise `CapabilityMissing`."""
-    _demand(backend, Capability.SLOTS)
+    _require(backend, Capability.SLOTS)
     return cast("SlotPool", backend.slots)  # type: ignore[attr-defined]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol, Self
 
-__all__ = ["RoomBell", "RoomBells"]
+__all__ = ["RoomSignal", "RoomSignals"]
 
 
-class RoomBell(Protocol):
+class RoomSignal(Protocol):
     """Rings when a queue that refused a task may take one in. An async context manager: it rings while it is open."""
 
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         """Wait until it has rung since it was opened or last waited for, up to ``timeout`` seconds.
 
         It rings when room comes, an intake is resumed or settings change, and may ring without cause.
@@ -26,9 +26,9 @@ class RoomBell(Protocol):
         ...
 
 
-class RoomBells(Protocol):
+class RoomSignals(Protocol):
     """What the publisher of a backend with ``flow`` has."""
 
-    def room_bell(self, *keys: str) -> RoomBell:
+    def room_signal(self, *keys: str) -> RoomSignal:
         """Make a bell for some queues. It does no input or output before it is opened."""
         ...

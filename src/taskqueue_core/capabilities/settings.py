@@ -134,8 +134,8 @@ class QueueSettings(BaseModel):
         return self._changed(_ORDER)
 
     def _changed(self, names: tuple[str, ...]) -> dict[str, object]:
-        told, fields = self.model_dump(), type(self).model_fields
-        return {name: told[name] for name in names if getattr(self, name) != fields[name].default}
+        values, fields = self.model_dump(), type(self).model_fields
+        return {name: values[name] for name in names if getattr(self, name) != fields[name].default}
 
     def followed_by(self, changed: QueueSettings) -> QueueSettings:
         """Return ``changed`` with the next version. Raises `SettingsConflict` unless it was made from these."""

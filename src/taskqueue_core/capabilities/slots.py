@@ -31,7 +31,7 @@ from typing import Protocol
 
 import msgspec
 
-from taskqueue_core.capabilities.room import RoomBell
+from taskqueue_core.capabilities.room import RoomSignal
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_label, check_number, kind_of
 
@@ -226,7 +226,7 @@ class SlotPool(Protocol):
         """Return the documents by model."""
         ...
 
-    async def look(self, model: str | None = None) -> PoolView:
+    async def inspect(self, model: str | None = None) -> PoolView:
         """Return the pool, or what is of one model."""
         ...
 
@@ -295,7 +295,7 @@ class SlotPool(Protocol):
         ...
 
     async def reconcile(
-        self, model: str, server: str, seen: Seen | None, *, settled: float
+        self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
         """Hold an endpoint's leases against what its server said, ``None`` if it did not answer; return what it lacks.
 
@@ -312,7 +312,7 @@ class SlotPool(Protocol):
         """
         ...
 
-    def bell(self, *models: str) -> RoomBell:
+    def slot_signal(self, *models: str) -> RoomSignal:
         """Make a bell that rings when a slot of one of the models may have become free, or a note was left there.
 
         What time alone does (a rest or a lease runs out) rings once a step comes across it, and not before.

@@ -10,16 +10,22 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, Self, TypeVar
 
 from taskqueue_core.backend import Backend, Capabilities, Capability
-from taskqueue_core.capabilities import Control, DeadLetters, RoomBell, control_of, dead_letters_of
+from taskqueue_core.capabilities import (
+    Control,
+    DeadLetters,
+    RoomSignal,
+    control_of,
+    dead_letters_of,
+)
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Task
 
 __all__ = [
-    "Joint",
-    "JointBell",
-    "Place",
-    "Plan",
-    "Side",
+    "CombinedSignal",
+    "CompositeBackend",
+    "Member",
+    "QueuePart",
+    "ReceivePlan",
     "shared_capabilities",
 ]
 
@@ -29,7 +35,7 @@ _PAUSE = 1.0
 """seconds in which a side that was out of reach is not asked again by who can do without it"""
 
 
-class Side:
+class Member:
     """One backend of several."""
 
     def __init__(self, name: str, backend: Backend, *, needed: bool = False) -> None:
@@ -79,70 +85,70 @@ class Side:
         return answer
 
 
-class Place(NamedTuple):
+class QueuePart(NamedTuple):
     """A queue of one of the sides."""
 
-    side: int
+    member: int
     key: str
 
 
-class Plan(NamedTuple):
+class ReceivePlan(NamedTuple):
     """What a subscription is to receive from."""
 
-    places: tuple[Place, ...]
-    look_again: float | None = None
+    parts: tuple[QueuePart, ...]
+    refresh_seconds: float | None = None
     """seconds after which another plan may hold; ``None``: this one holds for ever"""
 
 
-class Joint(ABC):
+class CompositeBackend(ABC):
     """Several places as one queue: what subscriptions, publishers and operators ask for."""
 
-    sides: tuple[Side, ...]
+    members: tuple[Member, ...]
 
     @abstractmethod
     def now(self) -> float:
         """Return the store's time."""
 
     @abstractmethod
-    async def places(self, key: str) -> Sequence[Place]:
+    async def parts(self, key: str) -> Sequence[QueuePart]:
         """Return every place of a queue, the oldest first."""
 
     @abstractmethod
-    def outside(self, place: Place) -> str | None:
+    def public_key(self, part: QueuePart) -> str | None:
         """Return the name of the queue that a place belongs to; ``None`` for one that nobody is to see."""
 
     @abstractmethod
-    def first_plan(self, keys: tuple[str, ...]) -> Plan:
+    def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
         """Say what can be received from before any store was asked."""
 
     @abstractmethod
-    async def plan(self, keys: tuple[str, ...]) -> Plan:
+    async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
         """Say what is to be received from now."""
 
     @abstractmethod
-    def outward(self, side: int, delivery: Delivery) -> Delivery:
+    def from_member(self, member: int, delivery: Delivery) -> Delivery:
         """Return a side's delivery as the consumer sees it: its receipt tells where it came from."""
 
     @abstractmethod
-    def inward(self, delivery: Delivery) -> tuple[int, Delivery]:
+    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
         """Return a consumer's delivery as its side knows it."""
 
     @abstractmethod
-    def origins(self, receipt: str) -> Sequence[tuple[Place, str]]:
+    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
         """Return where a receipt may come from, the likeliest first, each with what it is called there.
 
         The key of such a place may be empty: any of the side's.
         """
 
     @abstractmethod
-    def adopted(self, side: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Return a delivery that a side gave to who showed this receipt: as `outward`, with the receipt unchanged."""
+    def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
+        """Return a delivery that a side gave to who showed this receipt: as `from_member`, with the receipt unchanged."""
 
     @abstractmethod
-    def renamed(self, place: Place, task: Task) -> Task:
+    def renamed(self, part: QueuePart, task: Task) -> Task:
         """Return a side's task as it is known outside."""
 
-    async def at_leisure(self, side: Side, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - who may, overrides
+    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - who may, overrides
         """Return what a side answers; ``otherwise`` where it is out of reach and the joint can do without it."""
         return await call()
 
@@ -154,31 +160,31 @@ class Joint(ABC):
 def shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
     """Return what all backends can do."""
     all_of = [backend.capabilities for backend in backends]
-    names = frozenset(Capability).intersection(*(one.names for one in all_of))
+    names = frozenset(Capability).intersection(*(capabilities.names for capabilities in all_of))
     return Capabilities(
         names=names,
-        shared=all(one.shared for one in all_of),
-        durable=all(one.durable for one in all_of),
-        atomic_retry=all(one.atomic_retry for one in all_of),
+        shared=all(capabilities.shared for capabilities in all_of),
+        durable=all(capabilities.durable for capabilities in all_of),
+        atomic_retry=all(capabilities.atomic_retry for capabilities in all_of),
     )
 
 
-class JointBell:
+class CombinedSignal:
     """See `taskqueue_core.capabilities.RoomBell`."""
 
     def __init__(self, backends: Sequence[Backend], keys: Sequence[Sequence[str]]) -> None:
         """Listen to some queues of each backend that has bells."""
         publishers: list[Any] = [backend.publisher for backend in backends]
-        self._bells: list[RoomBell] = [
-            publisher.room_bell(*some)
-            for publisher, some in zip(publishers, keys, strict=True)
-            if some and hasattr(publisher, "room_bell")
+        self._signals: list[RoomSignal] = [
+            publisher.room_signal(*key)
+            for publisher, key in zip(publishers, keys, strict=True)
+            if key and hasattr(publisher, "room_signal")
         ]
         self._open = AsyncExitStack()
 
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         """Wait until one has rung, up to ``timeout`` seconds."""
-        waits = [asyncio.ensure_future(bell.rung(timeout)) for bell in self._bells]
+        waits = [asyncio.ensure_future(signal.wait(timeout)) for signal in self._signals]
         if not waits:
             await asyncio.sleep(timeout)
             return
@@ -188,14 +194,14 @@ class JointBell:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-        for one in done:
-            one.result()
+        for waiter in done:
+            waiter.result()
 
     async def __aenter__(self) -> Self:
         """Open all."""
         async with AsyncExitStack() as opened:
-            for bell in self._bells:
-                await opened.enter_async_context(bell)
+            for signal in self._signals:
+                await opened.enter_async_context(signal)
             self._open = opened.pop_all()
         return self
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 from msgspec import structs
 
 from taskqueue_core.capabilities import Maintained, QueueSettings
-from taskqueue_core.composite.backend import Joint, Place, Side
-from taskqueue_core.concurrency import together
+from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import (
     DeadLetter,
@@ -33,9 +33,9 @@ T = TypeVar("T")
 class JointControl(ABC):
     """See `taskqueue_core.capabilities.Control`."""
 
-    def __init__(self, joint: Joint) -> None:
-        """Ask the places of ``joint``."""
-        self._joint = joint
+    def __init__(self, composite: CompositeBackend) -> None:
+        """Ask the places of ``composite``."""
+        self._composite = composite
 
     @abstractmethod
     async def settings(self, key: str) -> QueueSettings:
@@ -45,214 +45,229 @@ class JointControl(ABC):
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.configure`."""
 
-    async def _each(self, key: str, call: Callable[[Side, str], Awaitable[T]]) -> list[T]:
-        places = await self._joint.places(key)
-        return await together(call(self._joint.sides[place.side], place.key) for place in places)
+    async def _each(self, key: str, call: Callable[[Member, str], Awaitable[T]]) -> list[T]:
+        parts = await self._composite.parts(key)
+        return await gather_all(
+            call(self._composite.members[part.member], part.key) for part in parts
+        )
 
     async def queues(self) -> tuple[str, ...]:
         """See `taskqueue_core.capabilities.Control.queues`."""
-        found: set[str] = set()
-        told = await together(side.control.queues() for side in self._joint.sides)
-        for number, names in enumerate(told):
-            outside = (self._joint.outside(Place(number, name)) for name in names)
-            found.update(name for name in outside if name is not None)
-        return tuple(sorted(found))
+        matches: set[str] = set()
+        queues = await gather_all(member.control.queues() for member in self._composite.members)
+        for number, names in enumerate(queues):
+            outside = (self._composite.public_key(QueuePart(number, name)) for name in names)
+            matches.update(name for name in outside if name is not None)
+        return tuple(sorted(matches))
 
     async def ledger(self, key: str) -> Ledger:
         """See `taskqueue_core.capabilities.Control.ledger`. Each place is read in one step, and each balances."""
-        return reduce(add, await self._each(key, lambda side, name: side.control.ledger(name)))
+        return reduce(add, await self._each(key, lambda member, name: member.control.ledger(name)))
 
     async def stats(self, key: str) -> QueueStats:
         """See `taskqueue_core.capabilities.Control.stats`."""
-        told = await self._each(key, lambda side, name: side.control.stats(name))
-        oldest = [one.oldest_waiting for one in told if one.oldest_waiting is not None]
+        stats = await self._each(key, lambda member, name: member.control.stats(name))
+        oldest = [stats.oldest_waiting for stats in stats if stats.oldest_waiting is not None]
         return QueueStats(
             key=key,
-            ledger=reduce(add, (one.ledger for one in told)),
+            ledger=reduce(add, (stats.ledger for stats in stats)),
             oldest_waiting=min(oldest, default=None),
-            delivered=sum(one.delivered for one in told),
-            redelivered=sum(one.redelivered for one in told),
-            retried=sum(one.retried for one in told),
-            lost=sum(one.lost for one in told),
-            subscribers=max(one.subscribers for one in told),
+            delivered=sum(stats.delivered for stats in stats),
+            redelivered=sum(stats.redelivered for stats in stats),
+            retried=sum(stats.retried for stats in stats),
+            lost=sum(stats.lost for stats in stats),
+            subscribers=max(stats.subscribers for stats in stats),
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         """See `taskqueue_core.capabilities.Control.statuses`."""
-        return tuple(one and one[1] for one in await self._found(key, task_ids))
+        return tuple(pair and pair[1] for pair in await self._locate(key, task_ids))
 
-    async def _found(
+    async def _locate(
         self, key: str, task_ids: Sequence[str]
-    ) -> list[tuple[Place, TaskStatus] | None]:
+    ) -> list[tuple[QueuePart, TaskStatus] | None]:
         """Return where each task is, or was last, and what is known of it there."""
-        places = await self._joint.places(key)
+        parts = await self._composite.parts(key)
         answers = await asyncio.gather(
-            *(self._statuses(place, task_ids) for place in places), return_exceptions=True
+            *(self._statuses(part, task_ids) for part in parts), return_exceptions=True
         )
-        told = [one for one in answers if not isinstance(one, BaseException)]
-        places = [
-            place
-            for place, one in zip(places, answers, strict=True)
-            if not isinstance(one, BaseException)
+        results = [pair for pair in answers if not isinstance(pair, BaseException)]
+        parts = [
+            part
+            for part, pair in zip(parts, answers, strict=True)
+            if not isinstance(pair, BaseException)
         ]
-        errors = [one for one in answers if isinstance(one, BaseException)]
-        found: list[tuple[Place, TaskStatus] | None] = []
-        for of_task in zip(*told, strict=True) if task_ids else ():
+        errors = [pair for pair in answers if isinstance(pair, BaseException)]
+        matches: list[tuple[QueuePart, TaskStatus] | None] = []
+        for of_task in zip(*results, strict=True) if task_ids else ():
             known = [
-                (place, structs.replace(one, key=key))
-                for place, one in zip(places, of_task, strict=True)
-                if one is not None
+                (part, structs.replace(item, key=key))
+                for part, item in zip(parts, of_task, strict=True)
+                if item is not None
             ]
-            found.append(
+            matches.append(
                 max(known, key=lambda pair: (pair[1].state.live, pair[1].updated_at), default=None)
             )
-        if errors and not (found and all(found)):  # who did not answer may know the rest
+        if errors and not (matches and all(matches)):  # who did not answer may know the rest
             raise errors[0]
-        return found
+        return matches
 
     async def _statuses(
-        self, place: Place, task_ids: Sequence[str]
+        self, part: QueuePart, task_ids: Sequence[str]
     ) -> tuple[TaskStatus | None, ...]:
         """Ask a place; a side that can be done without has its time."""
-        control = self._joint.sides[place.side].control
-        told = await self._joint.at_leisure(
-            self._joint.sides[place.side],
-            partial(control.statuses, place.key, *task_ids),
+        control = self._composite.members[part.member].control
+        statuses = await self._composite.at_leisure(
+            self._composite.members[part.member],
+            partial(control.statuses, part.key, *task_ids),
             None,
         )
-        if told is None:
+        if statuses is None:
             raise BackendUnavailable("a side that may know the tasks is out of reach")
-        return told
+        return statuses
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         """See `taskqueue_core.capabilities.Control.results`."""
-        wanted: dict[Place, list[str]] = {}
-        for task_id, one in zip(task_ids, await self._found(key, task_ids), strict=True):
-            if one is not None:
-                wanted.setdefault(one[0], []).append(task_id)
-        told = await together(
-            self._joint.sides[place.side].control.results(place.key, *ids)
-            for place, ids in wanted.items()
+        wanted: dict[QueuePart, list[str]] = {}
+        for task_id, pair in zip(task_ids, await self._locate(key, task_ids), strict=True):
+            if pair is not None:
+                wanted.setdefault(pair[0], []).append(task_id)
+        outcomes = await gather_all(
+            self._composite.members[part.member].control.results(part.key, *ids)
+            for part, ids in wanted.items()
         )
-        found: dict[str, bytes | None] = {}
-        for ids, results in zip(wanted.values(), told, strict=True):
-            found.update(zip(ids, results, strict=True))
-        return tuple(found.get(task_id) for task_id in task_ids)
+        matches: dict[str, bytes | None] = {}
+        for ids, results in zip(wanted.values(), outcomes, strict=True):
+            matches.update(zip(ids, results, strict=True))
+        return tuple(matches.get(task_id) for task_id in task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
         """See `taskqueue_core.capabilities.Control.progress`."""
-        number, inner = self._joint.inward(delivery)
-        return await self._joint.sides[number].control.progress(inner, value)
+        number, inner = self._composite.to_member(delivery)
+        return await self._composite.members[number].control.progress(inner, value)
 
     async def cancel(self, key: str, task_id: str) -> bool:
         """See `taskqueue_core.capabilities.Control.cancel`."""
-        return any(await self._each(key, lambda side, name: side.control.cancel(name, task_id)))
+        return any(await self._each(key, lambda member, name: member.control.cancel(name, task_id)))
 
     async def purge(self, key: str) -> int:
         """See `taskqueue_core.capabilities.Control.purge`."""
-        return sum(await self._each(key, lambda side, name: side.control.purge(name)))
+        return sum(await self._each(key, lambda member, name: member.control.purge(name)))
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """See `taskqueue_core.capabilities.Control.workers`. A connection to each side counts once."""
-        told = await together(side.control.workers() for side in self._joint.sides)
+        told = await gather_all(member.control.workers() for member in self._composite.members)
         by_name: dict[str, list[WorkerInfo]] = {}
         for number, workers in enumerate(told):
             for worker in workers:
-                places = (self._joint.outside(Place(number, key)) for key in worker.keys)
-                keys = tuple(key for key in places if key is not None)
+                positions = (
+                    self._composite.public_key(QueuePart(number, key)) for key in worker.keys
+                )
+                keys = tuple(key for key in positions if key is not None)
                 by_name.setdefault(worker.worker_id, []).append(structs.replace(worker, keys=keys))
         return tuple(_as_one(by_name[name]) for name in sorted(by_name))
 
     async def maintain(self) -> Maintained:
         """See `taskqueue_core.capabilities.Control.maintain`."""
         nothing = Maintained()
-        told = await together(
-            self._joint.at_leisure(side, side.control.maintain, nothing)
-            for side in self._joint.sides
+        results = await gather_all(
+            self._composite.at_leisure(member, member.control.maintain, nothing)
+            for member in self._composite.members
         )
         expired = []
-        for number, done in enumerate(told):
-            for one in done.expired:
-                name = self._joint.outside(Place(number, one.key))
-                expired.append(structs.replace(one, key=name or one.key))
+        for number, done in enumerate(results):
+            for item in done.expired:
+                name = self._composite.public_key(QueuePart(number, item.key))
+                expired.append(structs.replace(item, key=name or item.key))
         return Maintained(
-            promoted=sum(done.promoted for done in told),
+            promoted=sum(done.promoted for done in results),
             expired=tuple(expired),
-            forgotten=sum(done.forgotten for done in told),
-            recovered=sum(done.recovered for done in told),
-            unclaimed=tuple(sorted(self._unclaimed(told))),
+            forgotten=sum(done.forgotten for done in results),
+            recovered=sum(done.recovered for done in results),
+            unclaimed=tuple(sorted(self._unclaimed(results))),
         )
 
-    def _unclaimed(self, told: Sequence[Maintained]) -> set[str]:
-        places = [Place(number, key) for number, done in enumerate(told) for key in done.unclaimed]
-        return {self._joint.outside(place) or place.key for place in places}
+    def _unclaimed(self, results: Sequence[Maintained]) -> set[str]:
+        parts = [
+            QueuePart(number, key) for number, done in enumerate(results) for key in done.unclaimed
+        ]
+        return {self._composite.public_key(part) or part.key for part in parts}
 
 
 def _as_one(infos: list[WorkerInfo]) -> WorkerInfo:
     return WorkerInfo(
         worker_id=infos[0].worker_id,
-        connections=max(one.connections for one in infos),
-        keys=tuple(sorted({key for one in infos for key in one.keys})),
-        in_flight=sum(one.in_flight for one in infos),
-        since=min(one.since for one in infos),
+        connections=max(info.connections for info in infos),
+        keys=tuple(sorted({key for info in infos for key in info.keys})),
+        in_flight=sum(info.in_flight for info in infos),
+        since=min(info.since for info in infos),
     )
 
 
 class JointDeadLetters:
     """See `taskqueue_core.capabilities.DeadLetters`. The oldest place comes first, and each has its own in order."""
 
-    def __init__(self, joint: Joint) -> None:
-        """Look after the dead in the places of ``joint``."""
-        self._joint = joint
+    def __init__(self, composite: CompositeBackend) -> None:
+        """Look after the dead in the places of ``composite``."""
+        self._composite = composite
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
         """See `taskqueue_core.capabilities.DeadLetters.list`."""
-        places = list(await self._joint.places(key))
+        parts = list(await self._composite.parts(key))
         start = 0
         if after is not None:
-            start, after = await self._page(places, after)
-        found: list[DeadLetter] = []
-        for place in places[start:]:
-            letters = self._joint.sides[place.side].dead_letters
-            told = await letters.list(place.key, limit=limit - len(found), after=after)
+            start, after = await self._page(parts, after)
+        matches: list[DeadLetter] = []
+        for part in parts[start:]:
+            dead_letters = self._composite.members[part.member].dead_letters
+            results = await dead_letters.list(part.key, limit=limit - len(matches), after=after)
             after = None
-            found += [
-                structs.replace(one, task=self._joint.renamed(place, one.task)) for one in told
+            matches += [
+                structs.replace(dead_letter, task=self._composite.renamed(part, dead_letter.task))
+                for dead_letter in results
             ]
-            if len(found) >= limit:
+            if len(matches) >= limit:
                 break
-        return tuple(found)
+        return tuple(matches)
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
         """See `taskqueue_core.capabilities.DeadLetters.get`."""
-        for place in await self._joint.places(key):
-            found = await self._joint.sides[place.side].dead_letters.get(place.key, task_id)
-            if found is not None:
-                return structs.replace(found, task=self._joint.renamed(place, found.task))
+        for part in await self._composite.parts(key):
+            dead_letter = await self._composite.members[part.member].dead_letters.get(
+                part.key, task_id
+            )
+            if dead_letter is not None:
+                return structs.replace(
+                    dead_letter, task=self._composite.renamed(part, dead_letter.task)
+                )
         return None
 
-    async def _page(self, places: Sequence[Place], after: str) -> tuple[int, str | None]:
+    async def _page(self, parts: Sequence[QueuePart], after: str) -> tuple[int, str | None]:
         """Return in which place a page ended, and where in it."""
-        for number, place in enumerate(places):
-            (one,) = await self._joint.sides[place.side].control.statuses(place.key, after)
-            if one is not None and one.state is State.DEAD:
+        for number, part in enumerate(parts):
+            (status,) = await self._composite.members[part.member].control.statuses(part.key, after)
+            if status is not None and status.state is State.DEAD:
                 return number, after
         return 0, None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         """See `taskqueue_core.capabilities.DeadLetters.redrive`."""
-        places = await self._joint.places(key)
-        sides = self._joint.sides
+        parts = await self._composite.parts(key)
+        members = self._composite.members
         return sum(
-            await together(sides[p.side].dead_letters.redrive(p.key, *task_ids) for p in places)
+            await gather_all(
+                members[p.member].dead_letters.redrive(p.key, *task_ids) for p in parts
+            )
         )
 
     async def discard(self, key: str, *task_ids: str) -> int:
         """See `taskqueue_core.capabilities.DeadLetters.discard`."""
-        places = await self._joint.places(key)
-        sides = self._joint.sides
+        parts = await self._composite.parts(key)
+        members = self._composite.members
         return sum(
-            await together(sides[p.side].dead_letters.discard(p.key, *task_ids) for p in places)
+            await gather_all(
+                members[p.member].dead_letters.discard(p.key, *task_ids) for p in parts
+            )
         )

@@ -11,31 +11,31 @@ from typing import Any
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import SubscriptionBase, checked_limit
-from taskqueue_core.composite.backend import Joint, Place, Plan
+from taskqueue_core.composite.backend import CompositeBackend, QueuePart, ReceivePlan
 from taskqueue_core.composite.source import Source
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
 
-__all__ = ["Gathering"]
+__all__ = ["MultiReceiver"]
 
-PATIENCE = 0.05
+RECEIVE_BACKOFF = 0.05
 """seconds that a look at one source may hold up the look at the next"""
 _UNSEEN = 1.0
 """seconds after which what came for nobody is handed back"""
 
 
-class Gathering(SubscriptionBase):
+class MultiReceiver(SubscriptionBase):
     """Opens and retires sources as the plan says, and receives from them."""
 
-    def __init__(self, joint: Joint, keys: tuple[str, ...], consumer: str) -> None:
+    def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
         """Open the sources that are known already."""
         self.keys = keys
         self.consumer = consumer
         self.closed = False
         self.sources: list[Source] = []
-        self._joint = joint
-        self._plan: Plan | None = None
+        self._composite = composite
+        self._plan: ReceivePlan | None = None
         self._look_at = 0.0
         self._receiving = False
         self._undoing: asyncio.Task[None] | None = None
@@ -43,30 +43,30 @@ class Gathering(SubscriptionBase):
         self._nudge: asyncio.Future[None] | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._closings: set[asyncio.Task[None]] = set()
-        self._follow(joint.first_plan(keys))
+        self._follow(composite.first_plan(keys))
 
     # sources
 
-    def _follow(self, plan: Plan) -> None:
+    def _follow(self, plan: ReceivePlan) -> None:
         """Have a source for each place of the plan, and retire those with a place that is not in it."""
-        wanted = set(plan.places)
-        covered: set[Place] = set()
+        wanted = set(plan.parts)
+        covered: set[QueuePart] = set()
         for source in self.sources:
-            places = {Place(source.number, key) for key in source.keys}
-            if not source.retired and places <= wanted:
-                covered |= set() if source.aside else places
+            parts = {QueuePart(source.number, key) for key in source.keys}
+            if not source.retired and parts <= wanted:
+                covered |= set() if source.aside else parts
             else:
                 source.retired = True
                 source.give_up_waiting()
         missing: dict[int, list[str]] = {}
-        for place in plan.places:
-            if place not in covered:
-                missing.setdefault(place.side, []).append(place.key)
+        for part in plan.parts:
+            if part not in covered:
+                missing.setdefault(part.member, []).append(part.key)
         for number, keys in missing.items():
             self._gather_idle(number, keys)
             for start in range(0, len(keys), LIMITS.keys):
                 self.open(number, tuple(keys[start : start + LIMITS.keys]))
-        for source in [one for one in self.sources if one.retired and one.idle]:
+        for source in [source for source in self.sources if source.retired and source.idle]:
             self.sources.remove(source)
             closing = asyncio.create_task(self._let_go(source))
             self._closings.add(closing)
@@ -82,9 +82,9 @@ class Gathering(SubscriptionBase):
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
         """Open a source."""
-        side = self._joint.sides[number]
-        subscription = side.backend.subscribe(keys, self.consumer)
-        source = Source(side, number, keys, subscription, self._joint.outward)
+        member = self._composite.members[number]
+        subscription = member.backend.subscribe(keys, self.consumer)
+        source = Source(member, number, keys, subscription, self._composite.from_member)
         self.sources.append(source)
         return source
 
@@ -92,19 +92,19 @@ class Gathering(SubscriptionBase):
         with contextlib.suppress(TaskQueueError):  # it has nothing out
             await source.subscription.close()
 
-    async def _look(self) -> None:
+    async def _refresh_plan(self) -> None:
         """Follow the plan, if it is time to."""
         now = asyncio.get_running_loop().time()
-        if self._plan is not None and (self._plan.look_again is None or now < self._look_at):
+        if self._plan is not None and (self._plan.refresh_seconds is None or now < self._look_at):
             return
         try:
-            plan = await self._joint.plan(self.keys)
+            plan = await self._composite.plan(self.keys)
         except BackendUnavailable:
             if not self.sources:
                 raise
-            self._look_at = now + PATIENCE
+            self._look_at = now + RECEIVE_BACKOFF
             return
-        self._plan, self._look_at = plan, now + (plan.look_again or 0)
+        self._plan, self._look_at = plan, now + (plan.refresh_seconds or 0)
         if not self.closed:
             self._follow(plan)
 
@@ -115,24 +115,24 @@ class Gathering(SubscriptionBase):
         checked_limit(limit)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
-        end = None if timeout is None else self._joint.now() + timeout
+        end = None if timeout is None else self._composite.now() + timeout
         taken: list[Delivery] = []
         self._receiving = True
         try:
             await self._undone()
             while not self.closed:
-                await self._look()
+                await self._refresh_plan()
                 alone = self._alone()
                 if alone is None:
                     await self._sweep(limit, taken)
                 else:
-                    await self._straight(alone, limit, _left(end, self._joint.now()))
+                    await self._straight(alone, limit, _remaining(end, self._composite.now()))
                     taken += alone.give(limit)
-                left = _left(end, self._joint.now())
-                if taken or left == 0 or any(source.expired for source in self.sources):
+                remaining = _remaining(end, self._composite.now())
+                if taken or remaining == 0 or any(source.expired for source in self.sources):
                     break
                 if alone is None:
-                    await self._wait(limit, left)
+                    await self._wait(limit, remaining)
             return self._received(taken)
         except BaseException:
             self._put_back(taken)
@@ -148,16 +148,16 @@ class Gathering(SubscriptionBase):
         if len(self.sources) != 1:
             return None
         (source,) = self.sources
-        return source if source.side.needed and source.idle_here and not source.retired else None
+        return source if source.member.needed and source.idle_here and not source.retired else None
 
-    async def _straight(self, source: Source, limit: int, left: float | None) -> None:
+    async def _straight(self, source: Source, limit: int, remaining: float | None) -> None:
         """Receive, and wait, until it is time to look at the plan."""
         loop = asyncio.get_running_loop()
-        again = None if self._plan is None else self._plan.look_again
-        until = None if again is None or left == 0 else max(0.0, self._look_at - loop.time())
+        again = None if self._plan is None else self._plan.refresh_seconds
+        until = None if again is None or remaining == 0 else max(0.0, self._look_at - loop.time())
         try:
             async with asyncio.timeout(until) as self._scope:
-                source.take(await source.subscription.receive(limit, left))
+                source.take(await source.subscription.receive(limit, remaining))
         except TimeoutError:
             pass
         except SubscriptionClosed:
@@ -172,10 +172,12 @@ class Gathering(SubscriptionBase):
             for source in self.sources
             if not (source.retired or source.aside) or source.kept or source.question
         ]
-        if self._joint.in_turn() and len(live) > 1:
+        if self._composite.in_turn() and len(live) > 1:
             self.sources.append(self.sources.pop(0))
         first = self._first()
-        return live if first is None else [first, *(one for one in live if one is not first)]
+        return (
+            live if first is None else [first, *(source for source in live if source is not first)]
+        )
 
     def _first(self) -> Source | None:
         """Return the source that is to be asked before the others, if there is one."""
@@ -187,26 +189,26 @@ class Gathering(SubscriptionBase):
             if len(taken) >= limit or self.closed:
                 break
             if source.question is not None and source.withdrawn:
-                await asyncio.wait({source.question}, timeout=PATIENCE)
+                await asyncio.wait({source.question}, timeout=RECEIVE_BACKOFF)
             source.absorb()
             taken += source.give(limit - len(taken))
-            if len(taken) < limit and source.may_be_asked and source.side.needed:
-                await self._look_into(source, limit - len(taken))
-            elif len(taken) < limit and source.may_be_asked:
-                await asyncio.wait({source.ask(limit - len(taken), 0)}, timeout=PATIENCE)
+            if len(taken) < limit and source.is_askable and source.member.needed:
+                await self._require_source(source, limit - len(taken))
+            elif len(taken) < limit and source.is_askable:
+                await asyncio.wait({source.ask(limit - len(taken), 0)}, timeout=RECEIVE_BACKOFF)
                 source.absorb()
             taken += source.give(limit - len(taken))
         if taken or self.closed:
             return
         slow = {source.question for source in order if source.question is not None}
         if slow:
-            await asyncio.wait(slow, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(slow, timeout=RECEIVE_BACKOFF, return_when=asyncio.FIRST_COMPLETED)
         for source in order:
             source.absorb()
             taken += source.give(limit - len(taken))
-        self._demand_one(order)
+        self._require_any(order)
 
-    async def _look_into(self, source: Source, limit: int) -> None:
+    async def _require_source(self, source: Source, limit: int) -> None:
         """Look at a source that cannot be done without, however long it takes."""
         try:
             source.take(await source.subscription.receive(limit, 0))
@@ -214,19 +216,19 @@ class Gathering(SubscriptionBase):
         except SubscriptionClosed as error:
             source.error = error
 
-    def _demand_one(self, order: list[Source]) -> None:
+    def _require_any(self, order: list[Source]) -> None:
         errors = [source.error for source in order if source.error is not None]
         if errors and len(errors) == len(order) and not self.closed:
             raise errors[0]
 
-    async def _wait(self, limit: int, left: float | None) -> None:
+    async def _wait(self, limit: int, remaining: float | None) -> None:
         """Wait until a source has answered, or it is time to look at the plan or at a source that was down."""
         for source in self.sources:
-            if source.may_be_asked and not source.aside:
-                source.ask(limit, left)
+            if source.is_askable and not source.aside:
+                source.ask(limit, remaining)
         loop = asyncio.get_running_loop()
-        dates = [source.side.down_for for source in self.sources if source.side.down_for]
-        if self._plan is not None and self._plan.look_again is not None:
+        dates = [source.member.down_for for source in self.sources if source.member.down_for]
+        if self._plan is not None and self._plan.refresh_seconds is not None:
             dates.append(max(0.0, self._look_at - loop.time()))
         questions: set[asyncio.Future[Any]] = {
             source.question for source in self.sources if source.question is not None
@@ -239,11 +241,11 @@ class Gathering(SubscriptionBase):
                 return_when=asyncio.FIRST_COMPLETED,
             )
         else:
-            await asyncio.sleep(min(dates, default=PATIENCE))
+            await asyncio.sleep(min(dates, default=RECEIVE_BACKOFF))
         for source in self.sources:
             source.absorb()
 
-    def tell(self) -> None:
+    def refresh_now(self) -> None:
         """Look at the plan at once: something has changed."""
         self._look_at = -math.inf
         if self._scope is not None and self._scope.when() is not None:
@@ -258,9 +260,11 @@ class Gathering(SubscriptionBase):
         live = [source for source in self.sources if not source.retired]
         dues = [source.due_at for source in live if source.due_at is not None]
         expired = tuple(
-            structs.replace(one, key=self._joint.outside(Place(source.number, one.key)) or one.key)
+            structs.replace(
+                item, key=self._composite.public_key(QueuePart(source.number, item.key)) or item.key
+            )
             for source in self.sources
-            for one in source.expired
+            for item in source.expired
         )
         for source in self.sources:
             source.expired.clear()
@@ -276,8 +280,8 @@ class Gathering(SubscriptionBase):
     def _put_back(self, taken: list[Delivery]) -> None:
         """Hand back, in the background, what this receive had and does not answer with."""
         for source in self.sources:
-            told = set(source.out.values())
-            source.take_back([one for one in taken if one.receipt in told])
+            results = set(source.out.values())
+            source.take_back([delivery for delivery in taken if delivery.receipt in results])
         taken.clear()
         if not self.closed and any(source.kept or source.question for source in self.sources):
             self._undoing = asyncio.create_task(self._undo())
@@ -298,14 +302,16 @@ class Gathering(SubscriptionBase):
         deliveries = source.give(len(source.kept))
         if deliveries:
             try:
-                await source.subscription.redeliver(*[self._joint.inward(d)[1] for d in deliveries])
+                await source.subscription.redeliver(
+                    *[self._composite.to_member(d)[1] for d in deliveries]
+                )
             except BackendUnavailable:
                 source.take_back(deliveries)
                 return
             except TaskQueueError:  # they have ended meanwhile
                 pass
             for delivery in deliveries:
-                source.forget(self._joint.inward(delivery)[1].receipt)
+                source.forget(self._composite.to_member(delivery)[1].receipt)
 
     def _watch_unseen(self) -> None:
         """See to it that what comes after this receive, or was too much for it, does not lie here for long."""
@@ -331,5 +337,5 @@ class Gathering(SubscriptionBase):
         await asyncio.gather(*(close(source) for source in self.sources))
 
 
-def _left(end: float | None, now: float) -> float | None:
+def _remaining(end: float | None, now: float) -> float | None:
     return None if end is None else max(0.0, end - now)

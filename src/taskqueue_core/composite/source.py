@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.composite.backend import Side
+from taskqueue_core.composite.backend import Member
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 
@@ -19,14 +19,14 @@ class Source:
 
     def __init__(
         self,
-        side: Side,
+        member: Member,
         number: int,
         keys: tuple[str, ...],
         subscription: Subscription,
-        outward: Callable[[int, Delivery], Delivery],
+        from_member: Callable[[int, Delivery], Delivery],
     ) -> None:
         """Ask ``subscription``, which is the side's of that ``number``, over ``keys``."""
-        self.side = side
+        self.member = member
         self.number = number
         self.keys = keys
         self.subscription = subscription
@@ -46,12 +46,12 @@ class Source:
         self.withdrawn = False
         """its question is being cancelled"""
         self._waits = False
-        self._outward = outward
+        self._outward = from_member
 
     @property
-    def may_be_asked(self) -> bool:
+    def is_askable(self) -> bool:
         """Whether there is a point in a question."""
-        return self.question is None and not self.retired and not self.side.down_for
+        return self.question is None and not self.retired and not self.member.down_for
 
     @property
     def idle_here(self) -> bool:
@@ -85,11 +85,11 @@ class Source:
         error = question.exception()
         if error is None:
             self.error = None
-            self.side.note_up()
+            self.member.note_up()
             self.take(question.result())
         elif isinstance(error, BackendUnavailable):
             self.error = error
-            self.side.note_down()
+            self.member.note_down()
         elif isinstance(error, SubscriptionClosed):
             self.error = error
         else:
@@ -100,9 +100,9 @@ class Source:
         self.again, self.due_at = received.again, received.due_at
         self.expired += received.expired
         for delivery in received.deliveries:
-            told = self._outward(self.number, delivery)
-            self.out[delivery.receipt] = told.receipt
-            self.kept.append(told)
+            result = self._outward(self.number, delivery)
+            self.out[delivery.receipt] = result.receipt
+            self.kept.append(result)
 
     def give(self, limit: int) -> list[Delivery]:
         """Return up to so many of what nobody has seen."""

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from taskqueue_core.authoring.helpers import answer, checked_results
-from taskqueue_core.composite.backend import Joint
-from taskqueue_core.composite.receiver import Gathering
+from taskqueue_core.composite.backend import CompositeBackend
+from taskqueue_core.composite.receiver import MultiReceiver
 from taskqueue_core.composite.source import Source
-from taskqueue_core.concurrency import together
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import (
     BackendUnavailable,
     LeaseLost,
@@ -26,12 +26,12 @@ __all__ = ["JointSubscription"]
 _PAUSE = 1.0
 
 
-class JointSubscription(Gathering):
+class JointSubscription(MultiReceiver):
     """See `taskqueue_core.backend.Subscription`, and the capabilities of subscriptions that all sides have."""
 
-    def __init__(self, joint: Joint, keys: tuple[str, ...], consumer: str) -> None:
+    def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
         """Start open."""
-        super().__init__(joint, keys, consumer)
+        super().__init__(composite, keys, consumer)
         self._revoked: list[str] = []
         self._news = asyncio.Event()
         self._watchers: dict[Source, asyncio.Task[None]] = {}
@@ -45,16 +45,22 @@ class JointSubscription(Gathering):
         """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
 
-        async def call(source: Source, some: list[Delivery], at: list[int]) -> Sequence[Settled]:
-            return await source.subscription.ack(*some, results=[checked[place] for place in at])
+        async def call(
+            source: Source, deliveries: list[Delivery], at: list[int]
+        ) -> Sequence[Settled]:
+            return await source.subscription.ack(
+                *deliveries, results=[checked[index] for index in at]
+            )
 
         return await self._settle(deliveries, call)
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """See `taskqueue_core.backend.Subscription.redeliver`."""
 
-        async def call(source: Source, some: list[Delivery], _: list[int]) -> Sequence[Settled]:
-            return await source.subscription.redeliver(*some, lost=lost)
+        async def call(
+            source: Source, deliveries: list[Delivery], _: list[int]
+        ) -> Sequence[Settled]:
+            return await source.subscription.redeliver(*deliveries, lost=lost)
 
         return await self._settle(deliveries, call)
 
@@ -63,9 +69,11 @@ class JointSubscription(Gathering):
     ) -> Settled:
         """See `taskqueue_core.capabilities.DeadLettering`."""
 
-        async def call(source: Source, some: list[Delivery], _: list[int]) -> Sequence[Settled]:
+        async def call(
+            source: Source, deliveries: list[Delivery], _: list[int]
+        ) -> Sequence[Settled]:
             subscription: Any = source.subscription
-            return [await subscription.dead_letter(some[0], reason, error)]
+            return [await subscription.dead_letter(deliveries[0], reason, error)]
 
         return (await self._settle([delivery], call))[0]
 
@@ -77,29 +85,29 @@ class JointSubscription(Gathering):
         """Settle with one call per source. One that is out of reach does not keep the others from it."""
         groups: dict[Source, list[int]] = {}
         inner: list[Delivery] = []
-        for place, delivery in enumerate(deliveries):
-            number, told = self._joint.inward(delivery)
-            inner.append(told)
-            groups.setdefault(self._owner(number, told), []).append(place)
+        for index, delivery in enumerate(deliveries):
+            number, result = self._composite.to_member(delivery)
+            inner.append(result)
+            groups.setdefault(self._owner(number, result), []).append(index)
 
-        async def settled(source: Source, places: list[int]) -> Sequence[Settled]:
+        async def settled(source: Source, indexes: list[int]) -> Sequence[Settled]:
             try:
-                outcomes = await call(source, [inner[place] for place in places], places)
+                outcomes = await call(source, [inner[index] for index in indexes], indexes)
             except LeaseLost:
-                outcomes = [Settled.LEASE_LOST] * len(places)
-            for place in places:
-                source.forget(inner[place].receipt)
+                outcomes = [Settled.LEASE_LOST] * len(indexes)
+            for index in indexes:
+                source.forget(inner[index].receipt)
             return outcomes
 
         if len(groups) == 1:
             ((source, _),) = groups.items()
             return answer(await settled(source, list(range(len(deliveries)))))
-        answers = await together(settled(source, places) for source, places in groups.items())
-        found = [Settled.LEASE_LOST] * len(deliveries)
-        for places, outcomes in zip(groups.values(), answers, strict=True):
-            for place, outcome in zip(places, outcomes, strict=True):
-                found[place] = outcome
-        return answer(found)
+        answers = await gather_all(settled(source, group) for source, group in groups.items())
+        matches = [Settled.LEASE_LOST] * len(deliveries)
+        for group, outcomes in zip(groups.values(), answers, strict=True):
+            for place, outcome in zip(group, outcomes, strict=True):
+                matches[place] = outcome
+        return answer(matches)
 
     def _owner(self, number: int, delivery: Delivery) -> Source:
         """Return the source that gave a delivery, or else one of the same side."""
@@ -122,32 +130,32 @@ class JointSubscription(Gathering):
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         answers: list[Delivery | None] = [None] * len(receipts)
-        asked = [list(self._joint.origins(receipt)) for receipt in receipts]
-        while any(asked):
+        requested = [list(self._composite.member_receipts(receipt)) for receipt in receipts]
+        while any(requested):
             groups: dict[Source, list[tuple[int, str]]] = {}
-            for place, origins in enumerate(asked):
+            for index, origins in enumerate(requested):
                 if origins:
                     at, name = origins.pop(0)
-                    groups.setdefault(self._adopter(at.side, at.key), []).append((place, name))
-            for source, some in groups.items():
-                for place, found in await self._adopt(source, receipts, some):
-                    answers[place], asked[place] = found, []
+                    groups.setdefault(self._adopter(at.member, at.key), []).append((index, name))
+            for source, group in groups.items():
+                for place, delivery in await self._adopt(source, receipts, group):
+                    answers[place], requested[place] = delivery, []
         return tuple(answers)
 
     async def _adopt(
-        self, source: Source, receipts: Sequence[str], some: list[tuple[int, str]]
+        self, source: Source, receipts: Sequence[str], batch: list[tuple[int, str]]
     ) -> list[tuple[int, Delivery]]:
         subscription: Any = source.subscription
-        nothing: tuple[Delivery | None, ...] = (None,) * len(some)
-        found = await self._joint.at_leisure(
-            source.side, partial(subscription.adopt, *(name for _, name in some)), nothing
+        nothing: tuple[Delivery | None, ...] = (None,) * len(batch)
+        result = await self._composite.at_leisure(
+            source.member, partial(subscription.adopt, *(name for _, name in batch)), nothing
         )
         adopted: list[tuple[int, Delivery]] = []
-        for (place, name), delivery in zip(some, found, strict=True):
+        for (index, name), delivery in zip(batch, result, strict=True):
             if delivery is not None:
-                source.out[name] = receipts[place]
-                told = self._joint.adopted(source.number, receipts[place], delivery)
-                adopted.append((place, told))
+                source.out[name] = receipts[index]
+                value = self._composite.adopted(source.number, receipts[index], delivery)
+                adopted.append((index, value))
         return adopted
 
     def _adopter(self, number: int, key: str) -> Source:
@@ -179,9 +187,9 @@ class JointSubscription(Gathering):
 
     def _watch(self, source: Source) -> None:
         if source not in self._watchers and not self.closed:
-            self._watchers[source] = asyncio.create_task(self._hear(source))
+            self._watchers[source] = asyncio.create_task(self._forward_revocations(source))
 
-    async def _hear(self, source: Source) -> None:
+    async def _forward_revocations(self, source: Source) -> None:
         subscription: Any = source.subscription
         with contextlib.suppress(TaskQueueError):
             while True:
@@ -192,7 +200,7 @@ class JointSubscription(Gathering):
                     continue
                 if not receipts:  # it is closed
                     return
-                self._revoked += [source.out.pop(one, one) for one in receipts]
+                self._revoked += [source.out.pop(receipt, receipt) for receipt in receipts]
                 self._news.set()
 
     # close
@@ -203,7 +211,7 @@ class JointSubscription(Gathering):
 
         async def close(source: Source) -> None:
             try:
-                await self._joint.at_leisure(source.side, source.subscription.close, None)
+                await self._composite.at_leisure(source.member, source.subscription.close, None)
             except TaskQueueError as error:
                 errors.append(error)
 

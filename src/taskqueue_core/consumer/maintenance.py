@@ -9,7 +9,7 @@ import random
 from taskqueue_core.capabilities import Control
 from taskqueue_core.errors import TaskQueueError
 
-__all__ = ["keep_house"]
+__all__ = ["run_maintenance"]
 
 _EVERY = 2.0
 _JITTER = 0.25
@@ -17,10 +17,10 @@ _PASS_SECONDS = 30.0
 _log = logging.getLogger("taskqueue.housekeeping")
 
 
-async def keep_house(control: Control) -> None:
+async def run_maintenance(control: Control) -> None:
     """Do a pass every two seconds, a quarter more or less, until cancelled. A failed pass is logged once per series."""
     failing = False
-    unclaimed, told = set[str](), set[str]()
+    unclaimed, results = set[str](), set[str]()
     while True:
         await asyncio.sleep(_EVERY * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - spreads load, no secret
         try:
@@ -41,7 +41,7 @@ async def keep_house(control: Control) -> None:
                 figures = {"expired": len(done.expired), "recovered": done.recovered}
                 _log.info("kept house", extra=figures)
             # A queue whose worker is just being restarted is unclaimed for one pass, and no more.
-            found = set(done.unclaimed)
-            if news := sorted((found & unclaimed) - told):
+            matches = set(done.unclaimed)
+            if news := sorted((matches & unclaimed) - results):
                 _log.warning("tasks wait and nobody takes them", extra={"queues": " ".join(news)})
-            unclaimed, told = found, found & (told | unclaimed)
+            unclaimed, results = matches, matches & (results | unclaimed)

@@ -14,44 +14,44 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Delivery
 
 __all__ = [
-    "OUTAGES",
-    "PATIENCE",
-    "StoreLink",
+    "OUTAGE_BACKOFF",
+    "OUTAGE_ERRORS",
+    "OutageRetry",
     "close",
-    "give_up_as_lost",
+    "release_as_lost",
 ]
 
 T = TypeVar("T")
 
-OUTAGES = (BackendUnavailable, PublishUnconfirmed)
+OUTAGE_ERRORS = (BackendUnavailable, PublishUnconfirmed)
 """after these the same call may be made again"""
-PATIENCE = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
+OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
-class StoreLink:
+class OutageRetry:
     """Shared by all that one consumer does with the store."""
 
-    def __init__(self, tell: Callable[[bool, str], Awaitable[None]]) -> None:
-        """``tell`` hears of each change: whether the store is there, and why not."""
-        self._tell = tell
+    def __init__(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
+        """``report`` hears of each change: whether the store is there, and why not."""
+        self._report = report
         self._down = False
 
-    async def insist(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def retry_until_available(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return the answer of a call that may be repeated, however long the store is away. Other errors pass."""
         tries = 0
         while True:
             try:
                 answer = await call()
-            except OUTAGES as error:
+            except OUTAGE_ERRORS as error:
                 tries += 1
                 if not self._down:
                     self._down = True
-                    await self._tell(False, error.code)  # noqa: FBT003 - whether it is there
-                await asyncio.sleep(PATIENCE.delay(tries))
+                    await self._report(False, error.code)  # noqa: FBT003 - whether it is there
+                await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
             else:
                 if self._down:
                     self._down = False
-                    await self._tell(True, "")  # noqa: FBT003 - as above
+                    await self._report(True, "")  # noqa: FBT003 - as above
                 return answer
 
 
@@ -64,8 +64,8 @@ async def close(subscription: Subscription) -> None:
     for attempt in range(1, _TRIES + 1):
         try:
             await subscription.close()
-        except OUTAGES:
-            await asyncio.sleep(PATIENCE.delay(attempt))
+        except OUTAGE_ERRORS:
+            await asyncio.sleep(OUTAGE_BACKOFF.delay(attempt))
         except TaskQueueError as error:
             _log.warning("a subscription did not close", extra={"code": error.code})
             return
@@ -74,7 +74,7 @@ async def close(subscription: Subscription) -> None:
     _log.warning("the store is away: deliveries come back when their lease ends")
 
 
-async def give_up_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
+async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
     """Hand back what vanished with its worker: that counts a loss. Never raises; tries once, `close` does the rest."""
     for start in range(0, len(deliveries), LIMITS.batch):
         try:

@@ -7,7 +7,7 @@ from functools import partial
 
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import control_of, dead_lettering_of, has
-from taskqueue_core.consumer.outage import StoreLink
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import (
@@ -23,7 +23,7 @@ from taskqueue_core.retry import (
 from taskqueue_core.tasks import Delivery, Settled
 
 __all__ = [
-    "Settlements",
+    "SettlementQueue",
     "settle",
 ]
 
@@ -69,13 +69,13 @@ _DEFAULT = RetryPolicy()
 Done = tuple[Delivery, bytes | None]
 
 
-class Settlements:
+class SettlementQueue:
     """Settles a subscription's deliveries. Each method says for each receipt whether it was still current.
 
     An outage only delays: the same call is made again. Cancelling it loses nothing.
     """
 
-    def __init__(self, backend: Backend, subscription: Subscription, store: StoreLink) -> None:
+    def __init__(self, backend: Backend, subscription: Subscription, store: OutageRetry) -> None:
         """Without ``control`` there are no settings to read, and the default retry policy holds."""
         self._backend = backend
         self._subscription = subscription
@@ -103,12 +103,14 @@ class Settlements:
             outcomes |= await self._batch(part, partial(self._subscription.redeliver, *part))
         return outcomes
 
-    async def judge(self, delivery: Delivery, outcome: Outcome) -> dict[str, bool]:
+    async def settle_outcome(self, delivery: Delivery, outcome: Outcome) -> dict[str, bool]:
         """Settle one delivery by what the queue's retry policy says to its outcome."""
-        settled = await self._store.insist(partial(self._judge, delivery, outcome))
+        settled = await self._store.retry_until_available(
+            partial(self._settle_once, delivery, outcome)
+        )
         return {delivery.receipt: settled.ok}
 
-    async def _judge(self, delivery: Delivery, outcome: Outcome) -> Settled:
+    async def _settle_once(self, delivery: Delivery, outcome: Outcome) -> Settled:
         # Settings are read for each verdict: a confirmed change acts on the next (law 9).
         policy = _DEFAULT
         if self._control is not None:
@@ -120,19 +122,22 @@ class Settlements:
         self, deliveries: Sequence[Delivery], call: Callable[[], Awaitable[tuple[Settled, ...]]]
     ) -> dict[str, bool]:
         try:
-            answers = await self._store.insist(call)
+            answers = await self._store.retry_until_available(call)
         except LeaseLost:
             answers = (Settled.LEASE_LOST,)
-        return {one.receipt: answer.ok for one, answer in zip(deliveries, answers, strict=True)}
+        return {
+            delivery.receipt: answer.ok
+            for delivery, answer in zip(deliveries, answers, strict=True)
+        }
 
 
 def _pieces(done: Sequence[Done]) -> Iterator[Sequence[Done]]:
     start = size = 0
-    for place, (_, result) in enumerate(done):
+    for index, (_, result) in enumerate(done):
         length = 0 if result is None else len(result)
-        if place - start == LIMITS.batch or (place > start and size + length > _BYTES):
-            yield done[start:place]
-            start, size = place, 0
+        if index - start == LIMITS.batch or (index > start and size + length > _BYTES):
+            yield done[start:index]
+            start, size = index, 0
         size += length
     if start < len(done):
         yield done[start:]

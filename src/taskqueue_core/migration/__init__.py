@@ -6,8 +6,8 @@ A place is a queue of a backend. One place of a queue takes new tasks in; those 
 
 from taskqueue_core.migration.backend import MigratingBackend, MigrationMode
 from taskqueue_core.migration.steps import (
+    MigrationPhase,
     MigrationStatus,
-    Phase,
     QueueOnTheMove,
     finish,
     rollback,
@@ -19,8 +19,8 @@ from taskqueue_core.sharding.backend import ShardedBackend
 __all__ = [
     "MigratingBackend",
     "MigrationMode",
+    "MigrationPhase",
     "MigrationStatus",
-    "Phase",
     "QueueOnTheMove",
     "ShardedBackend",
     "finish",

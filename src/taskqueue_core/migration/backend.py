@@ -20,7 +20,13 @@ from taskqueue_core.capabilities import (
     SlotPool,
     slots_of,
 )
-from taskqueue_core.composite.backend import Joint, Place, Plan, Side, shared_capabilities
+from taskqueue_core.composite.backend import (
+    CompositeBackend,
+    Member,
+    QueuePart,
+    ReceivePlan,
+    shared_capabilities,
+)
 from taskqueue_core.composite.control import JointControl, JointDeadLetters
 from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, SettingsConflict
@@ -30,10 +36,10 @@ from taskqueue_core.migration.routing import (
     MARKER,
     NEW,
     OLD,
-    Crossing,
-    Gates,
     MigrationMode,
-    Phase,
+    MigrationPhase,
+    MigrationRouter,
+    StrictOrderGate,
     ours,
 )
 from taskqueue_core.tasks import Delivery, Health, Task
@@ -49,7 +55,7 @@ _CARED_FOR = 50
 """queues whose settings one pass of housekeeping compares"""
 
 
-class MigratingBackend(Joint):
+class MigratingBackend(CompositeBackend):
     """See `taskqueue_core.backend.Backend`. docs/migration.md tells what holds in which mode and phase.
 
     A receipt of the new side is told as it is and one of the old side with a mark before it, so that none is ever taken
@@ -71,14 +77,14 @@ class MigratingBackend(Joint):
     ) -> None:
         """Own both; each needs ``control``. In mode ``available`` the side that is left has ``patience`` seconds."""
         self._old, self._new = old, new
-        self.sides = (Side(names[OLD], old), Side(names[NEW], new))
-        self.crossing = Crossing(self.sides, mode, patience)
+        self.members = (Member(names[OLD], old), Member(names[NEW], new))
+        self.router = MigrationRouter(self.members, mode, patience)
         self.capabilities = shared_capabilities([old, new])
         self.mode = mode
-        self._gates = Gates(self.crossing)
+        self._gate = StrictOrderGate(self.router)
         self._natives: dict[str, int] = {}
         self._subscriptions: set[JointSubscription] = set()
-        self._publisher = MigratingPublisher(self.crossing, self)
+        self._publisher = MigratingPublisher(self.router, self)
         self._control = MigratingControl(self)
 
     @property
@@ -109,7 +115,9 @@ class MigratingBackend(Joint):
         """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
         subscription = JointSubscription(self, checked_keys(keys), consumer)
-        self._subscriptions = {one for one in self._subscriptions if not one.closed}
+        self._subscriptions = {
+            subscription for subscription in self._subscriptions if not subscription.closed
+        }
         self._subscriptions.add(subscription)
         return subscription
 
@@ -120,21 +128,21 @@ class MigratingBackend(Joint):
     async def health(self) -> Health:
         """Ask both. Well is who can take in and give out."""
         old, new = await asyncio.gather(self._health(OLD), self._health(NEW))
-        left = self.crossing.left
-        well = [old.ok or left == OLD, new.ok or left == NEW]
+        remaining = self.router.old_member
+        well = [old.ok or remaining == OLD, new.ok or remaining == NEW]
         if self.mode is MigrationMode.STRICT:
             well = [old.ok, new.ok]
-        details = {f"{name}_{k}": v for name, one in (("old", old), ("new", new))
-                   for k, v in {"ok": one.ok, "backend": one.backend, **one.details}.items()}  # fmt: skip
+        details = {f"{name}_{k}": v for name, health in (("old", old), ("new", new))
+                   for k, v in {"ok": health.ok, "backend": health.backend, **health.details}.items()}  # fmt: skip
         return Health(ok=all(well), backend=new.backend, details=details)
 
     async def _health(self, number: int) -> Health:
-        side = self.sides[number]
+        member = self.members[number]
         try:
-            async with asyncio.timeout(_LEISURE if number == self.crossing.left else None):
-                return await side.backend.health()
+            async with asyncio.timeout(_LEISURE if number == self.router.old_member else None):
+                return await member.backend.health()
         except TimeoutError:
-            return Health(ok=False, backend=side.name, details={"error": "no answer"})
+            return Health(ok=False, backend=member.name, details={"error": "no answer"})
 
     async def aclose(self) -> None:
         """Close every subscription and both sides."""
@@ -146,67 +154,69 @@ class MigratingBackend(Joint):
 
     # what the parts ask for
 
-    async def places(self, key: str) -> Sequence[Place]:
+    async def parts(self, key: str) -> Sequence[QueuePart]:
         """Return the queue on both sides."""
-        return (Place(OLD, key), Place(NEW, key))
+        return (QueuePart(OLD, key), QueuePart(NEW, key))
 
-    def outside(self, place: Place) -> str | None:
+    def public_key(self, part: QueuePart) -> str | None:
         """Return the name, which is the same on both sides."""
-        return None if place.key == MARKER else place.key
+        return None if part.key == MARKER else part.key
 
-    def first_plan(self, keys: tuple[str, ...]) -> Plan:
+    def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
         """Receive from both in mode ``available``; in ``strict`` the stores must be asked first."""
         if self.mode is MigrationMode.STRICT:
-            return Plan(())
-        return Plan(tuple(Place(number, key) for number in (OLD, NEW) for key in keys))
+            return ReceivePlan(())
+        return ReceivePlan(tuple(QueuePart(number, key) for number in (OLD, NEW) for key in keys))
 
-    async def plan(self, keys: tuple[str, ...]) -> Plan:
-        """See `Joint.plan`."""
+    async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
+        """See `CompositeBackend.plan`."""
         if self.mode is MigrationMode.STRICT:
-            return await self._gates.plan(keys)
+            return await self._gate.plan(keys)
         return self.first_plan(keys)
 
     def in_turn(self) -> bool:
         """Sides take turns, unless the order counts."""
         return self.mode is MigrationMode.AVAILABLE
 
-    def outward(self, side: int, delivery: Delivery) -> Delivery:
+    def from_member(self, member: int, delivery: Delivery) -> Delivery:
         """Mark a receipt."""
         receipt = delivery.receipt
-        if side == OLD or receipt.startswith(_MARKS):
-            return structs.replace(delivery, receipt=_MARKS[side] + receipt)
+        if member == OLD or receipt.startswith(_MARKS):
+            return structs.replace(delivery, receipt=_MARKS[member] + receipt)
         return delivery
 
-    def inward(self, delivery: Delivery) -> tuple[int, Delivery]:
+    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
         """Take the mark away."""
-        for side, mark in enumerate(_MARKS):
+        for member, mark in enumerate(_MARKS):
             if delivery.receipt.startswith(mark):
-                return side, structs.replace(delivery, receipt=delivery.receipt.removeprefix(mark))
+                return member, structs.replace(
+                    delivery, receipt=delivery.receipt.removeprefix(mark)
+                )
         return self._natives.get(delivery.receipt, NEW), delivery
 
-    def origins(self, receipt: str) -> Sequence[tuple[Place, str]]:
+    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
         """Say where a receipt is from; one without a mark may be the old side's, of before the migration."""
-        for side, mark in enumerate(_MARKS):
+        for member, mark in enumerate(_MARKS):
             if receipt.startswith(mark):
-                return [(Place(side, ""), receipt.removeprefix(mark))]
-        return [(Place(NEW, ""), receipt), (Place(OLD, ""), receipt)]
+                return [(QueuePart(member, ""), receipt.removeprefix(mark))]
+        return [(QueuePart(NEW, ""), receipt), (QueuePart(OLD, ""), receipt)]
 
-    def adopted(self, side: int, receipt: str, delivery: Delivery) -> Delivery:
+    def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
         """Return the delivery under the receipt that the worker knows."""
         if not receipt.startswith(_MARKS):
-            self._natives[receipt] = side
+            self._natives[receipt] = member
         return structs.replace(delivery, receipt=receipt)
 
-    def renamed(self, place: Place, task: Task) -> Task:  # noqa: ARG002 - names are the same on both sides
+    def renamed(self, part: QueuePart, task: Task) -> Task:  # noqa: ARG002 - names are the same on both sides
         """Return the task as it is."""
         return task
 
-    async def at_leisure(self, side: Side, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
+    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
         """Do without the side that is left, in mode ``available``."""
-        if self.mode is MigrationMode.STRICT or side is not self.sides[self.crossing.left]:
+        if self.mode is MigrationMode.STRICT or member is not self.members[self.router.old_member]:
             return await call()
         try:
-            return await side.within(_LEISURE, call)
+            return await member.within(_LEISURE, call)
         except BackendUnavailable:
             return otherwise
 
@@ -217,26 +227,26 @@ class MigratingControl(JointControl):
     def __init__(self, backend: MigratingBackend) -> None:
         """Ask both sides of ``backend``."""
         super().__init__(backend)
-        self._crossing = backend.crossing
+        self._router = backend.router
         self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.settings`."""
-        _, found = await self._crossing.authority(key)
-        return found.model_copy(update={"moved_to": None}) if ours(found) else found
+        _, settings = await self._router.authority(key)
+        return settings.model_copy(update={"moved_to": None}) if ours(settings) else settings
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.configure`. Confirmed when both sides have them."""
         check_name("key", key)
-        number, found = await self._crossing.authority(key)
-        found.followed_by(settings)
-        if ours(found):
-            settings = settings.model_copy(update={"moved_to": found.moved_to})
-        if await self._crossing.phase() is not Phase.IDLE:
-            await self._crossing.mirror(key, settings, 1 - number)
-        told = await self._crossing.sides[number].control.configure(key, settings)
-        self._crossing.copied_to[key] = told.bound_to
-        return told.model_copy(update={"moved_to": None}) if ours(told) else told
+        number, result = await self._router.authority(key)
+        result.followed_by(settings)
+        if ours(result):
+            settings = settings.model_copy(update={"moved_to": result.moved_to})
+        if await self._router.phase() is not MigrationPhase.IDLE:
+            await self._router.mirror(key, settings, 1 - number)
+        results = await self._router.members[number].control.configure(key, settings)
+        self._router.copied_to[key] = results.bound_to
+        return results.model_copy(update={"moved_to": None}) if ours(results) else results
 
     async def maintain(self) -> Maintained:
         """See `taskqueue_core.capabilities.Control.maintain`. Closes what an old publisher has opened, too."""
@@ -248,17 +258,17 @@ class MigratingControl(JointControl):
 
     async def _care(self) -> None:
         """Compare the settings of some queues on both sides, other ones each time."""
-        if any(side.down_for for side in self._crossing.sides):
+        if any(member.down_for for member in self._router.members):
             return
-        phase = await self._crossing.phase(fresh=True)
-        if phase in (Phase.IDLE, Phase.TURNING):
+        phase = await self._router.phase(fresh=True)
+        if phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED):
             return
         keys = await self.queues()
         start = next(self._cared) * _CARED_FOR
         for key in keys[start : start + _CARED_FOR]:
-            found = await self._crossing.read(key)
-            if found.open_side != phase.towards:
-                await self._crossing.turn(key, phase.towards)
-            await self._crossing.mirror(key, found[phase.towards], 1 - phase.towards)
+            members = await self._router.read(key)
+            if members.open_side != phase.towards:
+                await self._router.turn(key, phase.towards)
+            await self._router.mirror(key, members[phase.towards], 1 - phase.towards)
         if start + _CARED_FOR >= len(keys):
             self._cared = itertools.count()

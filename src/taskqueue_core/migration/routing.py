@@ -9,8 +9,8 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.composite.backend import Place, Plan, Side
-from taskqueue_core.concurrency import together
+from taskqueue_core.composite.backend import Member, QueuePart, ReceivePlan
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.tasks import QueueStats
@@ -19,11 +19,11 @@ __all__ = [
     "MARKER",
     "NEW",
     "OLD",
-    "Crossing",
-    "Gates",
     "MigrationMode",
-    "Phase",
+    "MigrationPhase",
+    "MigrationRouter",
     "Sides",
+    "StrictOrderGate",
     "ours",
 ]
 
@@ -48,7 +48,7 @@ class MigrationMode(StrEnum):
     """order and limits hold: a queue's new side waits until its old one is empty"""
 
 
-class Phase(StrEnum):
+class MigrationPhase(StrEnum):
     """How far a migration is."""
 
     IDLE = "idle"
@@ -59,13 +59,13 @@ class Phase(StrEnum):
     """the old side was found empty, and is closed"""
     ROLLED_BACK = "rolled_back"
     """the old side takes in, the new one runs empty"""
-    TURNING = "turning"
+    INTERRUPTED = "turning"
     """a start or a rollback was interrupted: give the command again"""
 
     @property
     def towards(self) -> int:
         """Return the side that takes in what is new."""
-        return NEW if self in (Phase.STARTED, Phase.FINISHED) else OLD
+        return NEW if self in (MigrationPhase.STARTED, MigrationPhase.FINISHED) else OLD
 
 
 def ours(settings: QueueSettings) -> bool:
@@ -91,34 +91,36 @@ class Sides(NamedTuple):
         return ours(self.old) and ours(self.new)
 
 
-class Crossing:
+class MigrationRouter:
     """Reads and turns the settings that say where new tasks go. What it remembers may be out of date, and does no harm.
 
     A side that is open in vain refuses, and who then asks `forget`s and reads again.
     """
 
-    def __init__(self, sides: tuple[Side, Side], mode: MigrationMode, patience: float) -> None:
+    def __init__(
+        self, members: tuple[Member, Member], mode: MigrationMode, patience: float
+    ) -> None:
         """Wait so many seconds for a side that can be done without."""
-        self.sides = sides
+        self.members = members
         self.mode = mode
         self.patience = patience
         self.copied_to: dict[str, tuple[str, ...]] = {}
         """where the tasks of queues go as copies, as far as this process has read"""
         self._open: dict[str, int] = {}
-        self._phase: tuple[float, Phase] | None = None
+        self._phase: tuple[float, MigrationPhase] | None = None
 
-    def word(self, number: int) -> str:
+    def moved_to(self, number: int) -> str:
         """Return what a queue that is closed on the other side says of where it went."""
-        return _WORD + self.sides[number].name
+        return _WORD + self.members[number].name
 
     async def ask(self, number: int, call: Callable[[], Awaitable[T]]) -> T:
         """Ask a side; one that can be done without has its time. Raises `BackendUnavailable`."""
-        if self.mode is MigrationMode.STRICT or number != self.left:
+        if self.mode is MigrationMode.STRICT or number != self.old_member:
             return await call()
-        return await self.sides[number].within(self.patience, call)
+        return await self.members[number].within(self.patience, call)
 
     @property
-    def left(self) -> int:
+    def old_member(self) -> int:
         """The side that is left behind, as far as is known."""
         return OLD if self._phase is None else 1 - self._phase[1].towards
 
@@ -126,47 +128,51 @@ class Crossing:
 
     async def read(self, key: str) -> Sides:
         """Return the settings of a queue on both sides."""
-        found = await together(
-            self.ask(number, partial(side.control.settings, key))
-            for number, side in enumerate(self.sides)
+        settings = await gather_all(
+            self.ask(number, partial(member.control.settings, key))
+            for number, member in enumerate(self.members)
         )
-        return Sides(*found)
+        return Sides(*settings)
 
-    async def phase(self, *, fresh: bool = False) -> Phase:
+    async def phase(self, *, fresh: bool = False) -> MigrationPhase:
         """Return how far the migration is. The new side alone can tell that it was started."""
         now = asyncio.get_running_loop().time()
         if self._phase is None or fresh or now >= self._phase[0] + _REMEMBERED:
             self._phase = now, await self._read_phase()
         return self._phase[1]
 
-    async def _read_phase(self) -> Phase:
+    async def _read_phase(self) -> MigrationPhase:
         try:
-            new = await self.sides[NEW].control.settings(MARKER)
+            new = await self.members[NEW].control.settings(MARKER)
         except BackendUnavailable:
             if self.mode is MigrationMode.STRICT or ours(await self._marker(OLD)):
                 raise
             # or never begun: the old side is open, and that is all that counts now
-            return Phase.ROLLED_BACK
+            return MigrationPhase.ROLLED_BACK
         if not new.version:
-            return Phase.IDLE
+            return MigrationPhase.IDLE
         if not ours(new):
-            return Phase.FINISHED if new.paused else Phase.STARTED
-        return Phase.TURNING if ours(await self._marker(OLD)) else Phase.ROLLED_BACK
+            return MigrationPhase.FINISHED if new.paused else MigrationPhase.STARTED
+        return (
+            MigrationPhase.INTERRUPTED
+            if ours(await self._marker(OLD))
+            else MigrationPhase.ROLLED_BACK
+        )
 
     async def _marker(self, number: int) -> QueueSettings:
-        return await self.sides[number].control.settings(MARKER)
+        return await self.members[number].control.settings(MARKER)
 
     async def authority(self, key: str) -> tuple[int, QueueSettings]:
         """Return the side whose settings of a queue are in force, and these."""
         phase = await self.phase()
         try:
-            found = await self.read(key)
+            members = await self.read(key)
         except BackendUnavailable:
             alive = await self._without(key, phase.towards)
-            return alive, await self.sides[alive].control.settings(key)
-        number = found.open_side
+            return alive, await self.members[alive].control.settings(key)
+        number = members.open_side
         number = phase.towards if number is None else number
-        return number, found[number]
+        return number, members[number]
 
     async def open_side(self, key: str) -> int | None:
         """Return the side that takes a queue's new tasks in; ``None`` while it is on its way from one to the other.
@@ -177,24 +183,24 @@ class Crossing:
             return self._open[key]
         phase = await self.phase()
         try:
-            found = await self.read(key)
+            members = await self.read(key)
         except BackendUnavailable:
             return await self._without(key, phase.towards)
-        number = found.open_side
-        if number is None and not found.both_closed:
+        number = members.open_side
+        if number is None and not members.both_closed:
             number = phase.towards
-            if phase is not Phase.IDLE:
+            if phase is not MigrationPhase.IDLE:
                 await self.close(key, 1 - number)
         if number is not None:
             self._open[key] = number
-            self.copied_to[key] = found[number].bound_to
+            self.copied_to[key] = members[number].bound_to
         return number
 
     async def _without(self, key: str, number: int) -> int:
         """Return the side that takes in where the other is out of reach, if its own settings say that it does."""
         if self.mode is MigrationMode.AVAILABLE:
-            found = await self.sides[number].control.settings(key)
-            if not ours(found):
+            settings = await self.members[number].control.settings(key)
+            if not ours(settings):
                 return number  # and not remembered: the other one may come back
         raise BackendUnavailable("one side of the migration is out of reach")
 
@@ -206,19 +212,23 @@ class Crossing:
 
     async def close(self, key: str, number: int) -> None:
         """Close a queue on a side to new ids. It still answers for those that it knows."""
-        word = self.word(1 - number)
+        name = self.moved_to(1 - number)
         await change_settings(
-            self.sides[number].control,
+            self.members[number].control,
             key,
-            lambda found: found if ours(found) else found.model_copy(update={"moved_to": word}),
+            lambda settings: (
+                settings if ours(settings) else settings.model_copy(update={"moved_to": name})
+            ),
         )
 
     async def reopen(self, key: str, number: int) -> None:
         """Open a queue on a side; the other must be closed."""
         await change_settings(
-            self.sides[number].control,
+            self.members[number].control,
             key,
-            lambda found: found.model_copy(update={"moved_to": None}) if ours(found) else found,
+            lambda settings: (
+                settings.model_copy(update={"moved_to": None}) if ours(settings) else settings
+            ),
         )
 
     async def turn(self, key: str, number: int) -> None:
@@ -231,88 +241,88 @@ class Crossing:
         """Have a side take in what belongs to queues that do not exist yet."""
         await self.close(MARKER, 1 - number)
         await change_settings(
-            self.sides[number].control,
+            self.members[number].control,
             MARKER,
-            lambda found: found.model_copy(update={"moved_to": None, "paused": False}),
+            lambda settings: settings.model_copy(update={"moved_to": None, "paused": False}),
         )
-        new = await self.sides[NEW].control.settings(MARKER)
+        new = await self.members[NEW].control.settings(MARKER)
         # a first change, so that it says that there was a start
         if number == NEW and not new.version:
-            await self.sides[NEW].control.configure(MARKER, new)
+            await self.members[NEW].control.configure(MARKER, new)
         self._phase = None
         self._open.clear()
 
     async def seal(self) -> None:
         """Note that the side that was left has been found empty."""
         await change_settings(
-            self.sides[NEW].control,
+            self.members[NEW].control,
             MARKER,
-            lambda found: found.model_copy(update={"paused": True}),
+            lambda settings: settings.model_copy(update={"paused": True}),
         )
         self._phase = None
 
     async def mirror(self, key: str, settings: QueueSettings, number: int) -> None:
         """Give a side the settings of the other, but for those that each has for itself."""
 
-        def edit(found: QueueSettings) -> QueueSettings:
-            own = {name: getattr(found, name) for name in _OF_THE_STORE}
+        def edit(result: QueueSettings) -> QueueSettings:
+            own = {name: getattr(result, name) for name in _OF_THE_STORE}
             return settings.model_copy(update=own)
 
-        await change_settings(self.sides[number].control, key, edit)
+        await change_settings(self.members[number].control, key, edit)
 
 
-_SOON = 0.1
+_POLL_SECONDS = 0.1
 """seconds between two looks at what a queue waits for"""
 _LATER = 1.0
 """seconds between two looks at whether the direction is still the same"""
 
 
-class Gates:
+class StrictOrderGate:
     """Which side of each queue may be received from."""
 
-    def __init__(self, crossing: Crossing) -> None:
-        """Follow ``crossing``."""
-        self._crossing = crossing
-        self._empty_since: dict[Place, float] = {}
+    def __init__(self, router: MigrationRouter) -> None:
+        """Follow ``router``."""
+        self._router = router
+        self._empty_since: dict[QueuePart, float] = {}
 
-    async def plan(self, keys: tuple[str, ...]) -> Plan:
+    async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
         """Return every place that may be received from, the sides that are left first."""
-        phase = await self._crossing.phase()
-        told = await together(self._of(key, phase) for key in keys)
-        places = [place for some in told for place in some]
-        held = any(len(some) == 1 for some in told) and phase is not Phase.IDLE
-        return Plan(
-            tuple(sorted(places, key=lambda place: place.side == phase.towards)),
-            _SOON if held else _LATER,
+        phase = await self._router.phase()
+        results = await gather_all(self._of(key, phase) for key in keys)
+        parts = [part for parts in results for part in parts]
+        held = any(len(parts) == 1 for parts in results) and phase is not MigrationPhase.IDLE
+        return ReceivePlan(
+            tuple(sorted(parts, key=lambda part: part.member == phase.towards)),
+            _POLL_SECONDS if held else _LATER,
         )
 
-    async def _of(self, key: str, phase: Phase) -> tuple[Place, ...]:
+    async def _of(self, key: str, phase: MigrationPhase) -> tuple[QueuePart, ...]:
         towards = phase.towards
-        if phase is Phase.IDLE:
-            return (Place(towards, key),)
-        left = Place(1 - towards, key)
+        if phase is MigrationPhase.IDLE:
+            return (QueuePart(towards, key),)
+        part = QueuePart(1 - towards, key)
         try:
-            found = await self._crossing.read(key)
-            stats = await self._crossing.sides[left.side].control.stats(key)
+            members = await self._router.read(key)
+            stats = await self._router.members[part.member].control.stats(key)
         except BackendUnavailable:  # who knows what it has: what is to come waits
-            return (left,)
-        if await self._passed(left, found, stats):
-            return (left, Place(towards, key))
-        return (left,)
+            return (part,)
+        if await self._passed(part, members, stats):
+            return (part, QueuePart(towards, key))
+        return (part,)
 
-    async def _passed(self, left: Place, found: Sides, stats: QueueStats) -> bool:
+    async def _passed(self, part: QueuePart, members: Sides, stats: QueueStats) -> bool:
         ledger = stats.ledger
         live = ledger.waiting or ledger.scheduled or ledger.in_flight
-        towards = NEW if left.side == OLD else OLD
-        if live or found.open_side != towards:
+        towards = NEW if part.member == OLD else OLD
+        if live or members.open_side != towards:
             used = stats.delivered or ledger.published
             if live or used:
-                self._empty_since.pop(left, None)
+                self._empty_since.pop(part, None)
                 return False
             # Nobody has ever used it there, and nobody can: the first to publish closes it before.
             return True
-        limit = found[left.side].rate_limit
+        limit = members[part.member].rate_limit
         if limit is None or not stats.delivered:
             return True
-        now = self._crossing.sides[towards].backend.now()
-        return now >= self._empty_since.setdefault(left, now) + limit.period
+        now = self._router.members[towards].backend.now()
+        return now >= self._empty_since.setdefault(part, now) + limit.period

@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_core.concurrency import together
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.migration.backend import MigratingBackend
-from taskqueue_core.migration.routing import MARKER, NEW, OLD, Crossing, Phase, ours
+from taskqueue_core.migration.routing import MARKER, NEW, OLD, MigrationPhase, MigrationRouter, ours
 from taskqueue_core.tasks import Ledger
 
 __all__ = [
+    "MigrationPhase",
     "MigrationStatus",
     "MigrationUnfinished",
-    "Phase",
     "QueueOnTheMove",
     "finish",
     "rollback",
@@ -54,7 +54,7 @@ class QueueOnTheMove(msgspec.Struct, frozen=True, kw_only=True):
 class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How far a migration is."""
 
-    phase: Phase
+    phase: MigrationPhase
     leaves: str
     """the side that is left"""
     queues: tuple[QueueOnTheMove, ...]
@@ -65,13 +65,13 @@ class MigrationStatus(msgspec.Struct, frozen=True, kw_only=True):
     def open_queues(self) -> tuple[str, ...]:
         """Return the queues that do not take in where they should."""
         target = _SIDES[1 - _SIDES.index(self.leaves)]
-        turned = self.phase is not Phase.IDLE
-        return tuple(one.key for one in self.queues if turned and one.takes_in != target)
+        turned = self.phase is not MigrationPhase.IDLE
+        return tuple(queue.key for queue in self.queues if turned and queue.takes_in != target)
 
     @property
     def unfinished(self) -> tuple[str, ...]:
         """Return the queues of which something is left."""
-        return tuple(one.key for one in self.queues if not one.empty)
+        return tuple(queue.key for queue in self.queues if not queue.empty)
 
 
 async def start(backend: MigratingBackend) -> MigrationStatus:
@@ -79,10 +79,10 @@ async def start(backend: MigratingBackend) -> MigrationStatus:
 
     Raises `InvalidInput` that names the queue whose settings the new side cannot keep; nothing was closed then.
     """
-    crossing = backend.crossing
-    for key in await _queues(crossing, OLD):
-        await _copy(crossing, key)
-    await _turn(crossing, NEW)
+    router = backend.router
+    for key in await _queues(router, OLD):
+        await _copy(router, key)
+    await _turn(router, NEW)
     return await status(backend)
 
 
@@ -91,95 +91,95 @@ async def rollback(backend: MigratingBackend, *, force: bool = False) -> Migrati
 
     With ``force`` only the old side is opened: for a new one that is lost, and will not come back by itself.
     """
-    crossing = backend.crossing
+    router = backend.router
     if not force:
-        if await crossing.phase(fresh=True) is not Phase.IDLE:
-            await _turn(crossing, OLD)
+        if await router.phase(fresh=True) is not MigrationPhase.IDLE:
+            await _turn(router, OLD)
         return await status(backend)
-    for key in (MARKER, *await _queues(crossing, OLD)):
-        await crossing.reopen(key, OLD)
-    return MigrationStatus(phase=Phase.ROLLED_BACK, leaves="new", queues=(), remembered=0)
+    for key in (MARKER, *await _queues(router, OLD)):
+        await router.reopen(key, OLD)
+    return MigrationStatus(phase=MigrationPhase.ROLLED_BACK, leaves="new", queues=(), remembered=0)
 
 
 async def finish(backend: MigratingBackend, *, force: bool = False) -> MigrationStatus:
     """Note that nothing is left behind. Raises `MigrationUnfinished` while there is, unless ``force`` is given."""
-    found = await status(backend)
-    if found.phase in (Phase.IDLE, Phase.TURNING) or found.open_queues:
+    result = await status(backend)
+    if result.phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED) or result.open_queues:
         raise MigrationUnfinished(
-            f"the migration is {found.phase.value}: start it, or roll it back, to its end first"
+            f"the migration is {result.phase.value}: start it, or roll it back, to its end first"
         )
-    if found.unfinished and not force:
-        some = ", ".join(found.unfinished[:5])
+    if result.unfinished and not force:
+        batch = ", ".join(result.unfinished[:5])
         raise MigrationUnfinished(
-            f"the {found.leaves} side still has tasks, in {len(found.unfinished)} queues: {some}"
+            f"the {result.leaves} side still has tasks, in {len(result.unfinished)} queues: {batch}"
         )
-    if found.phase is Phase.STARTED:
-        await backend.crossing.seal()
+    if result.phase is MigrationPhase.STARTED:
+        await backend.router.seal()
     return await status(backend)
 
 
 async def status(backend: MigratingBackend) -> MigrationStatus:
     """Say what is left where. Raises `BackendUnavailable` where a side is out of reach."""
-    crossing = backend.crossing
-    phase = await crossing.phase(fresh=True)
-    left = 1 - phase.towards
-    keys = sorted({*await _queues(crossing, OLD), *await _queues(crossing, NEW)})
+    router = backend.router
+    phase = await router.phase(fresh=True)
+    remaining = 1 - phase.towards
+    keys = sorted({*await _queues(router, OLD), *await _queues(router, NEW)})
     queues: list[QueueOnTheMove] = []
     remembered = 0.0
     for key in keys:
-        found = [await side.control.settings(key) for side in crossing.sides]
-        ledgers = await together(side.control.ledger(key) for side in crossing.sides)
-        queues.append(_one(key, phase, found, ledgers))
-        remembered = max(remembered, found[left].dedupe_window)
+        settings = [await member.control.settings(key) for member in router.members]
+        ledgers = await gather_all(member.control.ledger(key) for member in router.members)
+        queues.append(_queue_status(key, phase, settings, ledgers))
+        remembered = max(remembered, settings[remaining].dedupe_window)
     return MigrationStatus(
-        phase=phase, leaves=_SIDES[left], queues=tuple(queues), remembered=remembered
+        phase=phase, leaves=_SIDES[remaining], queues=tuple(queues), remembered=remembered
     )
 
 
-def _one(
-    key: str, phase: Phase, settings: list[QueueSettings], ledgers: list[Ledger]
+def _queue_status(
+    key: str, phase: MigrationPhase, settings: list[QueueSettings], ledgers: list[Ledger]
 ) -> QueueOnTheMove:
-    closed = [ours(one) for one in settings]
+    closed = [ours(setting) for setting in settings]
     towards = phase.towards
     takes_in = None if all(closed) else _SIDES[closed.index(False)]
     if not any(closed):
         takes_in = _SIDES[OLD]
-    left = ledgers[1 - towards]
+    ledger = ledgers[1 - towards]
     return QueueOnTheMove(
         key=key,
         takes_in=takes_in,
-        waiting=left.waiting,
-        scheduled=left.scheduled,
-        in_flight=left.in_flight,
-        dead=left.dead,
+        waiting=ledger.waiting,
+        scheduled=ledger.scheduled,
+        in_flight=ledger.in_flight,
+        dead=ledger.dead,
         moved=ledgers[towards].published,
     )
 
 
-async def _queues(crossing: Crossing, number: int) -> list[str]:
-    return [key for key in await crossing.sides[number].control.queues() if key != MARKER]
+async def _queues(router: MigrationRouter, number: int) -> list[str]:
+    return [key for key in await router.members[number].control.queues() if key != MARKER]
 
 
-async def _copy(crossing: Crossing, key: str) -> None:
+async def _copy(router: MigrationRouter, key: str) -> None:
     """Give the new side the settings of a queue, where it has none of its own."""
-    old, new = [await side.control.settings(key) for side in crossing.sides]
+    old, new = [await member.control.settings(key) for member in router.members]
     if not old.version or new.version:
         return
     moved = old.model_copy(update={"version": 0, "moved_to": None})
     try:
-        await crossing.sides[NEW].control.configure(key, moved)
+        await router.members[NEW].control.configure(key, moved)
     except InvalidInput as error:
         raise InvalidInput(f"{key}: {error.field}", error.got, error.allowed) from None
 
 
-async def _turn(crossing: Crossing, number: int) -> None:
+async def _turn(router: MigrationRouter, number: int) -> None:
     """Turn what does not exist yet, then every queue, and those that came up meanwhile."""
-    await crossing.turn_all(number)
+    await router.turn_all(number)
     turned: set[str] = set()
     while True:
-        found = {*await _queues(crossing, OLD), *await _queues(crossing, NEW)}
-        if found <= turned:
+        matches = {*await _queues(router, OLD), *await _queues(router, NEW)}
+        if matches <= turned:
             return
-        for key in sorted(found - turned):
-            await crossing.turn(key, number)
-        turned |= found
+        for key in sorted(matches - turned):
+            await router.turn(key, number)
+        turned |= matches

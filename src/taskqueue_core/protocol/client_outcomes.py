@@ -8,11 +8,11 @@ from msgspec import Raw
 
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import (
-    Ack,
+    AckFrame,
     ClientFrame,
-    DeadLetter,
-    Redeliver,
-    Retry,
+    DeadLetterFrame,
+    RedeliverFrame,
+    RetryFrame,
     WireLimits,
 )
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
@@ -40,21 +40,21 @@ def frames_of(outcomes: Iterable[tuple[str, Outcome]], limits: WireLimits) -> It
             case HandBack():
                 handed_back.append(receipt)
             case RetryLater(delay, error):
-                yield Retry(receipt=receipt, error=clean_text(error), delay=delay)
+                yield RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
             case Failed(error):
-                yield Retry(receipt=receipt, error=clean_text(error))
+                yield RetryFrame(receipt=receipt, error=clean_text(error))
             case Rejected(reason, detail):
-                yield DeadLetter(
+                yield DeadLetterFrame(
                     receipt=receipt,
                     reason=clean_text(reason),
                     error=None if detail is None else clean_text(detail),
                 )
     yield from _acks(acks, batch, min(limits.frame, LIMITS.frame))
     for start in range(0, len(handed_back), batch):
-        yield Redeliver(receipts=handed_back[start : start + batch])
+        yield RedeliverFrame(receipts=handed_back[start : start + batch])
 
 
-def _acks(outcomes: list[tuple[str, bytes | None]], batch: int, frame: int) -> Iterator[Ack]:
+def _acks(outcomes: list[tuple[str, bytes | None]], batch: int, frame: int) -> Iterator[AckFrame]:
     receipts: list[str] = []
     results: dict[str, Raw] = {}
     size = _ENVELOPE
@@ -63,11 +63,11 @@ def _acks(outcomes: list[tuple[str, bytes | None]], batch: int, frame: int) -> I
         if result is not None:
             cost += len(receipt) + len(result)
         if receipts and (len(receipts) == batch or size + cost > frame):
-            yield Ack(receipts=receipts, results=results)
+            yield AckFrame(receipts=receipts, results=results)
             receipts, results, size = [], {}, _ENVELOPE
         receipts.append(receipt)
         if result is not None:
             results[receipt] = Raw(result)
         size += cost
     if receipts:
-        yield Ack(receipts=receipts, results=results)
+        yield AckFrame(receipts=receipts, results=results)

@@ -35,7 +35,7 @@ from taskqueue_core.protocol.frames import (
     Pong,
     Progress,
     Revoke,
-    Settled,
+    SettledFrame,
     Welcome,
     WireDelivery,
     WireLimits,
@@ -161,7 +161,7 @@ class ClientSession:
 
     def connected(self) -> None:
         """Note that a socket is open: a hello is due, with everything that is held or unconfirmed."""
-        self._demand(SessionState.CONNECTING)
+        self._require(SessionState.CONNECTING)
         self._state = SessionState.GREETING
 
     def disconnected(self) -> None:
@@ -177,7 +177,7 @@ class ClientSession:
 
     def receive(self, text: str | bytes) -> list[Event]:
         """Read one frame. Raises `ProtocolViolation`; where it is ``fatal``, the connection must end."""
-        self._demand(SessionState.GREETING, SessionState.READY, SessionState.DRAINING)
+        self._require(SessionState.GREETING, SessionState.READY, SessionState.DRAINING)
         frame = decode_server(text)
         events: list[Event] = []
         match frame:
@@ -187,12 +187,12 @@ class ClientSession:
                 events = self._welcome(frame)
             case Deliver():
                 events = self._deliver(frame.deliveries)
-            case Settled():
+            case SettledFrame():
                 events = self._settled(frame)
             case Revoke():
                 events = self._revoked(frame.receipts)
             case Drain():
-                self._demand(SessionState.READY, SessionState.DRAINING)
+                self._require(SessionState.READY, SessionState.DRAINING)
                 self._state = SessionState.DRAINING
                 events = [Draining(frame.seconds)]
             case Degraded():
@@ -204,7 +204,7 @@ class ClientSession:
         return events
 
     def _welcome(self, frame: Welcome) -> list[Event]:
-        self._demand(SessionState.GREETING)
+        self._require(SessionState.GREETING)
         if not self._greeted:
             raise ProtocolViolation("unexpected", "a welcome came before the hello")
         if not 0 < frame.lease < float("inf"):
@@ -226,7 +226,7 @@ class ClientSession:
         return events
 
     def _deliver(self, deliveries: Sequence[WireDelivery]) -> list[Event]:
-        self._demand(SessionState.READY, SessionState.DRAINING)
+        self._require(SessionState.READY, SessionState.DRAINING)
         taken = []
         for delivery in deliveries:
             receipt = delivery.receipt
@@ -241,8 +241,8 @@ class ClientSession:
             taken.append(delivery)
         return [Delivered(taken)] if taken else []
 
-    def _settled(self, frame: Settled) -> list[Event]:
-        self._demand(SessionState.READY, SessionState.DRAINING)
+    def _settled(self, frame: SettledFrame) -> list[Event]:
+        self._require(SessionState.READY, SessionState.DRAINING)
         for receipt in frame.ok:
             self._outbox.pop(receipt, None)
         return self._revoked(frame.lease_lost)
@@ -352,7 +352,7 @@ class ClientSession:
         del self._held[receipt]
         self._progress.pop(receipt, None)
 
-    def _demand(self, *states: SessionState) -> None:
+    def _require(self, *states: SessionState) -> None:
         if self._state not in states:
             raise ProtocolViolation("unexpected", f"not possible while {self._state.value}")
 

@@ -26,11 +26,11 @@ __all__ = [
     "CLOSE_UNAUTHENTICATED",
     "PROTOCOL_VERSION",
     "SUBPROTOCOL",
-    "Ack",
+    "AckFrame",
     "Bye",
     "ClientFrame",
     "Credit",
-    "DeadLetter",
+    "DeadLetterFrame",
     "Degraded",
     "Deliver",
     "Drain",
@@ -39,11 +39,11 @@ __all__ = [
     "Ping",
     "Pong",
     "Progress",
-    "Redeliver",
-    "Retry",
+    "RedeliverFrame",
+    "RetryFrame",
     "Revoke",
     "ServerFrame",
-    "Settled",
+    "SettledFrame",
     "Welcome",
     "WireDelivery",
     "WireLimits",
@@ -105,20 +105,20 @@ class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=LIMITS.credit)]
 
 
-class Ack(_Frame, tag="ack", frozen=True, kw_only=True):
+class AckFrame(_Frame, tag="ack", frozen=True, kw_only=True):
     """Executed; a result may come with each receipt."""
 
     receipts: _Receipts
     results: dict[str, Raw] = {}
 
 
-class Redeliver(_Frame, tag="redeliver", frozen=True, kw_only=True):
+class RedeliverFrame(_Frame, tag="redeliver", frozen=True, kw_only=True):
     """Handed back."""
 
     receipts: _Receipts
 
 
-class Retry(_Frame, tag="retry", frozen=True, kw_only=True):
+class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
     """Failed; the server applies the queue's retry policy. ``delay`` overrides its wait."""
 
     receipt: _Receipt
@@ -126,7 +126,7 @@ class Retry(_Frame, tag="retry", frozen=True, kw_only=True):
     delay: Annotated[float, Meta(ge=0, le=365 * 86_400)] | None = None
 
 
-class DeadLetter(_Frame, tag="dead_letter", frozen=True, kw_only=True):
+class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
     """Given up."""
 
     receipt: _Receipt
@@ -218,7 +218,7 @@ class Deliver(_Frame, tag="deliver", frozen=True, kw_only=True):
     deliveries: list[WireDelivery]
 
 
-class Settled(_Frame, tag="settled", frozen=True, kw_only=True):
+class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
     """What became of settlements."""
 
     ok: list[str] = []
@@ -252,8 +252,19 @@ class Error(_Frame, tag="error", frozen=True, kw_only=True):
     message: str
 
 
-ClientFrame = Hello | Credit | Ack | Redeliver | Retry | DeadLetter | Progress | Ping | Pong | Bye
-ServerFrame = Welcome | Deliver | Settled | Revoke | Drain | Degraded | Error | Ping | Pong
+ClientFrame = (
+    Hello
+    | Credit
+    | AckFrame
+    | RedeliverFrame
+    | RetryFrame
+    | DeadLetterFrame
+    | Progress
+    | Ping
+    | Pong
+    | Bye
+)
+ServerFrame = Welcome | Deliver | SettledFrame | Revoke | Drain | Degraded | Error | Ping | Pong
 
 _client = msgspec.json.Decoder(ClientFrame)
 _server = msgspec.json.Decoder(ServerFrame)

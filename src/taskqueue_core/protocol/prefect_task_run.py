@@ -42,7 +42,7 @@ class Constant(msgspec.Struct, tag_field="input_type", tag="constant"):
     type: str
 
 
-class Policy(msgspec.Struct):
+class TaskRunPolicy(msgspec.Struct):
     """How the worker's own engine retries."""
 
     max_retries: int = 0
@@ -77,7 +77,7 @@ class StateDetails(msgspec.Struct):
     deployment_concurrency_lease_id: UUID | None = None
 
 
-class State(msgspec.Struct):
+class TaskRunState(msgspec.Struct):
     """The state of a run that waits for a worker."""
 
     type: Literal["SCHEDULED"]
@@ -98,14 +98,14 @@ class TaskRun(msgspec.Struct):
     task_key: str
     dynamic_key: str
     name: str
-    state: State
+    state: TaskRunState
     created: datetime | None = None
     updated: datetime | None = None
     flow_run_id: UUID | None = None
     cache_key: str | None = None
     cache_expiration: datetime | None = None
     task_version: str | None = None
-    empirical_policy: Policy | msgspec.UnsetType = msgspec.UNSET
+    empirical_policy: TaskRunPolicy | msgspec.UnsetType = msgspec.UNSET
     tags: list[str] = []
     labels: dict[str, bool | int | float | str] | None = None
     state_id: UUID | None = None

@@ -8,18 +8,18 @@ from taskqueue_core.protocol.frames import Hello
 from taskqueue_core.tasks import Delivery
 
 __all__ = [
-    "Acked",
-    "Buried",
+    "AckRequested",
+    "CloseSocket",
+    "CreditGranted",
+    "DeadLetterRequested",
     "Event",
-    "Granted",
     "Greeted",
-    "HandedBack",
-    "Hangup",
-    "Left",
     "Progressed",
-    "RetryAsked",
-    "Say",
+    "ReleaseRequested",
+    "RetryRequested",
+    "SendFrames",
     "Settlement",
+    "WorkerLeft",
 ]
 
 
@@ -29,26 +29,26 @@ class Greeted(msgspec.Struct, frozen=True):
     hello: Hello
 
 
-class Granted(msgspec.Struct, frozen=True):
+class CreditGranted(msgspec.Struct, frozen=True):
     """There is credit."""
 
     n: int
 
 
-class Acked(msgspec.Struct, frozen=True):
+class AckRequested(msgspec.Struct, frozen=True):
     """Executed, with results in the same order."""
 
     deliveries: tuple[Delivery, ...]
     results: tuple[bytes | None, ...]
 
 
-class HandedBack(msgspec.Struct, frozen=True):
+class ReleaseRequested(msgspec.Struct, frozen=True):
     """Handed back."""
 
     deliveries: tuple[Delivery, ...]
 
 
-class RetryAsked(msgspec.Struct, frozen=True):
+class RetryRequested(msgspec.Struct, frozen=True):
     """Failed; the queue's policy decides, except that ``delay`` overrides its wait."""
 
     delivery: Delivery
@@ -56,7 +56,7 @@ class RetryAsked(msgspec.Struct, frozen=True):
     delay: float | None
 
 
-class Buried(msgspec.Struct, frozen=True):
+class DeadLetterRequested(msgspec.Struct, frozen=True):
     """Given up."""
 
     delivery: Delivery
@@ -71,22 +71,22 @@ class Progressed(msgspec.Struct, frozen=True):
     value: float | str
 
 
-class Left(msgspec.Struct, frozen=True):
+class WorkerLeft(msgspec.Struct, frozen=True):
     """The worker said bye; the session is closed."""
 
 
-class Say(msgspec.Struct, frozen=True):
+class SendFrames(msgspec.Struct, frozen=True):
     """A frame to send."""
 
     text: str
 
 
-class Hangup(msgspec.Struct, frozen=True):
+class CloseSocket(msgspec.Struct, frozen=True):
     """The session is closed: close the socket with this code."""
 
     code: int
     reason: str
 
 
-Settlement = Acked | HandedBack | RetryAsked | Buried
-Event = Greeted | Granted | Settlement | Progressed | Left | Say | Hangup
+Settlement = AckRequested | ReleaseRequested | RetryRequested | DeadLetterRequested
+Event = Greeted | CreditGranted | Settlement | Progressed | WorkerLeft | SendFrames | CloseSocket

@@ -24,11 +24,11 @@ from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.protocol.frames import (
     CLOSE_PROTOCOL,
     PROTOCOL_VERSION,
-    Ack,
+    AckFrame,
     Bye,
     ClientFrame,
     Credit,
-    DeadLetter,
+    DeadLetterFrame,
     Degraded,
     Deliver,
     Drain,
@@ -37,11 +37,11 @@ from taskqueue_core.protocol.frames import (
     Ping,
     Pong,
     Progress,
-    Redeliver,
-    Retry,
+    RedeliverFrame,
+    RetryFrame,
     Revoke,
     ServerFrame,
-    Settled,
+    SettledFrame,
     Welcome,
     WireLimits,
     decode_client,
@@ -50,17 +50,17 @@ from taskqueue_core.protocol.frames import (
     to_wire,
 )
 from taskqueue_core.protocol.server_events import (
-    Acked,
-    Buried,
+    AckRequested,
+    CloseSocket,
+    CreditGranted,
+    DeadLetterRequested,
     Event,
-    Granted,
     Greeted,
-    HandedBack,
-    Hangup,
-    Left,
     Progressed,
-    RetryAsked,
-    Say,
+    ReleaseRequested,
+    RetryRequested,
+    SendFrames,
+    WorkerLeft,
 )
 from taskqueue_core.tasks import Delivery
 
@@ -128,7 +128,7 @@ class ServerSession:
         except ProtocolViolation as error:
             if error.fatal:
                 return self.refuse(error.rule, str(error))
-            return [Say(encode(Error(code=error.rule, message=str(error))))]
+            return [SendFrames(encode(Error(code=error.rule, message=str(error))))]
 
     def refuse(self, rule: str, message: str, code: int = CLOSE_PROTOCOL) -> list[Event]:
         """Close the session: an error frame that says why, then the end."""
@@ -136,45 +136,52 @@ class ServerSession:
             return []
         self._state = SessionState.CLOSED
         reason = rule.encode()[:_REASON_BYTES].decode("ascii", "ignore")
-        return [Say(encode(Error(code=rule, message=message))), Hangup(code, reason)]
+        return [SendFrames(encode(Error(code=rule, message=message))), CloseSocket(code, reason)]
 
     def _handle(self, frame: ClientFrame) -> list[Event]:
         if isinstance(frame, Hello):
             return self._greet(frame)
-        self._demand(*_OPEN)
-        if isinstance(frame, Ack | Redeliver | Retry | DeadLetter):
+        self._require(*_OPEN)
+        if isinstance(frame, AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame):
             return self._settle(frame)
         events: list[Event] = []
         match frame:
             case Ping():
-                events.append(Say(encode(Pong(n=frame.n))))
+                events.append(SendFrames(encode(Pong(n=frame.n))))
             case Credit():
                 events += self._grant(frame.n)
             case Progress():
                 events += self._progress(frame)
             case Bye():
                 self._state = SessionState.CLOSED
-                events.append(Left())
+                events.append(WorkerLeft())
             case Pong():
                 pass
         return events
 
-    def _settle(self, frame: Ack | Redeliver | Retry | DeadLetter) -> list[Event]:
-        results = _results(frame) if isinstance(frame, Ack) else {}
-        receipts = frame.receipts if isinstance(frame, Ack | Redeliver) else [frame.receipt]
+    def _settle(
+        self, frame: AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame
+    ) -> list[Event]:
+        results = _results(frame) if isinstance(frame, AckFrame) else {}
+        receipts = (
+            frame.receipts if isinstance(frame, AckFrame | RedeliverFrame) else [frame.receipt]
+        )
         known, stale = self._claim(receipts)
         events: list[Event] = []
         if known:
             match frame:
-                case Ack():
-                    events.append(Acked(known, tuple(results.get(d.receipt) for d in known)))
-                case Redeliver():
-                    events.append(HandedBack(known))
-                case Retry():
-                    events.append(RetryAsked(known[0], frame.error, frame.delay))
-                case DeadLetter():
-                    events.append(Buried(known[0], frame.reason, frame.error))
-        return [*events, *(Say(encode(Settled(lease_lost=piece))) for piece in _pieces(stale))]
+                case AckFrame():
+                    events.append(AckRequested(known, tuple(results.get(d.receipt) for d in known)))
+                case RedeliverFrame():
+                    events.append(ReleaseRequested(known))
+                case RetryFrame():
+                    events.append(RetryRequested(known[0], frame.error, frame.delay))
+                case DeadLetterFrame():
+                    events.append(DeadLetterRequested(known[0], frame.reason, frame.error))
+        return [
+            *events,
+            *(SendFrames(encode(SettledFrame(lease_lost=piece))) for piece in _pieces(stale)),
+        ]
 
     def _greet(self, hello: Hello) -> list[Event]:
         if self._hello is not None:
@@ -196,7 +203,7 @@ class ServerSession:
     def _grant(self, n: int) -> list[Event]:
         self._check_total(self._credit + self.busy + n)
         self._credit += n
-        return [Granted(n)]
+        return [CreditGranted(n)]
 
     def _check_total(self, total: int) -> None:
         if total > LIMITS.credit:
@@ -210,7 +217,7 @@ class ServerSession:
             return [Progressed(delivery, frame.value)]
         if frame.receipt in self._pending:
             return []
-        return [Say(encode(Settled(lease_lost=[frame.receipt])))]
+        return [SendFrames(encode(SettledFrame(lease_lost=[frame.receipt])))]
 
     def _claim(self, receipts: Iterable[str]) -> tuple[tuple[Delivery, ...], list[str]]:
         # The first settlement of a receipt counts; a repeat while it is under way shares its answer.
@@ -233,20 +240,20 @@ class ServerSession:
         hello = self._hello
         if self._state is SessionState.CLOSED:
             return []
-        self._demand(SessionState.NEW)
+        self._require(SessionState.NEW)
         if hello is None:
             raise ProtocolViolation("unexpected", "a welcome without a hello")
         self._state = SessionState.READY
         self._credit = hello.credit
         self._held = {delivery.receipt: delivery for delivery in adopted}
-        kept = list(self._held)
+        retained = list(self._held)
         gone = [receipt for receipt in dict.fromkeys(hello.holding) if receipt not in self._held]
         welcome = Welcome(
             connection_id=connection_id,
             lease=lease,
             server=server,
             limits=WireLimits(),  # named, though it is the default: left out it would not be sent
-            adopted=kept,
+            adopted=retained,
         )
         return [encode(welcome), *(encode(Revoke(receipts=piece)) for piece in _pieces(gone))]
 
@@ -255,7 +262,7 @@ class ServerSession:
 
         A frame is made when it is asked for, so that a peer that reads slowly keeps one of them in memory.
         """
-        self._demand(SessionState.READY)
+        self._require(SessionState.READY)
         if len(deliveries) > self._credit:
             raise ProtocolViolation("unexpected", "more deliveries than credit")
         self._credit -= len(deliveries)
@@ -270,7 +277,7 @@ class ServerSession:
             return []
         return [
             encode(
-                Settled(
+                SettledFrame(
                     ok=[receipt for receipt in piece if outcomes[receipt]],
                     lease_lost=[receipt for receipt in piece if not outcomes[receipt]],
                 )
@@ -311,10 +318,10 @@ class ServerSession:
     def _send(self, *frames: ServerFrame) -> list[str]:
         if self._state is SessionState.CLOSED:
             return []
-        self._demand(*_OPEN)
+        self._require(*_OPEN)
         return [encode(frame) for frame in frames]
 
-    def _demand(self, *states: SessionState) -> None:
+    def _require(self, *states: SessionState) -> None:
         if self._state not in states:
             why = f"not possible while {self._state.value}"
             early = self._state is SessionState.NEW and self._hello is None
@@ -327,7 +334,7 @@ def _read(data: str | bytes) -> ClientFrame:
     return decode_client(data)
 
 
-def _results(frame: Ack) -> dict[str, bytes]:
+def _results(frame: AckFrame) -> dict[str, bytes]:
     return {
         receipt: result_text(frame.results[receipt])
         for receipt in frame.receipts
@@ -342,7 +349,7 @@ def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:
 
 def _frames(deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
     if sum(len(delivery.task.payload) for delivery in deliveries) < LIMITS.frame:
-        whole = _encoder.encode(Deliver(deliveries=[to_wire(one) for one in deliveries]))
+        whole = _encoder.encode(Deliver(deliveries=[to_wire(delivery) for delivery in deliveries]))
         if len(whole) <= LIMITS.frame:
             yield whole.decode(), deliveries
             return

@@ -12,7 +12,7 @@ from taskqueue_core.recordstore.control import RecordControl, RecordDeadLetters
 from taskqueue_core.recordstore.publisher import RecordPublisher
 from taskqueue_core.recordstore.store import RecordStore
 from taskqueue_core.recordstore.subscription import RecordSubscription
-from taskqueue_core.recordstore.transitions import Books
+from taskqueue_core.recordstore.transitions import Transitions
 from taskqueue_core.tasks import Health
 
 __all__ = ["RecordBackend"]
@@ -31,31 +31,33 @@ class RecordBackend:
             durable=durable,
         )
         self._name = name
-        self._books = Books(store, clock)
-        self.publisher = RecordPublisher(self._books)
-        self.dead_letters = RecordDeadLetters(self._books)
-        kept = {Durability.MEMORY, Durability.PROCESS, Durability.DISK}
-        self.control = RecordControl(self._books, kept if durable else {Durability.MEMORY})
+        self._transitions = Transitions(store, clock)
+        self.publisher = RecordPublisher(self._transitions)
+        self.dead_letters = RecordDeadLetters(self._transitions)
+        durabilities = {Durability.MEMORY, Durability.PROCESS, Durability.DISK}
+        self.control = RecordControl(
+            self._transitions, durabilities if durable else {Durability.MEMORY}
+        )
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RecordSubscription:
         """See `taskqueue_core.backend.Backend.subscribe`."""
-        self._books.demand_open()
-        return RecordSubscription(self._books, keys, consumer)
+        self._transitions.ensure_open()
+        return RecordSubscription(self._transitions, keys, consumer)
 
     def now(self) -> float:
         """Return this process's time."""
-        return self._books.clock.now()
+        return self._transitions.clock.now()
 
     async def health(self) -> Health:
         """Ask the store, and open it if it is not; the error is in the details."""
         try:
-            with self._books.step():
+            with self._transitions.step():
                 return Health(ok=True, backend=self._name)
         except TaskQueueError as error:
             return Health(ok=False, backend=self._name, details={"error": str(error)})
 
     async def aclose(self) -> None:
         """Close every subscription, then the store. Where that fails it stays open: close it again."""
-        for subscription in self._books.watchers.all:
+        for subscription in self._transitions.subscriptions.all:
             await subscription.close()
-        self._books.close()
+        self._transitions.close()

@@ -18,7 +18,7 @@ from taskqueue_core.authoring.helpers import (
 from taskqueue_core.capabilities import Durability, Maintained, QueueSettings
 from taskqueue_core.limits import check_name
 from taskqueue_core.recordstore.store import Record
-from taskqueue_core.recordstore.transitions import STEP, Books
+from taskqueue_core.recordstore.transitions import STEP, Transitions
 from taskqueue_core.tasks import (
     DeadLetter,
     Delivery,
@@ -38,24 +38,24 @@ _PASS = 8  # steps of one pass of housekeeping
 class RecordDeadLetters:
     """See `taskqueue_core.capabilities.DeadLetters`. All of a queue go step by step, each whole."""
 
-    def __init__(self, books: Books) -> None:
-        """Look after the dead of ``books``."""
-        self._books = books
+    def __init__(self, transitions: Transitions) -> None:
+        """Look after the dead of ``transitions``."""
+        self._transitions = transitions
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
         """See `taskqueue_core.capabilities.DeadLetters.list`."""
-        with self._books.step():
-            last = self._books.store.load(key, after) if after is not None else None
-            place = last.seq if last is not None and last.state is State.DEAD else 0
-            records = self._books.store.in_state(key, State.DEAD, limit, place)
+        with self._transitions.step():
+            last = self._transitions.store.load(key, after) if after is not None else None
+            index = last.seq if last is not None and last.state is State.DEAD else 0
+            records = self._transitions.store.in_state(key, State.DEAD, limit, index)
         return tuple(record.dead_letter for record in records)
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
         """See `taskqueue_core.capabilities.DeadLetters.get`."""
-        with self._books.step():
-            record = self._books.store.load(key, task_id)
+        with self._transitions.step():
+            record = self._transitions.store.load(key, task_id)
         return None if record is None or record.state is not State.DEAD else record.dead_letter
 
     async def redrive(self, key: str, *task_ids: str) -> int:
@@ -70,8 +70,10 @@ class RecordDeadLetters:
         self, key: str, task_ids: tuple[str, ...], change: Callable[[Record, float], None]
     ) -> int:
         if not task_ids:
-            return await self._books.sweep(key, [State.DEAD], change)
-        return await self._books.when_promoted([key], partial(self._chosen, key, task_ids, change))
+            return await self._transitions.sweep(key, [State.DEAD], change)
+        return await self._transitions.when_promoted(
+            [key], partial(self._chosen, key, task_ids, change)
+        )
 
     def _chosen(
         self,
@@ -80,55 +82,59 @@ class RecordDeadLetters:
         change: Callable[[Record, float], None],
         now: float,
     ) -> int:
-        records = [self._books.store.load(key, task_id) for task_id in dict.fromkeys(task_ids)]
-        dead = [one for one in records if one is not None and one.state is State.DEAD]
+        records = [
+            self._transitions.store.load(key, task_id) for task_id in dict.fromkeys(task_ids)
+        ]
+        dead = [record for record in records if record is not None and record.state is State.DEAD]
         for record in dead:
             change(record, now)
         return len(dead)
 
     def _redrive(self, record: Record, now: float) -> None:
         record.redrive()
-        self._books.move(record, State.WAITING, now)
+        self._transitions.move(record, State.WAITING, now)
 
     def _discard(self, record: Record, now: float) -> None:
-        self._books.move(record, State.DISCARDED, now)
+        self._transitions.move(record, State.DISCARDED, now)
 
 
 class RecordControl:
     """See `taskqueue_core.capabilities.Control`."""
 
-    def __init__(self, books: Books, kept: Collection[Durability]) -> None:
-        """Look into ``books``. ``kept``: what its store can promise."""
-        self._books = books
-        self._kept = kept
+    def __init__(self, transitions: Transitions, durabilities: Collection[Durability]) -> None:
+        """Look into ``transitions``. ``kept``: what its store can promise."""
+        self._transitions = transitions
+        self._stored = durabilities
 
     async def queues(self) -> tuple[str, ...]:
         """See `taskqueue_core.capabilities.Control.queues`."""
-        with self._books.step():
-            return tuple(sorted(self._books.store.queues() | self._books.watchers.keys))
+        with self._transitions.step():
+            return tuple(
+                sorted(self._transitions.store.queues() | self._transitions.subscriptions.keys)
+            )
 
     async def settings(self, key: str) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.settings`."""
-        with self._books.step():
-            return self._books.store.settings(key)
+        with self._transitions.step():
+            return self._transitions.store.settings(key)
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.configure`."""
         check_name("key", key)
-        checked_settings(settings, self._kept, flow=True)
-        with self._books.step() as now:
-            return self._books.configure(key, settings, now)
+        checked_settings(settings, self._stored, flow=True)
+        with self._transitions.step() as now:
+            return self._transitions.configure(key, settings, now)
 
     async def ledger(self, key: str) -> Ledger:
         """See `taskqueue_core.capabilities.Control.ledger`."""
-        with self._books.step():
-            return _ledger(self._books.store.counters(key))
+        with self._transitions.step():
+            return _ledger(self._transitions.store.counters(key))
 
     async def stats(self, key: str) -> QueueStats:
         """See `taskqueue_core.capabilities.Control.stats`."""
-        with self._books.step():
-            counters = self._books.store.counters(key)
-            waiting = self._books.store.in_state(key, State.WAITING, 1)
+        with self._transitions.step():
+            counters = self._transitions.store.counters(key)
+            waiting = self._transitions.store.in_state(key, State.WAITING, 1)
         return QueueStats(
             key=key,
             ledger=_ledger(counters),
@@ -137,37 +143,39 @@ class RecordControl:
             redelivered=counters["redelivered"],
             retried=counters["retried"],
             lost=counters["lost"],
-            subscribers=len(self._books.watchers.of(key)),
+            subscribers=len(self._transitions.subscriptions.of(key)),
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         """See `taskqueue_core.capabilities.Control.statuses`."""
-        with self._books.step() as now:
-            records = [self._books.find(key, task_id, now) for task_id in task_ids]
-        return tuple(one.status if one else None for one in records)
+        with self._transitions.step() as now:
+            records = [self._transitions.find(key, task_id, now) for task_id in task_ids]
+        return tuple(record.status if record else None for record in records)
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         """See `taskqueue_core.capabilities.Control.results`."""
-        with self._books.step() as now:
-            records = [self._books.find(key, task_id, now) for task_id in task_ids]
-        return tuple(one.result if one and now < one.result_until else None for one in records)
+        with self._transitions.step() as now:
+            records = [self._transitions.find(key, task_id, now) for task_id in task_ids]
+        return tuple(
+            record.result if record and now < record.result_until else None for record in records
+        )
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
         """See `taskqueue_core.capabilities.Control.progress`."""
         checked = checked_progress(value)
-        with self._books.step() as now:
-            record = self._books.find(delivery.task.key, delivery.task.id, now)
+        with self._transitions.step() as now:
+            record = self._transitions.find(delivery.task.key, delivery.task.id, now)
             if record is None or record.receipt != delivery.receipt:
                 return False
             record.progress = encodable(checked) if isinstance(checked, str) else checked
             record.updated_at = now
-            self._books.store.save(record)
+            self._transitions.store.save(record)
         return True
 
     async def cancel(self, key: str, task_id: str) -> bool:
         """See `taskqueue_core.capabilities.Control.cancel`."""
-        with self._books.step() as now:
-            record = self._books.find(key, task_id, now)
+        with self._transitions.step() as now:
+            record = self._transitions.find(key, task_id, now)
             if record is None or not record.live:
                 return False
             self._cancel(record, now)
@@ -175,31 +183,31 @@ class RecordControl:
 
     async def purge(self, key: str) -> int:
         """See `taskqueue_core.capabilities.Control.purge`. It goes step by step, each whole."""
-        return await self._books.sweep(key, [State.WAITING, State.SCHEDULED], self._cancel)
+        return await self._transitions.sweep(key, [State.WAITING, State.SCHEDULED], self._cancel)
 
     def _cancel(self, record: Record, now: float) -> None:
-        self._books.move(record, State.CANCELLED, now)
+        self._transitions.move(record, State.CANCELLED, now)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """See `taskqueue_core.capabilities.Control.workers`."""
-        with self._books.step():
-            return workers_of(self._books.watchers.all)
+        with self._transitions.step():
+            return workers_of(self._transitions.subscriptions.all)
 
     async def maintain(self) -> Maintained:
         """See `taskqueue_core.capabilities.Control.maintain`."""
         promoted = forgotten = recovered = 0
         expired: list[Expired] = []
         for _ in range(_PASS):
-            with self._books.step() as now:
-                alarms = self._books.store.alarms(now, STEP)
+            with self._transitions.step() as now:
+                alarms = self._transitions.store.alarms(now, STEP)
                 for record in alarms:
                     if record.ended:
-                        self._books.store.drop(record)
+                        self._transitions.store.drop(record)
                         forgotten += 1
                     elif record.overdue(now):
-                        self._books.move(record, State.EXPIRED, now)
+                        self._transitions.move(record, State.EXPIRED, now)
                         expired.append(record.expired)
-                    elif self._books.promote_one(record, now):
+                    elif self._transitions.promote_one(record, now):
                         recovered += 1
                     else:
                         promoted += 1
@@ -215,14 +223,14 @@ class RecordControl:
         )
 
     def _unclaimed(self) -> tuple[str, ...]:
-        books, found = self._books, list[str]()
-        with books.step():
-            for key in sorted(books.hints.waiting - books.watchers.keys):
-                if books.store.first_waiting(key) is None:
-                    books.hints.waiting.discard(key)
+        transitions, matches = self._transitions, list[str]()
+        with transitions.step():
+            for key in sorted(transitions.hints.waiting - transitions.subscriptions.keys):
+                if transitions.store.first_waiting(key) is None:
+                    transitions.hints.waiting.discard(key)
                 else:
-                    found.append(key)
-        return tuple(found)
+                    matches.append(key)
+        return tuple(matches)
 
 
 def _ledger(counters: Counter[str]) -> Ledger:

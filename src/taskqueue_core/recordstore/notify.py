@@ -11,14 +11,14 @@ from typing import Self
 from taskqueue_core.authoring.helpers import LocalSubscription
 
 __all__ = [
-    "Bells",
     "Hints",
-    "RecordBell",
-    "Watchers",
+    "OpenSubscriptions",
+    "RecordRoomNotifier",
+    "RecordRoomSignal",
 ]
 
 
-class Watchers:
+class OpenSubscriptions:
     """The open subscriptions, by key."""
 
     def __init__(self) -> None:
@@ -77,54 +77,54 @@ class Hints:
         """Note that nothing of the key is scheduled."""
         self._due.pop(key, None)
 
-    def look_again(self, keys: Iterable[str]) -> None:
+    def forget(self, keys: Iterable[str]) -> None:
         """Take nothing for granted about keys: a step was undone, or the store was opened."""
         for key in keys:
             self.waiting.add(key)
             self._due[key] = -math.inf
 
 
-class Bells:
+class RecordRoomNotifier:
     """The open bells, by key."""
 
     def __init__(self) -> None:
         """Start without any."""
-        self._by_key: dict[str, set[RecordBell]] = {}
+        self._by_key: dict[str, set[RecordRoomSignal]] = {}
 
-    def hang(self, bell: RecordBell) -> None:
+    def add(self, signal: RecordRoomSignal) -> None:
         """Note an open one."""
-        for key in bell.keys:
-            self._by_key.setdefault(key, set()).add(bell)
+        for key in signal.keys:
+            self._by_key.setdefault(key, set()).add(signal)
 
-    def take_down(self, bell: RecordBell) -> None:
+    def remove(self, signal: RecordRoomSignal) -> None:
         """Forget a closed one; once more is harmless."""
-        for key in bell.keys:
+        for key in signal.keys:
             here = self._by_key.get(key, set())
-            here.discard(bell)
+            here.discard(signal)
             if not here:
                 self._by_key.pop(key, None)
 
-    def ring(self, keys: Iterable[str]) -> None:
+    def notify(self, keys: Iterable[str]) -> None:
         """Ring those of some keys."""
         for key in keys:
-            for bell in self._by_key.get(key, ()):
-                bell.ring()
+            for signal in self._by_key.get(key, ()):
+                signal.notify()
 
 
-class RecordBell:
+class RecordRoomSignal:
     """See `taskqueue_core.capabilities.RoomBell`."""
 
-    def __init__(self, bells: Bells, keys: tuple[str, ...]) -> None:
-        """Ring with ``bells`` once it is open."""
+    def __init__(self, signals: RecordRoomNotifier, keys: tuple[str, ...]) -> None:
+        """Ring with ``signals`` once it is open."""
         self.keys = keys
-        self._bells = bells
+        self._signals = signals
         self._rang = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake who waits, or who waits next."""
         self._rang.set()
 
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         """See `taskqueue_core.capabilities.RoomBell.rung`. The seconds are real: nobody waits for the store here."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -134,9 +134,9 @@ class RecordBell:
     async def __aenter__(self) -> Self:
         """Open it."""
         self._rang.clear()
-        self._bells.hang(self)
+        self._signals.add(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close it."""
-        self._bells.take_down(self)
+        self._signals.remove(self)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from taskqueue_core.authoring.helpers import answer, demand_no_keys, encodable, refusal
+from taskqueue_core.authoring.helpers import answer, encodable, refusal, reject_ordering_keys
 from taskqueue_core.errors import PublishUnconfirmed
 from taskqueue_core.limits import check_time
-from taskqueue_core.recordstore.notify import RecordBell
+from taskqueue_core.recordstore.notify import RecordRoomSignal
 from taskqueue_core.recordstore.store import Record
-from taskqueue_core.recordstore.transitions import Books
+from taskqueue_core.recordstore.transitions import Transitions
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Settled, State, Task
 
 __all__ = ["RecordPublisher"]
@@ -16,38 +16,38 @@ __all__ = ["RecordPublisher"]
 class RecordPublisher:
     """See `taskqueue_core.backend.Publisher`."""
 
-    def __init__(self, books: Books) -> None:
-        """Write into ``books``."""
-        self._books = books
+    def __init__(self, transitions: Transitions) -> None:
+        """Write into ``transitions``."""
+        self._transitions = transitions
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """See `taskqueue_core.backend.Publisher.publish`: all in one step."""
-        demand_no_keys(tasks)
-        return await self._books.when_promoted(
+        reject_ordering_keys(tasks)
+        return await self._transitions.when_promoted(
             {task.key for task in tasks},
             lambda now: tuple([self._publish(task, now) for task in tasks]),
             PublishUnconfirmed,
         )
 
     def _publish(self, task: Task, now: float) -> Confirmation:
-        books = self._books
-        settings = books.store.settings(task.key)
-        record = books.find(task.key, task.id, now)
+        transitions = self._transitions
+        settings = transitions.store.settings(task.key)
+        record = transitions.find(task.key, task.id, now)
         if record is not None:
             known = record.recognise(task, now, settings.dedupe_window)
             if known is not None:
                 return _confirmation(task, known)
         if settings.capacity is not None or settings.intake_paused or settings.moved_to:
-            refused = refusal(task, settings, books.store.counters(task.key)["fresh"])
+            refused = refusal(task, settings, transitions.store.counters(task.key)["fresh"])
             if refused is not None:
                 return refused
         record = Record(task=task, at=task.not_before or now)
-        books.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
+        transitions.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
         return _confirmation(task, Published.ACCEPTED)
 
-    def room_bell(self, *keys: str) -> RecordBell:
-        """See `taskqueue_core.capabilities.RoomBells.room_bell`."""
-        return RecordBell(self._books.bells, keys)
+    def room_signal(self, *keys: str) -> RecordRoomSignal:
+        """See `taskqueue_core.capabilities.RoomSignals.room_signal`."""
+        return RecordRoomSignal(self._transitions.signals, keys)
 
     async def schedule_retry(
         self,
@@ -60,8 +60,8 @@ class RecordPublisher:
     ) -> Confirmation:
         """See `taskqueue_core.backend.Publisher.schedule_retry`: in one step."""
         check_time("at", at)
-        with self._books.step() as now:
-            record = self._books.find(task.key, task.id, now) or Record(task=task)
+        with self._transitions.step() as now:
+            record = self._transitions.find(task.key, task.id, now) or Record(task=task)
             used = record.retry_token(encodable(token), settles)
             if used in record.tokens:
                 return _confirmation(task, Published.DUPLICATE)
@@ -73,8 +73,8 @@ class RecordPublisher:
                 record.task, record.state = task, None
             record.retry(used, encodable(error), now)
             record.at = at
-            self._books.store.count(task.key, "retried")
-            self._books.move(record, State.SCHEDULED, now)
+            self._transitions.store.count(task.key, "retried")
+            self._transitions.move(record, State.SCHEDULED, now)
         return _confirmation(task, Published.ACCEPTED)
 
 

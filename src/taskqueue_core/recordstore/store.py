@@ -90,7 +90,7 @@ class RecordStore(ABC):
         """
 
     @abstractmethod
-    def last_place(self) -> int:
+    def last_position(self) -> int:
         """Return the highest ``seq`` of all records, 0 without any. Asked once, after `open`."""
 
     @abstractmethod

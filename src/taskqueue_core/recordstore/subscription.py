@@ -18,7 +18,7 @@ from taskqueue_core.authoring.helpers import (
 )
 from taskqueue_core.limits import check_name
 from taskqueue_core.recordstore.store import Record
-from taskqueue_core.recordstore.transitions import STEP, Books
+from taskqueue_core.recordstore.transitions import STEP, Transitions
 from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
 
 __all__ = ["RecordSubscription"]
@@ -27,40 +27,40 @@ __all__ = ["RecordSubscription"]
 class RecordSubscription(LocalSubscription):
     """See `taskqueue_core.backend.Subscription` and `taskqueue_core.capabilities.DeadLettering`."""
 
-    def __init__(self, books: Books, keys: Iterable[str], consumer: str) -> None:
+    def __init__(self, transitions: Transitions, keys: Iterable[str], consumer: str) -> None:
         """Start open, with a number that marks what it owns."""
         check_name("consumer", consumer)
-        super().__init__(books.clock, checked_keys(keys), consumer)
-        self._books = books
-        self._number = next(books.owners)
+        super().__init__(transitions.clock, checked_keys(keys), consumer)
+        self._transitions = transitions
+        self._number = next(transitions.owners)
         self._turns = deque(self.keys)
         self._unseen: set[str] = set()
-        books.watchers.add(self)
+        transitions.subscriptions.add(self)
 
     def take(self, limit: int) -> Received:
         """Hand out turn by turn over the keys, in one step; only ``again`` while more is due than a step moves."""
-        books, deliveries, expired = self._books, list[Delivery](), list[Expired]()
-        with books.step() as now:
+        transitions, deliveries, expired = self._transitions, list[Delivery](), list[Expired]()
+        with transitions.step() as now:
             if self._unseen:  # of a step that failed, but perhaps was done: nobody got these
                 self._take_back(now, self._unseen)
-            due_at = books.promote(self.keys, now)
+            due_at = transitions.promote(self.keys, now)
             if due_at <= now:
                 return Received(again=True)
-            turns = deque(key for key in self._turns if key in books.hints.waiting)
+            turns = deque(key for key in self._turns if key in transitions.hints.waiting)
             while turns and len(deliveries) < limit and len(deliveries) + len(expired) < STEP:
-                record = books.store.first_waiting(turns[0])
+                record = transitions.store.first_waiting(turns[0])
                 if record is None:
-                    books.hints.waiting.discard(turns.popleft())
+                    transitions.hints.waiting.discard(turns.popleft())
                 elif record.overdue(now):
-                    books.move(record, State.EXPIRED, now)
+                    transitions.move(record, State.EXPIRED, now)
                     expired.append(record.expired)
-                elif not (room := books.room(turns[0], now)).left:
+                elif not (room := transitions.room(turns[0], now)).left:
                     turns.popleft()
                     due_at = min(due_at, room.opens_at or math.inf)
                 else:
                     deliveries.append(self._hand_out(record, now))
                     turns.rotate(-1)
-            rooms = [books.room(key, now) for key in turns]
+            rooms = [transitions.room(key, now) for key in turns]
         self._unseen.clear()
         due_at = min(due_at, *(room.opens_at or math.inf for room in rooms), math.inf)
         if deliveries:  # the next receive goes on behind the last key served
@@ -76,40 +76,45 @@ class RecordSubscription(LocalSubscription):
         delivery = record.hand_out(secrets.token_hex(16), now)
         self._unseen.add(delivery.receipt)
         record.owner = self._number
-        record.patience = self._books.store.settings(record.task.key).max_processing_time
-        self._books.take_token(record.task.key, now)
-        self._books.store.count(record.task.key, "delivered")
-        self._books.move(record, State.IN_FLIGHT, now)
+        record.patience = self._transitions.store.settings(record.task.key).max_processing_time
+        self._transitions.take_token(record.task.key, now)
+        self._transitions.store.count(record.task.key, "delivered")
+        self._transitions.move(record, State.IN_FLIGHT, now)
         return delivery
 
     def _take_back(self, now: float, receipts: Collection[str] | None = None) -> None:
-        for record in self._books.store.owned(self._number):
+        for record in self._transitions.store.owned(self._number):
             if receipts is None or record.receipt in receipts:
-                self._books.take_back(record, now, lost=False)
+                self._transitions.take_back(record, now, lost=False)
 
     @property
     def in_flight(self) -> int:
         """How many deliveries it owns; asked inside a step."""
-        return len(self._books.store.owned(self._number))
+        return len(self._transitions.store.owned(self._number))
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
         """See `taskqueue_core.backend.Subscription.ack`."""
         pairs = list(zip(deliveries, checked_results(deliveries, results), strict=True))
-        with self._books.step() as now:
+        with self._transitions.step() as now:
             return answer(
-                [self._settle(one, "ack", partial(self._ack, result), now) for one, result in pairs]
+                [
+                    self._settle(delivery, "ack", partial(self._ack, result), now)
+                    for delivery, result in pairs
+                ]
             )
 
     def _ack(self, result: bytes | None, record: Record, now: float) -> None:
-        record.store_result(result, now, self._books.store.settings(record.task.key).result_ttl)
-        self._books.move(record, State.DONE, now)
+        record.store_result(
+            result, now, self._transitions.store.settings(record.task.key).result_ttl
+        )
+        self._transitions.move(record, State.DONE, now)
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """See `taskqueue_core.backend.Subscription.redeliver`."""
-        verb, end = LOST if lost else "redeliver", partial(self._books.take_back, lost=lost)
-        with self._books.step() as now:
+        verb, end = LOST if lost else "redeliver", partial(self._transitions.take_back, lost=lost)
+        with self._transitions.step() as now:
             return answer([self._settle(delivery, verb, end, now) for delivery in deliveries])
 
     async def dead_letter(
@@ -117,18 +122,18 @@ class RecordSubscription(LocalSubscription):
     ) -> Settled:
         """See `taskqueue_core.capabilities.DeadLettering.dead_letter`."""
         end = partial(self._bury, encodable(reason), encodable(error))
-        with self._books.step() as now:
+        with self._transitions.step() as now:
             return answer([self._settle(delivery, "dead_letter", end, now)])[0]
 
     def _bury(self, reason: str, error: str | None, record: Record, now: float) -> None:
         record.bury(reason, error, now)
-        self._books.move(record, State.DEAD, now)
+        self._transitions.move(record, State.DEAD, now)
 
     def _settle(
         self, delivery: Delivery, verb: str, end: Callable[[Record, float], None], now: float
     ) -> Settled:
         """End a delivery if its receipt is current. Answer as to the first settlement by it, or that it is stale."""
-        record = self._books.find(delivery.task.key, delivery.task.id, now)
+        record = self._transitions.find(delivery.task.key, delivery.task.id, now)
         if record is None:
             return Settled.LEASE_LOST
         foreign = verb == LOST and record.owner != self._number
@@ -139,9 +144,9 @@ class RecordSubscription(LocalSubscription):
 
     async def close(self) -> None:
         """See `taskqueue_core.backend.Subscription.close`. Where the store fails it stays open: close it again."""
-        if self._books.opened and not self.closed:
-            with self._books.step() as now:
+        if self._transitions.opened and not self.closed:
+            with self._transitions.step() as now:
                 self._take_back(now)
         self.closed = True
-        self._books.watchers.remove(self)
-        self.tell()
+        self._transitions.subscriptions.remove(self)
+        self.notify()

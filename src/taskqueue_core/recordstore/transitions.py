@@ -10,16 +10,16 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-from taskqueue_core.authoring.helpers import Room, room_of
+from taskqueue_core.authoring.helpers import QueueRoom, room_of
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import bucket_after
-from taskqueue_core.recordstore.notify import Bells, Hints, Watchers
+from taskqueue_core.recordstore.notify import Hints, OpenSubscriptions, RecordRoomNotifier
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
-__all__ = ["STEP", "Books"]
+__all__ = ["STEP", "Transitions"]
 
 STEP = 500
 """how many records a step changes at the most where others can follow: the event loop waits for each"""
@@ -27,15 +27,15 @@ STEP = 500
 T = TypeVar("T")
 
 
-class Books:
+class Transitions:
     """The records of a store. Nothing awaits inside a step, so a cancelled call has done each of its steps or not."""
 
     def __init__(self, store: RecordStore, clock: Clock) -> None:
         """Start closed: the first step opens the store."""
         self.store = store
         self.clock = clock
-        self.watchers = Watchers()
-        self.bells = Bells()
+        self.subscriptions = OpenSubscriptions()
+        self.signals = RecordRoomNotifier()
         self.hints = Hints()
         self.owners = itertools.count(1)
         """a number for each subscription"""
@@ -51,7 +51,7 @@ class Books:
     @contextmanager
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
         """Do the whole body or nothing, then wake who waits for what it brought. Gives the time."""
-        self.demand_open()
+        self.ensure_open()
         self._touched, self._news, self._room = set(), set(), set()
         try:
             if not self.opened:
@@ -59,15 +59,15 @@ class Books:
             with self.store.transaction(unsure):
                 yield self.clock.now()
         except BaseException:
-            self.hints.look_again(self._touched)
+            self.hints.forget(self._touched)
             raise
         finally:  # after an error too: what is not certain may have been done
             for key in self._news:
-                for subscription in self.watchers.of(key):
-                    subscription.tell()
-            self.bells.ring(self._room)
+                for subscription in self.subscriptions.of(key):
+                    subscription.notify()
+            self.signals.notify(self._room)
 
-    def demand_open(self) -> None:
+    def ensure_open(self) -> None:
         """Raise `BackendUnavailable` after the end."""
         if self._ended:
             raise BackendUnavailable("the backend is closed")
@@ -83,8 +83,8 @@ class Books:
         try:
             self.store.open()
             with self.store.transaction(BackendUnavailable):
-                self._place = self.store.last_place()
-                self.hints.look_again(self.store.queues())
+                self._place = self.store.last_position()
+                self.hints.forget(self.store.queues())
                 for record in self.store.owned():
                     self.take_back(record, self.clock.now(), lost=True)
         except BaseException:
@@ -122,8 +122,8 @@ class Books:
         if state is not State.IN_FLIGHT:
             record.receipt = record.owner = None
         if record.ended:
-            kept = now if record.result is None else record.result_until
-            record.forget_at = max(now + self.store.settings(key).dedupe_window, kept)
+            retained = now if record.result is None else record.result_until
+            record.forget_at = max(now + self.store.settings(key).dedupe_window, retained)
         elif state is State.WAITING:
             self.hints.waiting.add(key)
             self._news.add(key)
@@ -153,7 +153,7 @@ class Books:
         self._room.add(key)
         return changed
 
-    def room(self, key: str, now: float) -> Room:
+    def room(self, key: str, now: float) -> QueueRoom:
         """Say what the limits of a queue leave to be handed out."""
         settings = self.store.settings(key)
         in_flight = self.store.counters(key)["in_flight"] if settings.max_inflight else 0
@@ -215,15 +215,15 @@ class Books:
         """Change as many records as the states have now, the oldest first; return how many were found."""
         with self.step():
             counters = self.store.counters(key)
-        found = left = sum(counters[state] for state in states)
-        while left and (
+        result = remaining = sum(counters[state] for state in states)
+        while remaining and (
             changed := await self.when_promoted(
-                [key], partial(self._page, key, states, change, min(left, STEP))
+                [key], partial(self._page, key, states, change, min(remaining, STEP))
             )
         ):
-            left -= changed
+            remaining -= changed
             await asyncio.sleep(0)
-        return found - left
+        return result - remaining
 
     def _page(
         self,

@@ -14,19 +14,19 @@ from msgspec import structs
 from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import Control, DeadLetters, has
-from taskqueue_core.composite.backend import Joint, Place, Plan, Side
+from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
 from taskqueue_core.composite.control import JointDeadLetters
-from taskqueue_core.concurrency import together
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing
 from taskqueue_core.limits import check_name
 from taskqueue_core.sharding.control import ShardedControl
 from taskqueue_core.sharding.generations import (
     FIRST,
     REMEMBERED,
-    Chains,
     Generation,
     Shard,
-    demand_no_shard,
+    ShardGenerations,
+    reject_shard_name,
     renamed,
 )
 from taskqueue_core.sharding.publisher import ShardedPublisher
@@ -36,11 +36,11 @@ from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
 __all__ = ["ShardedBackend"]
 
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
-_SOON = 0.1
+_POLL_SECONDS = 0.1
 """seconds between two looks at what a shard waits for"""
 
 
-class ShardedBackend(Joint):
+class ShardedBackend(CompositeBackend):
     """See `taskqueue_core.backend.Backend`: as the one inside, and it keeps the setting ``shards``.
 
     A queue that was never sharded is passed through.
@@ -49,8 +49,8 @@ class ShardedBackend(Joint):
     def __init__(self, inner: Backend) -> None:
         """Own ``inner``, which needs ``control``."""
         self.inner = inner
-        self.sides = (Side("store", inner, needed=True),)
-        self.chains = Chains(self.sides[0].control)
+        self.members = (Member("store", inner, needed=True),)
+        self.generations = ShardGenerations(self.members[0].control)
         self._publisher = ShardedPublisher(self)
         self._control = ShardedControl(self)
         self._subscriptions: set[ShardedSubscription] = set()
@@ -83,9 +83,11 @@ class ShardedBackend(Joint):
         check_name("consumer", consumer)
         unique = checked_keys(keys)
         for key in unique:
-            demand_no_shard("keys", key)
+            reject_shard_name("keys", key)
         subscription = ShardedSubscription(self, unique, consumer)
-        self._subscriptions = {one for one in self._subscriptions if not one.closed}
+        self._subscriptions = {
+            subscription for subscription in self._subscriptions if not subscription.closed
+        }
         self._subscriptions.add(subscription)
         return subscription
 
@@ -110,81 +112,87 @@ class ShardedBackend(Joint):
             raise AttributeError(name)
         return getattr(self.inner, name)
 
-    def tell(self) -> None:
+    def refresh_plans(self) -> None:
         """Have every subscription look at its plan: this process has changed something."""
         for subscription in self._subscriptions:
-            subscription.tell()
+            subscription.refresh_now()
 
     # what the parts ask for
 
-    async def places(self, key: str) -> Sequence[Place]:
+    async def parts(self, key: str) -> Sequence[QueuePart]:
         """Return every shard of every generation."""
-        await self.chains.look()
-        chain = self.chains.known(key)
-        return [Place(0, name) for generation in chain for name in generation.places(key)]
+        await self.generations.refresh()
+        chain = self.generations.known(key)
+        return [QueuePart(0, name) for generation in chain for name in generation.shard_keys(key)]
 
     async def where(self, task: Task) -> str | None:
         """Return the shard that has a task, or had it last."""
-        chain = await self.chains.read(task.key)
+        chain = await self.generations.read(task.key)
         if len(chain) == 1:
             return None
-        names = [name for generation in chain for name in generation.places(task.key)]
-        found = await together(self.sides[0].control.statuses(name, task.id) for name in names)
-        told = [(one, name) for name, (one,) in zip(names, found, strict=True) if one is not None]
-        best = max(told, key=lambda pair: (pair[0].state.live, pair[0].updated_at), default=None)
+        names = [name for generation in chain for name in generation.shard_keys(task.key)]
+        statuses = await gather_all(
+            self.members[0].control.statuses(name, task.id) for name in names
+        )
+        results = [
+            (status, name)
+            for name, (status,) in zip(names, statuses, strict=True)
+            if status is not None
+        ]
+        best = max(results, key=lambda pair: (pair[0].state.live, pair[0].updated_at), default=None)
         return best and best[1]
 
-    def outside(self, place: Place) -> str | None:
+    def public_key(self, part: QueuePart) -> str | None:
         """Return the queue that a shard is of."""
-        shard = Shard.read(place.key)
-        return place.key if shard is None else shard.key
+        shard = Shard.read(part.key)
+        return part.key if shard is None else shard.key
 
-    def first_plan(self, keys: tuple[str, ...]) -> Plan:
+    def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
         """Receive from what is known not to be sharded, and of the others from what needs no look at the store."""
-        return Plan(tuple(Place(0, key) for key in keys), 0)
+        return ReceivePlan(tuple(QueuePart(0, key) for key in keys), 0)
 
-    async def plan(self, keys: tuple[str, ...]) -> Plan:
+    async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
         """Return every shard whose tasks may be handed out: none before all that came before it there."""
-        await self.chains.look()
-        sharded = [key for key in keys if self.chains.known(key) != (FIRST,)]
-        found = await together(self._open(key) for key in sharded)
-        held = any(some is None for shards in found for some in shards)
-        places = [Place(0, key) for key in keys]
-        places += [Place(0, name) for names in found for name in names if name is not None]
-        return Plan(tuple(places), _SOON if held else REMEMBERED)
+        await self.generations.refresh()
+        sharded = [key for key in keys if self.generations.known(key) != (FIRST,)]
+        matches = await gather_all(self._open(key) for key in sharded)
+        held = any(shard is None for shards in matches for shard in shards)
+        parts = [QueuePart(0, key) for key in keys]
+        parts += [QueuePart(0, name) for names in matches for name in names if name is not None]
+        return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
         """Return a queue's shards that may be received from, but for the first one, and ``None`` if others wait."""
-        chain = self.chains.known(key)
+        chain = self.generations.known(key)
         names: list[str | None] = []
-        before: list[bool] = [await self._empty(FIRST.place(key, 0))]
+        before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
         for earlier, generation in itertools.pairwise(chain):
             passed = [
-                all(before[one] for one in related(shard, earlier, generation))
+                all(before[number] for number in related(shard, earlier, generation))
                 for shard in range(generation.shards)
             ]
-            open_ = [generation.place(key, shard) for shard, may in enumerate(passed) if may]
+            open_ = [generation.shard_key(key, shard) for shard, may in enumerate(passed) if may]
             names += open_
             if len(open_) < generation.shards:
                 names.append(None)
             if generation is not chain[-1]:
-                empty = await together(self._empty(name) for name in generation.places(key))
+                empty = await gather_all(self._empty(name) for name in generation.shard_keys(key))
                 before = [may and is_empty for may, is_empty in zip(passed, empty, strict=True)]
         return names
 
-    async def _empty(self, place: str) -> bool:
+    async def _empty(self, position: str) -> bool:
         """Whether nothing of a closed place can come before what its successors have."""
-        if place in self._drained:
+        if position in self._drained:
             return True
-        if is_drained(await self.sides[0].control.stats(place)):
-            self._drained.add(place)
-        return place in self._drained
+        if is_drained(await self.members[0].control.stats(position)):
+            self._drained.add(position)
+        return position in self._drained
 
     def in_turn(self) -> bool:
         """The plan has nothing in it that must wait for another."""
         return True
 
-    def outward(self, side: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is one
+    def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is one
         """Call the queue by its name, and mark the receipt with the shard."""
         shard = Shard.read(delivery.task.key)
         if shard is None:
@@ -197,28 +205,28 @@ class ShardedBackend(Joint):
             shard=shard.shard if shards > 1 else None,
         )
 
-    def inward(self, delivery: Delivery) -> tuple[int, Delivery]:
+    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
         """Take the mark away, and call the task by its shard."""
         parts = _MARK.match(delivery.receipt) if delivery.receipt.startswith("<") else None
         if parts is None:
             return 0, delivery
         generation = Generation(int(parts[2]), int(parts[3]))
-        name = generation.place(delivery.task.key, int(parts[1]))
+        name = generation.shard_key(delivery.task.key, int(parts[1]))
         receipt = delivery.receipt[parts.end() :]
         return 0, structs.replace(delivery, task=renamed(delivery.task, name), receipt=receipt)
 
-    def origins(self, receipt: str) -> Sequence[tuple[Place, str]]:
+    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
         """Take the mark away."""
         parts = _MARK.match(receipt)
-        return [(Place(0, ""), receipt if parts is None else receipt[parts.end() :])]
+        return [(QueuePart(0, ""), receipt if parts is None else receipt[parts.end() :])]
 
-    def adopted(self, side: int, receipt: str, delivery: Delivery) -> Delivery:  # noqa: ARG002 - it is the same
+    def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:  # noqa: ARG002 - it is the same
         """Return the delivery as its worker knows it."""
-        return self.outward(side, delivery)
+        return self.from_member(member, delivery)
 
-    def renamed(self, place: Place, task: Task) -> Task:
+    def renamed(self, part: QueuePart, task: Task) -> Task:
         """Call a task by its queue."""
-        return renamed(task, self.outside(place) or task.key)
+        return renamed(task, self.public_key(part) or task.key)
 
 
 def related(shard: int, before: Generation, after: Generation) -> Iterable[int]:

@@ -7,12 +7,12 @@ import itertools
 from typing import TYPE_CHECKING
 
 from taskqueue_core.capabilities import Maintained, QueueSettings
-from taskqueue_core.composite.backend import Place
+from taskqueue_core.composite.backend import QueuePart
 from taskqueue_core.composite.control import JointControl
-from taskqueue_core.concurrency import together
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.sharding.generations import FIRST, LONGEST, Generation, demand_no_shard
+from taskqueue_core.sharding.generations import FIRST, LONGEST, Generation, reject_shard_name
 
 if TYPE_CHECKING:
     from taskqueue_core.sharding.backend import ShardedBackend
@@ -30,61 +30,61 @@ class ShardedControl(JointControl):
         """Look after the queues of ``backend``."""
         super().__init__(backend)
         self._backend = backend
-        self._inner = backend.sides[0].control
+        self._inner = backend.members[0].control
         self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.settings`."""
-        found = self._outside(await self._inner.settings(key))
-        if Generation.read(found.moved_to) is None:
-            return found
-        last = (await self._backend.chains.read(key))[-1]
-        end = await self._inner.settings(last.place(key, 0))
+        settings = self._outside(await self._inner.settings(key))
+        if Generation.read(settings.moved_to) is None:
+            return settings
+        last = (await self._backend.generations.read(key))[-1]
+        end = await self._inner.settings(last.shard_key(key, 0))
         moved = None if Generation.read(end.moved_to) else end.moved_to
-        return found.model_copy(update={"shards": last.shards, "moved_to": moved})
+        return settings.model_copy(update={"shards": last.shards, "moved_to": moved})
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.configure`. Confirmed when every shard has them."""
         check_name("key", key)
-        demand_no_shard("key", key)
+        reject_shard_name("key", key)
         first = await self._inner.settings(key)
         whole = Generation.read(first.moved_to) is None
-        asked, settings = settings, await self._inside(settings)
+        requested, settings = settings, await self._inside(settings)
         if settings.shards == 1 and whole:
             return self._outside(await self._inner.configure(key, settings))
         first.followed_by(settings)
         self._check(key, settings)
-        last = (await self._backend.chains.read(key))[-1]
+        last = (await self._backend.generations.read(key))[-1]
         if settings.shards != last.shards:
             await self._demand_no_copies(key)
         moved_to = first.moved_to
         if whole:  # closed by the very change, so that there is but one
             following = Generation(1, settings.shards)
-            moved_to = following.word
-            await together(
-                self._backend.chains.copy(name, settings, following)
-                for name in following.places(key)
+            moved_to = following.moved_to
+            await gather_all(
+                self._backend.generations.copy(name, settings, following)
+                for name in following.shard_keys(key)
             )
-        kept = {"shards": 1, "moved_to": moved_to}
-        told = await self._inner.configure(key, settings.model_copy(update=kept))
-        await self._spread(key, settings.model_copy(update={"version": told.version}))
-        return asked.model_copy(update={"version": told.version})
+        retained = {"shards": 1, "moved_to": moved_to}
+        results = await self._inner.configure(key, settings.model_copy(update=retained))
+        await self._spread(key, settings.model_copy(update={"version": results.version}))
+        return requested.model_copy(update={"version": results.version})
 
     async def _inside(self, settings: QueueSettings) -> QueueSettings:
         """Call the queues that copies go to as the store does. Raises `InvalidInput` for one with several shards."""
         names: list[str] = []
         for other in settings.bound_to:
-            last = (await self._backend.chains.read(other))[-1]
+            last = (await self._backend.generations.read(other))[-1]
             if last.shards > 1:
                 raise InvalidInput("bound_to", "a queue with shards", "queues of one shard")
-            names.append(last.place(other, 0))
+            names.append(last.shard_key(other, 0))
         return settings.model_copy(update={"bound_to": tuple(names)}) if names else settings
 
     def _outside(self, settings: QueueSettings) -> QueueSettings:
         """Call them by their names again."""
         if not settings.bound_to:
             return settings
-        names = [self._backend.outside(Place(0, name)) or name for name in settings.bound_to]
+        names = [self._backend.public_key(QueuePart(0, name)) or name for name in settings.bound_to]
         return settings.model_copy(update={"bound_to": tuple(names)})
 
     def _check(self, key: str, settings: QueueSettings) -> None:
@@ -105,15 +105,15 @@ class ShardedControl(JointControl):
                 raise InvalidInput("shards", "several", f"1: {other!r} is bound to this queue")
 
     async def _spread(self, key: str, settings: QueueSettings) -> None:
-        chains = self._backend.chains
-        chain = await chains.read(key)
-        await together(
-            chains.copy(name, settings, generation)
+        generations = self._backend.generations
+        chain = await generations.read(key)
+        await gather_all(
+            generations.copy(name, settings, generation)
             for generation in chain[1:]
-            for name in generation.places(key)
+            for name in generation.shard_keys(key)
         )
-        await chains.succeed(key, settings.shards, settings)
-        self._backend.tell()
+        await generations.succeed(key, settings.shards, settings)
+        self._backend.refresh_plans()
 
     async def maintain(self) -> Maintained:
         """See `taskqueue_core.capabilities.Control.maintain`. Completes what was interrupted, too."""
@@ -123,20 +123,20 @@ class ShardedControl(JointControl):
         return done
 
     async def _care(self) -> None:
-        chains = self._backend.chains
-        await chains.look()
-        keys = sorted(chains.sharded)
+        generations = self._backend.generations
+        await generations.refresh()
+        keys = sorted(generations.sharded)
         start = next(self._cared) * _CARED_FOR
         for key in keys[start : start + _CARED_FOR]:
-            chain = await chains.read(key)
+            chain = await generations.read(key)
             for generation, following in itertools.pairwise(chain):
-                await chains.close_all(key, generation, following)
+                await generations.close_all(key, generation, following)
             settings = await self._inside(await self.settings(key))
-            await together(
-                chains.copy(name, settings, generation)
+            await gather_all(
+                generations.copy(name, settings, generation)
                 for generation in chain
                 if generation != FIRST
-                for name in generation.places(key)
+                for name in generation.shard_keys(key)
             )
         if start + _CARED_FOR >= len(keys):
             self._cared = itertools.count()

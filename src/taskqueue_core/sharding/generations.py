@@ -13,7 +13,7 @@ from zlib import crc32
 from msgspec import structs
 
 from taskqueue_core.capabilities import Control, QueueSettings
-from taskqueue_core.concurrency import together
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.tasks import Task
@@ -22,10 +22,10 @@ __all__ = [
     "FIRST",
     "LONGEST",
     "REMEMBERED",
-    "Chains",
     "Generation",
     "Shard",
-    "demand_no_shard",
+    "ShardGenerations",
+    "reject_shard_name",
     "renamed",
     "shard_of",
 ]
@@ -44,25 +44,25 @@ class Generation(NamedTuple):
     shards: int
 
     @property
-    def word(self) -> str:
+    def moved_to(self) -> str:
         """Return what is said, in the settings of the places before, of where they have moved."""
         return f"shards@{self.number}x{self.shards}"
 
     @classmethod
-    def read(cls, word: str | None) -> Generation | None:
+    def read(cls, name: str | None) -> Generation | None:
         """Read such a word; ``None`` if it is another."""
-        parts = None if word is None else _WORD.fullmatch(word)
+        parts = None if name is None else _WORD.fullmatch(name)
         return None if parts is None else cls(int(parts[1]), int(parts[2]))
 
-    def place(self, key: str, shard: int) -> str:
+    def shard_key(self, key: str, shard: int) -> str:
         """Return the name of a shard in the store."""
         if not self.number:
             return key
         return _named(key, shard, self)
 
-    def places(self, key: str) -> list[str]:
+    def shard_keys(self, key: str) -> list[str]:
         """Return the names of all shards."""
-        return [self.place(key, shard) for shard in range(self.shards)]
+        return [self.shard_key(key, shard) for shard in range(self.shards)]
 
 
 FIRST = Generation(0, 1)
@@ -85,7 +85,7 @@ class Shard(NamedTuple):
         return cls(parts[1], int(parts[2]), Generation(int(parts[3]), int(parts[4])))
 
 
-def demand_no_shard(field: str, key: str) -> None:
+def reject_shard_name(field: str, key: str) -> None:
     """Raise `InvalidInput` for what is the name of a shard, and not of a queue."""
     if Shard.read(key) is not None:
         raise InvalidInput(field, "the name of a shard", "names of queues")
@@ -123,10 +123,10 @@ def renamed(task: Task, key: str) -> Task:
 
 REMEMBERED = 2.0
 """seconds for which a chain is taken for whole; who is refused at its end reads it again at once"""
-_OF_THE_PLACE = ("version", "moved_to", "shards")
+_SHARD_FIELDS = ("version", "moved_to", "shards")
 
 
-class Chains:
+class ShardGenerations:
     """What this process knows of them. Places are closed for good, so a chain only grows."""
 
     def __init__(self, control: Control) -> None:
@@ -146,7 +146,7 @@ class Chains:
         """Return the generations of a queue that this process has heard of, the oldest first."""
         return self._known.get(key, (FIRST,))
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Hear of what other processes have sharded, with one question for all queues every other second."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
@@ -159,40 +159,40 @@ class Chains:
                 shard = Shard.read(name)
                 if shard is not None and shard.generation.number > self.known(shard.key)[-1].number:
                     behind.add(shard.key)
-            await together(self.read(key) for key in behind)
+            await gather_all(self.read(key) for key in behind)
 
     async def read(self, key: str) -> tuple[Generation, ...]:
         """Read the generations of a queue from the settings."""
         chain = self.known(key)
-        while following := await self.after(chain[-1].place(key, 0)):
+        while following := await self.after(chain[-1].shard_key(key, 0)):
             chain = (*chain, following)
         if len(chain) > len(self.known(key)):
             self._known[key] = chain
         return self.known(key)
 
-    async def after(self, place: str) -> Generation | None:
+    async def after(self, position: str) -> Generation | None:
         """Return the generation that follows a place that is closed."""
-        following = Generation.read((await self._control.settings(place)).moved_to)
+        following = Generation.read((await self._control.settings(position)).moved_to)
         if following is not None:
-            self._closed.add(place)
+            self._closed.add(position)
         return following
 
-    async def demand_closed(self, place: str, following: Generation) -> None:
+    async def demand_closed(self, position: str, following: Generation) -> None:
         """See to it that a place of the generation before takes nothing in any more."""
-        if place not in self._closed:
-            await self.close(place, following)
+        if position not in self._closed:
+            await self.close(position, following)
 
-    async def close(self, place: str, following: Generation) -> Generation:
+    async def close(self, position: str, following: Generation) -> Generation:
         """Close a place for good; return what follows it, which somebody else may have decided before."""
 
-        def edit(found: QueueSettings) -> QueueSettings:
-            if Generation.read(found.moved_to) is not None:
-                return found
-            return found.model_copy(update={"moved_to": following.word})
+        def edit(settings: QueueSettings) -> QueueSettings:
+            if Generation.read(settings.moved_to) is not None:
+                return settings
+            return settings.model_copy(update={"moved_to": following.moved_to})
 
-        told = await change_settings(self._control, place, edit)
-        self._closed.add(place)
-        return Generation.read(told.moved_to) or following
+        settings = await change_settings(self._control, position, edit)
+        self._closed.add(position)
+        return Generation.read(settings.moved_to) or following
 
     async def succeed(self, key: str, shards: int, settings: QueueSettings) -> None:
         """Have a queue go on with another number of shards.
@@ -201,27 +201,31 @@ class Chains:
         """
         while (chain := await self.read(key))[-1].shards != shards:
             last, following = chain[-1], Generation(chain[-1].number + 1, shards)
-            await together(self.copy(name, settings, following) for name in following.places(key))
-            following = await self.close(last.place(key, 0), following)
+            await gather_all(
+                self.copy(name, settings, following) for name in following.shard_keys(key)
+            )
+            following = await self.close(last.shard_key(key, 0), following)
             await self.close_all(key, last, following)
 
     async def close_all(self, key: str, generation: Generation, following: Generation) -> None:
         """Close every shard of a generation."""
-        await together(self.demand_closed(name, following) for name in generation.places(key))
+        await gather_all(self.demand_closed(name, following) for name in generation.shard_keys(key))
 
-    async def copy(self, place: str, settings: QueueSettings, generation: Generation) -> None:
+    async def copy(self, position: str, settings: QueueSettings, generation: Generation) -> None:
         """Give a shard the settings of its queue; where it goes on from there, and its version, are its own."""
         moved = settings.moved_to if Generation.read(settings.moved_to) is None else None
 
-        def edit(found: QueueSettings) -> QueueSettings:
-            closed = Generation.read(found.moved_to) is not None
-            own: dict[str, object] = {"version": found.version, "shards": 1}
-            own["moved_to"] = found.moved_to if closed else moved
+        def edit(result: QueueSettings) -> QueueSettings:
+            closed = Generation.read(result.moved_to) is not None
+            own: dict[str, object] = {"version": result.version, "shards": 1}
+            own["moved_to"] = result.moved_to if closed else moved
             return settings.model_copy(update=own)
 
         assert generation.number  # noqa: S101 - the first one is the queue itself
-        await change_settings(self._control, place, edit)
-        if not (await self._control.settings(place)).version:  # so that others find it by its name
-            await self._control.configure(place, settings.model_copy(update={
+        await change_settings(self._control, position, edit)
+        if not (
+            await self._control.settings(position)
+        ).version:  # so that others find it by its name
+            await self._control.configure(position, settings.model_copy(update={
                 "version": 0, "shards": 1, "moved_to": moved,
             }))  # fmt: skip

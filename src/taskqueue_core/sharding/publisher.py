@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from taskqueue_core.capabilities import RoomBell
-from taskqueue_core.composite.backend import JointBell
-from taskqueue_core.concurrency import together
+from taskqueue_core.capabilities import RoomSignal
+from taskqueue_core.composite.backend import CombinedSignal
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
-from taskqueue_core.sharding.generations import Generation, demand_no_shard, renamed, shard_of
+from taskqueue_core.sharding.generations import Generation, reject_shard_name, renamed, shard_of
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 
 if TYPE_CHECKING:
@@ -28,68 +28,68 @@ class ShardedPublisher:
     def __init__(self, backend: ShardedBackend) -> None:
         """Publish to the shards of ``backend``."""
         self._backend = backend
-        self._chains = backend.chains
+        self._generations = backend.generations
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """See `taskqueue_core.backend.Publisher.publish`."""
         keys = {task.key for task in tasks}
         for key in keys:
-            demand_no_shard("key", key)
+            reject_shard_name("key", key)
         answers: dict[int, Confirmation] = {}
-        left = list(range(len(tasks)))
-        if keys.isdisjoint(self._chains.sharded):
-            told = await self._backend.inner.publisher.publish(*tasks)
-            if not any(answer.code is Refusal.MOVED for answer in told):
-                return told
-            answers = dict(enumerate(told))
-            left = await self._grown(
-                tasks, [place for place, one in answers.items() if one.code is Refusal.MOVED]
+        remaining = list(range(len(tasks)))
+        if keys.isdisjoint(self._generations.sharded):
+            confirmations = await self._backend.inner.publisher.publish(*tasks)
+            if not any(answer.code is Refusal.MOVED for answer in confirmations):
+                return confirmations
+            answers = dict(enumerate(confirmations))
+            remaining = await self._grown(
+                tasks, [index for index, item in answers.items() if item.code is Refusal.MOVED]
             )
         try:
-            for _ in range(_ROUNDS if left else 0):
-                left = await self._round(tasks, left, answers)
-                if not left:
+            for _ in range(_ROUNDS if remaining else 0):
+                remaining = await self._round(tasks, remaining, answers)
+                if not remaining:
                     break
         except BackendUnavailable as error:
             if any(answer.status is Published.ACCEPTED for answer in answers.values()):
                 raise PublishUnconfirmed("the store took only a part") from error
             raise
-        return tuple([answers[place] for place in range(len(tasks))])
+        return tuple([answers[index] for index in range(len(tasks))])
 
     async def _round(
-        self, tasks: Sequence[Task], places: list[int], answers: dict[int, Confirmation]
+        self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
     ) -> list[int]:
         """Publish at the last generation that is known; return those whose queue has a later one."""
         by_key: dict[str, list[int]] = {}
-        for place in places:
-            by_key.setdefault(tasks[place].key, []).append(place)
-        older = {key: chain for key in by_key if len(chain := self._chains.known(key)) > 1}
+        for index in indexes:
+            by_key.setdefault(tasks[index].key, []).append(index)
+        older = {key: chain for key in by_key if len(chain := self._generations.known(key)) > 1}
         for key, chain in older.items():
-            await self._closed_before(key, chain, [tasks[place] for place in by_key[key]])
-        known = await together(
+            await self._closed_before(key, chain, [tasks[index] for index in by_key[key]])
+        known = await gather_all(
             self._known(key, chain, tasks, by_key[key]) for key, chain in older.items()
         )
-        homes = {place: name for some in known for place, name in some.items()}
+        homes = {index: name for batch in known for index, name in batch.items()}
         if homes:
             moved = await self._send(tasks, sorted(homes), homes, answers)
-            places = [place for place in places if place not in homes or place in moved]
-        homes = {place: self._home(tasks[place]) for place in places}
-        moved = await self._send(tasks, places, homes, answers)
+            indexes = [index for index in indexes if index not in homes or index in moved]
+        homes = {index: self._shard_key(tasks[index]) for index in indexes}
+        moved = await self._send(tasks, indexes, homes, answers)
         return await self._grown(tasks, moved)
 
     async def _grown(self, tasks: Sequence[Task], moved: Sequence[int]) -> list[int]:
         """Return those of the tasks whose queues have a generation that was not known."""
         grown: dict[str, bool] = {}
-        for place in moved:
-            key = tasks[place].key
+        for index in moved:
+            key = tasks[index].key
             if key not in grown:
-                before = self._chains.known(key)
-                grown[key] = await self._chains.read(key) != before
-        return [place for place in moved if grown[tasks[place].key]]
+                before = self._generations.known(key)
+                grown[key] = await self._generations.read(key) != before
+        return [index for index in moved if grown[tasks[index].key]]
 
-    def _home(self, task: Task) -> str:
-        last = self._chains.known(task.key)[-1]
-        return last.place(task.key, shard_of(task, last.shards))
+    def _shard_key(self, task: Task) -> str:
+        last = self._generations.known(task.key)[-1]
+        return last.shard_key(task.key, shard_of(task, last.shards))
 
     async def _closed_before(
         self, key: str, chain: tuple[Generation, ...], tasks: Sequence[Task]
@@ -97,46 +97,48 @@ class ShardedPublisher:
         """See to it that each task's shard before the last one is closed: so no two take the same id in."""
         before, last = chain[-2:]
         for shard in {shard_of(task, before.shards) for task in tasks}:
-            await self._chains.demand_closed(before.place(key, shard), last)
+            await self._generations.demand_closed(before.shard_key(key, shard), last)
 
     async def _known(
-        self, key: str, chain: tuple[Generation, ...], tasks: Sequence[Task], places: list[int]
+        self, key: str, chain: tuple[Generation, ...], tasks: Sequence[Task], indexes: list[int]
     ) -> dict[int, str]:
         """Return where, in generations before the last one, ids are known."""
-        asked: dict[str, list[int]] = {}
+        requested: dict[str, list[int]] = {}
         for generation in chain[:-1]:
-            for place in places:
-                name = generation.place(key, shard_of(tasks[place], generation.shards))
-                asked.setdefault(name, []).append(place)
-        control = self._backend.sides[0].control
-        told = await together(
-            control.statuses(name, *(tasks[place].id for place in some))
-            for name, some in asked.items()
+            for index in indexes:
+                name = generation.shard_key(key, shard_of(tasks[index], generation.shards))
+                requested.setdefault(name, []).append(index)
+        control = self._backend.members[0].control
+        told = await gather_all(
+            control.statuses(name, *(tasks[index].id for index in batch))
+            for name, batch in requested.items()
         )
-        found: dict[int, str] = {}
-        for (name, some), statuses in zip(asked.items(), told, strict=True):
-            found |= {p: name for p, one in zip(some, statuses, strict=True) if one is not None}
-        return found
+        matches: dict[int, str] = {}
+        for (name, batch), statuses in zip(requested.items(), told, strict=True):
+            matches |= {
+                p: name for p, status in zip(batch, statuses, strict=True) if status is not None
+            }
+        return matches
 
     async def _send(
         self,
         tasks: Sequence[Task],
-        places: Sequence[int],
+        indexes: Sequence[int],
         homes: dict[int, str],
         answers: dict[int, Confirmation],
     ) -> list[int]:
         """Publish each task where it belongs; return those that are refused there because the place is closed."""
-        if not places:
+        if not indexes:
             return []
-        told = await self._backend.inner.publisher.publish(
-            *[renamed(tasks[place], homes[place]) for place in places]
+        confirmations = await self._backend.inner.publisher.publish(
+            *[renamed(tasks[index], homes[index]) for index in indexes]
         )
         moved = []
-        for place, answer in zip(places, told, strict=True):
-            key = tasks[place].key
-            answers[place] = answer if answer.key == key else structs.replace(answer, key=key)
+        for index, answer in zip(indexes, confirmations, strict=True):
+            key = tasks[index].key
+            answers[index] = answer if answer.key == key else structs.replace(answer, key=key)
             if answer.code is Refusal.MOVED:
-                moved.append(place)
+                moved.append(index)
         return moved
 
     async def schedule_retry(
@@ -151,16 +153,20 @@ class ShardedPublisher:
         """See `taskqueue_core.backend.Publisher.schedule_retry`: in the shard that has the task."""
         inner = None
         if settles is not None:
-            _, inner = self._backend.inward(settles)
+            _, inner = self._backend.to_member(settles)
             name = inner.task.key
         else:
-            name = await self._backend.where(task) or self._home(task)
-        told = await self._backend.inner.publisher.schedule_retry(
+            name = await self._backend.where(task) or self._shard_key(task)
+        confirmation = await self._backend.inner.publisher.schedule_retry(
             renamed(task, name), at, error=error, token=token, settles=inner
         )
-        return told if told.key == task.key else structs.replace(told, key=task.key)
+        return (
+            confirmation
+            if confirmation.key == task.key
+            else structs.replace(confirmation, key=task.key)
+        )
 
-    def room_bell(self, *keys: str) -> RoomBell:
-        """See `taskqueue_core.capabilities.RoomBells`."""
-        names = [name for key in keys for name in self._chains.known(key)[-1].places(key)]
-        return JointBell([self._backend.inner], [names])
+    def room_signal(self, *keys: str) -> RoomSignal:
+        """See `taskqueue_core.capabilities.RoomSignals`."""
+        names = [name for key in keys for name in self._generations.known(key)[-1].shard_keys(key)]
+        return CombinedSignal([self._backend.inner], [names])

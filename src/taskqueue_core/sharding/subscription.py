@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from taskqueue_core.composite.backend import Joint, Place
+from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.composite.source import Source
 from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.sharding.generations import Shard
@@ -21,11 +21,11 @@ _FAVOURITES = 8
 class ShardedSubscription(JointSubscription):
     """See `taskqueue_core.backend.Subscription`."""
 
-    def __init__(self, joint: Joint, keys: tuple[str, ...], consumer: str) -> None:
+    def __init__(self, joint: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
         """Start open."""
-        self._favourites: dict[Place, Source] = {}
+        self._favourites: dict[QueuePart, Source] = {}
         self._last: dict[str, int] = {}
-        self._served: Place | None = None
+        self._served: QueuePart | None = None
         self._streak = 0
         super().__init__(joint, keys, consumer)
 
@@ -34,17 +34,17 @@ class ShardedSubscription(JointSubscription):
         received = await super().receive(limit, timeout)
         if not any(delivery.shard is not None for delivery in received.deliveries):
             return received
-        told = tuple([self._told(delivery) for delivery in received.deliveries])
-        return structs.replace(received, deliveries=told)
+        deliveries = tuple([self._was_elsewhere(delivery) for delivery in received.deliveries])
+        return structs.replace(received, deliveries=deliveries)
 
-    def _told(self, delivery: Delivery) -> Delivery:
+    def _was_elsewhere(self, delivery: Delivery) -> Delivery:
         """Say whether the delivery before was from another shard."""
         if delivery.shard is None:
             return delivery
         key = delivery.task.key
         last, self._last[key] = self._last.get(key, delivery.shard), delivery.shard
-        _, inner = self._joint.inward(delivery)
-        served = Place(0, inner.task.key)
+        _, inner = self._composite.to_member(delivery)
+        served = QueuePart(0, inner.task.key)
         self._streak = self._streak + 1 if served == self._served else 0
         self._served = served
         return structs.replace(delivery, shard_changed=last != delivery.shard)
@@ -56,17 +56,17 @@ class ShardedSubscription(JointSubscription):
 
     def _first(self) -> Source | None:
         """Return the source of the shard that was served last, unless the others have waited long enough."""
-        place = self._served
-        shard = None if place is None else Shard.read(place.key)
-        if place is None or shard is None or shard.generation.shards == 1:
+        part = self._served
+        shard = None if part is None else Shard.read(part.key)
+        if part is None or shard is None or shard.generation.shards == 1:
             return None
         if self._streak >= _STREAK:
             self._streak = 0
             return None
-        source = self._favourites.get(place)
+        source = self._favourites.get(part)
         if source is None or source.retired:
             if len(self._favourites) >= _FAVOURITES:
                 self._favourites.pop(next(iter(self._favourites))).retired = True
-            source = self._favourites[place] = self.open(0, (place.key,))
+            source = self._favourites[part] = self.open(0, (part.key,))
             source.aside = True
         return source

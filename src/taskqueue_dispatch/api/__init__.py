@@ -1,5 +1,5 @@
 """The dispatcher over HTTP: what it brings into the server."""
 
-from taskqueue_dispatch.api.extension import part
+from taskqueue_dispatch.api.extension import extension
 
-__all__ = ["part"]
+__all__ = ["extension"]

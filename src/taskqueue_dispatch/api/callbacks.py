@@ -13,7 +13,14 @@ from taskqueue_dispatch.api.models import LateOut, PushedIn, TakenOut
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
-from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer, spliced
+from taskqueue_server.routing.operations import (
+    Operation,
+    Query,
+    RequestContext,
+    Scope,
+    answer,
+    spliced,
+)
 
 __all__ = ["OPERATIONS"]
 
@@ -28,7 +35,7 @@ _LEASE_TOKEN = Query(
 )
 
 
-async def push(call: Call) -> Response:
+async def push(call: RequestContext) -> Response:
     """Tell how a job ended, instead of being asked for it. The token that came with the job is all that is needed.
 
     409: the job's slot is another's by now, or its result was there before. What came is kept for an hour, and changes
@@ -47,14 +54,14 @@ async def push(call: Call) -> Response:
     return answer(TakenOut())
 
 
-def _token(call: Call) -> str:
-    told = call.request.headers.getlist(_HEADER)
+def _token(call: RequestContext) -> str:
+    results = call.request.headers.getlist(_HEADER)
     if (
-        len(told) != 1
-        or not 0 < len(told[0]) <= _LONGEST
-        or not told[0].isascii()
-        or not told[0].isprintable()
-        or " " in told[0]
+        len(results) != 1
+        or not 0 < len(results[0]) <= _LONGEST
+        or not results[0].isascii()
+        or not results[0].isprintable()
+        or " " in results[0]
     ):
         raise ProblemError(
             401,
@@ -62,14 +69,16 @@ def _token(call: Call) -> str:
             f"the token of the job's slot is needed, once, as {_HEADER}",
             headers={"www-authenticate": "Lease"},
         )
-    return told[0]
+    return results[0]
 
 
-async def late(call: Call) -> Response:
+async def late(call: RequestContext) -> Response:
     """Return what was pushed for a job too late, and changed nothing: the last 8, for an hour, oldest first."""
     job_id, dispatcher = call.name("job_id"), dispatcher_of(call)
     mark = job_id.partition("-")[0]
-    for key in filter(call.may, await dispatcher.jobs.queues()):  # the job may be forgotten by now
+    for key in filter(
+        call.is_allowed, await dispatcher.jobs.queues()
+    ):  # the job may be forgotten by now
         model = dispatcher.jobs.model_of(key)
         if model is not None and mark_of_queue(key) == mark:
             return spliced(_notes(await dispatcher.pool.late(model, job_id)))
@@ -78,8 +87,8 @@ async def late(call: Call) -> Response:
 
 def _notes(notes: tuple[bytes, ...]) -> Iterator[bytes]:
     yield b'{"notes":['
-    for place, note in enumerate(notes):
-        yield b"," + note if place else note
+    for index, note in enumerate(notes):
+        yield b"," + note if index else note
     yield b"]}"
 
 

@@ -10,17 +10,17 @@ from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_dispatch.api.handler_helpers import dispatcher_of, model_of
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_server.routing import bodies
-from taskqueue_server.routing.operations import Call, Operation, Scope
+from taskqueue_server.routing.operations import Operation, RequestContext, Scope
 
 __all__ = ["OPERATIONS"]
 
 
-async def config(call: Call) -> Response:
+async def config(call: RequestContext) -> Response:
     """Return the configuration in force; of a model that nobody has configured, the defaults."""
     return _answer(await dispatcher_of(call).registry.config(model_of(call)))
 
 
-async def configure(call: Call) -> Response:
+async def configure(call: RequestContext) -> Response:
     """Replace the configuration. It acts at once, on what waits as well; what is not told is as by default."""
     model = model_of(call)
     body = await call.read(limit=LIMITS.document)
@@ -28,7 +28,7 @@ async def configure(call: Call) -> Response:
     return _answer(await dispatcher_of(call).registry.configure(model, _read(body)))
 
 
-async def revert(call: Call) -> Response:
+async def revert(call: RequestContext) -> Response:
     """Return to the defaults, and tell them. Idempotent."""
     return _answer(await dispatcher_of(call).registry.configure(model_of(call), None))
 
@@ -49,8 +49,8 @@ def _read(text: bytes) -> ModelConfig:
     raise InvalidInput(field, kind_of(fault["input"]), allowed)
 
 
-def _answer(found: ModelConfig) -> Response:
-    return Response(found.model_dump_json(), media_type=bodies.JSON)
+def _answer(result: ModelConfig) -> Response:
+    return Response(result.model_dump_json(), media_type=bodies.JSON)
 
 
 _PATH = "/admin/model-configs/{model:path}"

@@ -14,8 +14,15 @@ from taskqueue_dispatch.api.models import LetterOut, LettersOut
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.api.models import Count
-from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer, spliced
-from taskqueue_server.routing.parameters import AFTER, LIMIT, asked, link
+from taskqueue_server.routing.operations import (
+    Operation,
+    Query,
+    RequestContext,
+    Scope,
+    answer,
+    spliced,
+)
+from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import LABEL
 
 __all__ = ["OPERATIONS"]
@@ -27,82 +34,86 @@ _HEAVY = 1024 * 1024
 _encoder = msgspec.json.Encoder()
 
 
-async def failed(call: Call) -> Response:
+async def failed(call: RequestContext) -> Response:
     """Return jobs that were given up, model by model, the oldest of each first, page by page: those the token is for.
 
     Ask again with ``next`` as ``after`` until there is none. A page may be short, or empty, and not be the last.
     """
-    limit, after = asked(call)
+    limit, after = page_query(call)
     keys = await _keys(call)
-    found, following = await _page(call, keys, limit, after)
-    answered = spliced(_array(call, found, following))
+    dead_letters, following = await _page(call, keys, limit, after)
+    answered = spliced(_array(call, dead_letters, following))
     answered.headers.update(link(call, following))
     return answered
 
 
-async def _keys(call: Call) -> list[str]:
+async def _keys(call: RequestContext) -> list[str]:
     """Return the queues that who asks may look into, in the order of the marks of their models."""
     if (model := label_of(call, "model")) is not None:
         call.demand(queue_of(model))
         return [queue_of(model)]
-    return [key for key in await dispatcher_of(call).jobs.queues() if call.may(key)]
+    return [key for key in await dispatcher_of(call).jobs.queues() if call.is_allowed(key)]
 
 
 async def _page(
-    call: Call, keys: list[str], limit: int, after: str | None
+    call: RequestContext, keys: list[str], limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
     """Return a page, and where it goes on: at a letter of a queue, or behind all of it, which its mark alone says."""
-    place = None if after is None else after.rpartition(">")[2]
-    start, inside, _ = ("", "", "") if place is None else place.partition("-")
+    position = None if after is None else after.rpartition(">")[2]
+    start, inside, _ = ("", "", "") if position is None else position.partition("-")
     rest = [
         key
         for key in keys
         if mark_of_queue(key) > start or (inside and mark_of_queue(key) == start)
     ]
-    sieve = dead_letter_filter.Sieve.of(call.hub.backend.now())
-    found: list[DeadLetter] = []
+    conditions = dead_letter_filter.DeadLetterFilter.of(call.context.backend.now())
+    matches: list[DeadLetter] = []
     size = 0
     for looked, key in enumerate(rest, 1):
         here = after if inside and mark_of_queue(key) == start else None
-        letters, following = await dead_letter_filter.page(
-            call.hub.dead_letters, key, sieve, limit=limit - len(found), after=here
+        dead_letters, following = await dead_letter_filter.page(
+            call.context.dead_letters, key, conditions, limit=limit - len(matches), after=here
         )
-        found += letters
+        matches += dead_letters
         if following is not None:
-            return found, following
-        size += sum(len(letter.task.payload) for letter in letters)
-        full = len(found) == limit or size > _HEAVY or looked == _QUEUES
+            return matches, following
+        size += sum(len(dead_letter.task.payload) for dead_letter in dead_letters)
+        full = len(matches) == limit or size > _HEAVY or looked == _QUEUES
         if full and looked < len(rest):
-            return found, mark_of_queue(key)
-    return found, None
+            return matches, mark_of_queue(key)
+    return matches, None
 
 
-def _array(call: Call, letters: Iterable[DeadLetter], following: str | None) -> Iterator[bytes]:
+def _array(
+    call: RequestContext, dead_letters: Iterable[DeadLetter], following: str | None
+) -> Iterator[bytes]:
     jobs = dispatcher_of(call).jobs
     yield b'{"jobs":['
     comma = b""
-    for letter in letters:
-        yield comma + _encoder.encode(LetterOut.of(jobs.model_of(letter.task.key), letter))
+    for dead_letter in dead_letters:
+        yield comma + _encoder.encode(
+            LetterOut.of(jobs.model_of(dead_letter.task.key), dead_letter)
+        )
         comma = b","
     yield b"]}" if following is None else b'],"next":' + _encoder.encode(following) + b"}"
 
 
-async def retry(call: Call) -> Response:
+async def retry(call: RequestContext) -> Response:
     """Have a job done again that was given up. One that was not is passed over, and the count is 0."""
     known = await job_of(call)
-    return answer(Count(await call.hub.dead_letters.redrive(known.key, known.task_id)))
+    return answer(Count(await call.context.dead_letters.redrive(known.key, known.task_id)))
 
 
-async def retry_all(call: Call) -> Response:
+async def retry_all(call: RequestContext) -> Response:
     """Have all jobs done again that were given up, of one model or of all that the token is for. Idempotent."""
     keys = await _keys(call)
-    return answer(Count(sum([await call.hub.dead_letters.redrive(key) for key in keys])))
+    return answer(Count(sum([await call.context.dead_letters.redrive(key) for key in keys])))
 
 
-async def discard(call: Call) -> Response:
+async def discard(call: RequestContext) -> Response:
     """Give one job up for good. One that is not among these is passed over, and the count is 0."""
     known = await job_of(call)
-    return answer(Count(await call.hub.dead_letters.discard(known.key, known.task_id)))
+    return answer(Count(await call.context.dead_letters.discard(known.key, known.task_id)))
 
 
 _MODEL = Query("model", LABEL, "those of this model alone", example="zimg")

@@ -16,7 +16,7 @@ from taskqueue_dispatch.api.models import (
 )
 from taskqueue_dispatch.names import queue_of
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
+from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import LIMIT, link
 from taskqueue_server.routing.schemas import LABEL
 
@@ -25,31 +25,31 @@ __all__ = ["OPERATIONS"]
 _PAGE = 100
 
 
-async def register(call: Call) -> Response:
+async def register(call: RequestContext) -> Response:
     """Add an endpoint, or change one: a model on a server, at a URL, with so many slots. It acts at once.
 
     The capacity of the model's queue follows. One that was draining or removed is in use again. What ``together`` says
     holds for the whole server; so one that has other models takes a token that is for these as well.
     """
-    told = await call.body(RegisterIn)
-    call.demand(queue_of(told.model))
+    body = await call.body(RegisterIn)
+    call.demand(queue_of(body.model))
     registry = dispatcher_of(call).registry
     for view in await registry.models():
-        if any(info.endpoint.server == told.server for info in view.endpoints):
+        if any(info.endpoint.server == body.server for info in view.endpoints):
             call.demand(view.key)
     info = await registry.register(
-        told.model,
-        told.server,
-        told.endpoint,
-        told.slots,
-        priority=told.priority,
-        reports=told.reports,
-        together=told.together,
+        body.model,
+        body.server,
+        body.endpoint,
+        body.slots,
+        priority=body.priority,
+        reports=body.reports,
+        together=body.together,
     )
     return answer(EndpointOut.of(info))
 
 
-async def endpoints(call: Call) -> Response:
+async def endpoints(call: RequestContext) -> Response:
     """Return models by name, page by page, with their endpoints and what is held of each: those the token is for.
 
     Ask again with ``next`` as ``after`` until there is none; the header ``Link`` says the same.
@@ -61,7 +61,7 @@ async def endpoints(call: Call) -> Response:
         (
             view
             for view in await dispatcher_of(call).registry.models()
-            if call.may(view.key)
+            if call.is_allowed(view.key)
             and (after is None or view.model > after)
             and (model is None or view.model == model)
         ),
@@ -72,30 +72,30 @@ async def endpoints(call: Call) -> Response:
     return answer(ModelsOut(models=page, next=following), headers=link(call, following))
 
 
-async def drain(call: Call) -> Response:
+async def drain(call: RequestContext) -> Response:
     """Give an endpoint no more jobs; what runs there goes on. Registering it again ends that. Idempotent."""
-    told = await _named(call)
-    if not await dispatcher_of(call).registry.drain(told.model, told.server):
+    body = await _named(call)
+    if not await dispatcher_of(call).registry.drain(body.model, body.server):
         raise ProblemError(404, "unknown_endpoint", "the model has no such server")
     views = await dispatcher_of(call).registry.models()
     for view in views:
         for info in view.endpoints:
-            if (view.model, info.endpoint.server) == (told.model, told.server):
+            if (view.model, info.endpoint.server) == (body.model, body.server):
                 return answer(EndpointOut.of(info))
     raise ProblemError(404, "unknown_endpoint", "the model has no such server any more")
 
 
-async def remove(call: Call) -> Response:
+async def remove(call: RequestContext) -> Response:
     """Take an endpoint away; what runs there goes on, and what waits in the model's queue stays. Idempotent."""
-    told = await _named(call)
-    removed = await dispatcher_of(call).registry.remove(told.model, told.server)
+    body = await _named(call)
+    removed = await dispatcher_of(call).registry.remove(body.model, body.server)
     return answer(Removed(removed))
 
 
-async def _named(call: Call) -> EndpointIn:
-    told = await call.body(EndpointIn)
-    call.demand(queue_of(told.model))
-    return told
+async def _named(call: RequestContext) -> EndpointIn:
+    body = await call.body(EndpointIn)
+    call.demand(queue_of(body.model))
+    return body
 
 
 _MODEL = Query("model", LABEL, "this model alone", example="zimg")

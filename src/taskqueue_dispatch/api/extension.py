@@ -9,10 +9,10 @@ from taskqueue_dispatch.api.handler_helpers import NAME
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.dashboard import LINKS, PAGES, TEMPLATES
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_server.context.server import Hub
-from taskqueue_server.routing.extensions import Part
+from taskqueue_server.context.server import ServerContext
+from taskqueue_server.routing.extensions import Extension
 
-__all__ = ["OPERATIONS", "TAGS", "part"]
+__all__ = ["OPERATIONS", "TAGS", "extension"]
 
 OPERATIONS = (
     *jobs.OPERATIONS,
@@ -28,13 +28,13 @@ TAGS = {
 }
 
 
-def part(settings: DispatchSettings | None = None) -> Part:
+def extension(settings: DispatchSettings | None = None) -> Extension:
     """Return the part; ``settings`` are read where none are given, once a server is made with it."""
 
-    def opened(hub: Hub) -> AbstractAsyncContextManager[object]:
-        return Dispatcher(hub.backend, settings, housekeeping=False)
+    def opened(context: ServerContext) -> AbstractAsyncContextManager[object]:
+        return Dispatcher(context.backend, settings, housekeeping=False)
 
-    return Part(
+    return Extension(
         name=NAME,
         open=opened,
         operations=OPERATIONS,

@@ -11,7 +11,7 @@ from taskqueue_core.tasks import TaskStatus
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Call
+from taskqueue_server.routing.operations import RequestContext
 
 __all__ = ["NAME", "dispatcher_of", "job_of", "label_of", "model_of", "unknown_job"]
 
@@ -19,12 +19,12 @@ NAME = "dispatch"
 """of the part"""
 
 
-def dispatcher_of(call: Call) -> Dispatcher:
+def dispatcher_of(call: RequestContext) -> Dispatcher:
     """Return the dispatcher of this server."""
-    return cast("Dispatcher", call.hub.brought[NAME])
+    return cast("Dispatcher", call.context.extension_state[NAME])
 
 
-def model_of(call: Call) -> str:
+def model_of(call: RequestContext) -> str:
     """Return the model that the path ends with, which who asks may have to do with.
 
     Raises `InvalidInput` and `ProblemError`.
@@ -39,23 +39,23 @@ def model_of(call: Call) -> str:
     return model
 
 
-def label_of(call: Call, name: str) -> str | None:
+def label_of(call: RequestContext, name: str) -> str | None:
     """Return the name of a model from the query, if it is there. Raises `InvalidInput`."""
-    told = call.request.query_params.get(name)
-    if told is not None:
-        check_label(name, told)
-    return told
+    text = call.request.query_params.get(name)
+    if text is not None:
+        check_label(name, text)
+    return text
 
 
-async def job_of(call: Call) -> TaskStatus:
+async def job_of(call: RequestContext) -> TaskStatus:
     """Return what is known of the task that the job in the path is. Raises `InvalidInput` and `ProblemError`.
 
     Who may have nothing to do with its model is told the same as where there is none: ids are not for guessing.
     """
-    found = await dispatcher_of(call).jobs.find(call.name("job_id"))
-    if found is None or not call.may(found[0]):
+    matches = await dispatcher_of(call).jobs.find(call.name("job_id"))
+    if matches is None or not call.is_allowed(matches[0]):
         raise unknown_job()
-    return found[1]
+    return matches[1]
 
 
 def unknown_job() -> ProblemError:

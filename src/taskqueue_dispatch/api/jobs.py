@@ -17,7 +17,7 @@ from taskqueue_server.api.models import Cancelled
 from taskqueue_server.api.wait import WAIT, seconds, waited
 from taskqueue_server.problems import ProblemError, retry_after
 from taskqueue_server.routing.bodies import JSON
-from taskqueue_server.routing.operations import Call, Operation, Scope, answer
+from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 __all__ = ["OPERATIONS"]
@@ -27,7 +27,7 @@ _BODY = LIMITS.payload + 16 * 1024
 _LIVE = {JobState.QUEUED, JobState.RUNNING}
 
 
-async def submit(call: Call) -> Response:
+async def submit(call: RequestContext) -> Response:
     """Submit a job. It is stored once this is answered with 202, and ends done, failed, expired or cancelled.
 
     ``leased``: a slot is free for it. ``queued``: it waits behind others. 503 with a ``reason``: nothing was stored,
@@ -37,36 +37,38 @@ async def submit(call: Call) -> Response:
     answered with what has become of the job. The same key with another payload is refused: 409, and 422 with the
     header. Without an answer, or with one of 502, 503 or 504, send it again with the same key.
     """
-    told = await call.body(SubmissionIn, _BODY)
-    key = queue_of(told.model)
+    body = await call.body(SubmissionIn, _BODY)
+    key = queue_of(body.model)
     call.demand(key)
     header = id_maker(call)(key, None, 0)
     if header is None:
-        return await _submit(call, told, told.idempotency_key)
-    if told.idempotency_key is not None:
+        return await _submit(call, body, body.idempotency_key)
+    if body.idempotency_key is not None:
         both = f"a key beside the header {IDEMPOTENCY_KEY.name}"
         raise InvalidInput("idempotency_key", both, "one of them")
     try:
-        return await _submit(call, told, header)
+        return await _submit(call, body, header)
     except IdConflict:
         raise reused() from None
 
 
-async def handle(call: Call) -> Response:
+async def handle(call: RequestContext) -> Response:
     """Take a job that a queue upstream pushes. Its ``job_id`` there is its key: pushed again, it is the same job.
 
     Otherwise as submit. Any answer of success means that the queue upstream may forget it.
     """
-    told = await call.body(HandleIn, _BODY)
-    call.demand(queue_of(told.model))
-    if told.idempotency_key is not None:
+    body = await call.body(HandleIn, _BODY)
+    call.demand(queue_of(body.model))
+    if body.idempotency_key is not None:
         raise InvalidInput("idempotency_key", "a key beside job_id", "job_id alone")
-    check_name("job_id", told.job_id)
-    return await _submit(call, told, told.job_id)
+    check_name("job_id", body.job_id)
+    return await _submit(call, body, body.job_id)
 
 
-async def _submit(call: Call, told: SubmissionIn, idempotency_key: str | None) -> Response:
-    submission = told.told(call.hub.backend.now(), idempotency_key)
+async def _submit(
+    call: RequestContext, body: SubmissionIn, idempotency_key: str | None
+) -> Response:
+    submission = body.submission(call.context.backend.now(), idempotency_key)
     match await dispatcher_of(call).submitter.submit(submission):
         case Leased(job_id=job_id, server=server):
             return answer(LeasedOut(job_id=job_id, server=server), 202)
@@ -87,7 +89,7 @@ async def _submit(call: Call, told: SubmissionIn, idempotency_key: str | None) -
             )
 
 
-async def status(call: Call) -> Response:
+async def status(call: RequestContext) -> Response:
     """Say what is known of a job, and of the callback that told of its end.
 
     With ``wait`` the answer comes once it has ended, or so many seconds have passed.
@@ -95,16 +97,16 @@ async def status(call: Call) -> Response:
     most = seconds(call)
     known = await job_of(call)
     await waited(call, known, most)
-    found = await dispatcher_of(call).jobs.status(known.task_id)
-    if found is None:
+    match = await dispatcher_of(call).jobs.status(known.task_id)
+    if match is None:
         raise unknown_job()
     callback = None
-    if found.state not in _LIVE:
-        callback = await record_of(call.hub.backend, known.task_id)
-    return answer(JobOut(**msgspec.structs.asdict(found), callback=callback))
+    if match.state not in _LIVE:
+        callback = await record_of(call.context.backend, known.task_id)
+    return answer(JobOut(**msgspec.structs.asdict(match), callback=callback))
 
 
-async def result(call: Call) -> Response:
+async def result(call: RequestContext) -> Response:
     """Return a job's result, as its server wrote it.
 
     With ``wait`` the answer comes once it has ended, or so many seconds have passed.
@@ -112,17 +114,17 @@ async def result(call: Call) -> Response:
     most = seconds(call)
     known = await job_of(call)
     await waited(call, known, most)
-    found = await dispatcher_of(call).jobs.result(known.task_id)
-    if found is None:
+    match = await dispatcher_of(call).jobs.result(known.task_id)
+    if match is None:
         raise ProblemError(404, "no_result", "no result, not yet or not any more")
-    return Response(found, media_type=JSON)
+    return Response(match, media_type=JSON)
 
 
-async def cancel(call: Call) -> Response:
+async def cancel(call: RequestContext) -> Response:
     """End a live job as cancelled. One that runs is let go of; its server may go on with it for nothing."""
     known = await job_of(call)
     cancelled = await dispatcher_of(call).jobs.cancel(known.task_id)
-    call.hub.waiters.stir(known.key, known.task_id)
+    call.context.waiters.check_now(known.key, known.task_id)
     return answer(Cancelled(cancelled))
 
 

@@ -58,7 +58,7 @@ class SubmissionIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tenant: Name | None = None
     idempotency_key: Name | None = None
 
-    def told(self, now: float, idempotency_key: str | None) -> Submission:
+    def submission(self, now: float, idempotency_key: str | None) -> Submission:
         """Return what is submitted at ``now``. Raises `InvalidInput`."""
         return Submission(
             model=self.model,
@@ -163,15 +163,15 @@ class EndpointOut(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, info: EndpointInfo) -> EndpointOut:
         """Put the figures beside what was registered."""
-        one = info.endpoint
+        endpoint = info.endpoint
         return cls(
-            model=one.model,
-            server=one.server,
-            endpoint=one.url,
-            slots=one.slots,
-            priority=one.priority,
-            reports=one.reports,
-            together=one.together,
+            model=endpoint.model,
+            server=endpoint.server,
+            endpoint=endpoint.url,
+            slots=endpoint.slots,
+            priority=endpoint.priority,
+            reports=endpoint.reports,
+            together=endpoint.together,
             healthy=info.healthy,
             draining=info.draining,
             removed=info.removed,
@@ -234,17 +234,17 @@ class LetterOut(msgspec.Struct, frozen=True, kw_only=True):
     payload: Raw
 
     @classmethod
-    def of(cls, model: str | None, letter: DeadLetter) -> LetterOut:
+    def of(cls, model: str | None, dead_letter: DeadLetter) -> LetterOut:
         """Leave out whom it would have been told to."""
-        task = letter.task
+        task = dead_letter.task
         return cls(
             job_id=task.id,
             model=model,
-            reason=letter.reason,
-            error=letter.history[-1].error if letter.history else None,
-            failed_at=letter.failed_at,
-            attempt=letter.attempt,
-            losses=letter.losses,
+            reason=dead_letter.reason,
+            error=dead_letter.history[-1].error if dead_letter.history else None,
+            failed_at=dead_letter.failed_at,
+            attempt=dead_letter.attempt,
+            losses=dead_letter.losses,
             tenant=task.tenant,
             priority=task.priority,
             payload=Raw(task.payload),

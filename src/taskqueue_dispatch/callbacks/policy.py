@@ -10,17 +10,17 @@ from taskqueue_core.errors import ConfigurationError, SettingsConflict
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.outbound_http import Policy
+from taskqueue_dispatch.outbound_http import UrlPolicy
 
 __all__ = ["policy_of", "prepare"]
 
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
-_KEPT = 86_400.0
+_MAX_STORED = 86_400.0
 """seconds for which what became of a callback can be read, and for which it is not sent anew"""
 _HIGHEST = 65_535
 
 
-def policy_of(settings: DispatchSettings) -> Policy:
+def policy_of(settings: DispatchSettings) -> UrlPolicy:
     """Return what callbacks may reach. Raises `ConfigurationError` for ports and networks that are none."""
     if not all(1 <= port <= _HIGHEST for port in settings.callback_ports):
         raise ConfigurationError(
@@ -31,7 +31,7 @@ def policy_of(settings: DispatchSettings) -> Policy:
     except ValueError as error:
         raise ConfigurationError(f"TASKQUEUE_DISPATCH_CALLBACK_NETWORKS: {error}") from None
     ports = frozenset(settings.callback_ports)
-    return Policy(ports=ports, http=settings.callback_http, networks=networks)
+    return UrlPolicy(ports=ports, http=settings.callback_http, networks=networks)
 
 
 async def prepare(backend: Backend, settings: DispatchSettings) -> None:
@@ -50,11 +50,11 @@ async def prepare(backend: Backend, settings: DispatchSettings) -> None:
 
 
 def _applied(present: QueueSettings, settings: DispatchSettings, *, ordered: bool) -> QueueSettings:
-    told = present.model_dump()
+    fields = present.model_dump()
     if not present.version:
-        told |= {"result_ttl": _KEPT, "dedupe_window": _KEPT}
+        fields |= {"result_ttl": _MAX_STORED, "dedupe_window": _MAX_STORED}
     retry = present.retry if present.version else _RETRY
-    told["retry"] = retry.model_copy(update={"max_attempts": settings.callback_attempts})
+    fields["retry"] = retry.model_copy(update={"max_attempts": settings.callback_attempts})
     if ordered:
-        told |= {"order": Order.FAIR, "tenant_max_inflight": settings.callbacks_per_host}
-    return QueueSettings.model_validate(told)
+        fields |= {"order": Order.FAIR, "tenant_max_inflight": settings.callbacks_per_host}
+    return QueueSettings.model_validate(fields)

@@ -10,14 +10,14 @@ from taskqueue_core.tasks import DeadLetter, State, TaskStatus
 from taskqueue_dispatch.callbacks.tasks import ENDS, EXPIRED, callback_id
 from taskqueue_dispatch.names import CALLBACKS
 
-__all__ = ["CallbackRecord", "Receipt", "record_of"]
+__all__ = ["CallbackReceipt", "CallbackRecord", "record_of"]
 
 _NOT_YET = {State.SCHEDULED, State.CANCELLED}
 """states of a callback that waits for its job's deadline, or has found no expiry to tell of"""
 _WORDS = {State.DONE: "delivered", State.DEAD: "failed"}
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+class CallbackReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a delivered callback."""
 
     http_status: int
@@ -55,31 +55,31 @@ async def record_of(backend: Backend, job_id: str) -> CallbackRecord | None:
     """
     control = control_of(backend)
     ids = [callback_id(job_id, status) for status in ENDS]
-    found = await control.statuses(CALLBACKS, *ids)
+    statuses = await control.statuses(CALLBACKS, *ids)
     known = [
-        (one, word)
-        for one, word in zip(found, ENDS, strict=True)
-        if one is not None and not (word == EXPIRED and one.state in _NOT_YET)
+        (status, name)
+        for status, name in zip(statuses, ENDS, strict=True)
+        if status is not None and not (name == EXPIRED and status.state in _NOT_YET)
     ]
     if not known:
         return None
-    status, word = max(known, key=lambda one: one[0].updated_at)
+    status, name = max(known, key=lambda pair: pair[0].updated_at)
     results = await control.results(CALLBACKS, status.task_id)
     dead = None
     if status.state is State.DEAD:
         dead = await dead_letters_of(backend).get(CALLBACKS, status.task_id)
-    return _told(status, word, _receipt(results[0]), dead)
+    return _record_of(status, name, _receipt(results[0]), dead)
 
 
-def _told(
-    status: TaskStatus, word: str, receipt: Receipt | None, dead: DeadLetter | None
+def _record_of(
+    status: TaskStatus, name: str, receipt: CallbackReceipt | None, dead: DeadLetter | None
 ) -> CallbackRecord:
     error = None if status.state is State.DONE else status.error
     if dead is not None and dead.history:
         error = dead.history[-1].error
     return CallbackRecord(
         webhook_id=status.task_id,
-        job_status=word,
+        job_status=name,
         state="pending" if status.state.live else _WORDS.get(status.state, status.state.value),
         attempt=status.attempt,
         updated_at=status.updated_at,
@@ -91,8 +91,8 @@ def _told(
     )
 
 
-def _receipt(result: bytes | None) -> Receipt | None:
+def _receipt(result: bytes | None) -> CallbackReceipt | None:
     try:
-        return None if result is None else msgspec.json.decode(result, type=Receipt)
+        return None if result is None else msgspec.json.decode(result, type=CallbackReceipt)
     except msgspec.MsgspecError:
         return None  # a foreign hand's

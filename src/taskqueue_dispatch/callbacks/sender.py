@@ -16,22 +16,22 @@ import msgspec
 
 from taskqueue_core.backend import Backend, Subscription
 from taskqueue_core.capabilities import control_of
-from taskqueue_core.consumer.outage import StoreLink, close
+from taskqueue_core.consumer.outage import OutageRetry, close
 from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.retry import Failed, Outcome, Rejected, ScheduleRetry, Success, decide
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
 from taskqueue_dispatch.callbacks.policy import policy_of, prepare
-from taskqueue_dispatch.callbacks.records import CallbackRecord, Receipt, record_of
+from taskqueue_dispatch.callbacks.records import CallbackReceipt, CallbackRecord, record_of
 from taskqueue_dispatch.callbacks.signature import Signer
 from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, JOB, QUEUE, callback_task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.outbound_http import (
+    CachedLookup,
     NameUnknown,
     NotReached,
-    Recently,
-    Reply,
+    PostReply,
     Resolve,
     check_url,
     look_up,
@@ -42,7 +42,7 @@ from taskqueue_dispatch.outbound_http import (
 __all__ = ["Sender"]
 
 _FIELD = "callback_url"
-_LAST_WORD = 0.5
+_FINAL_ATTEMPT = 0.5
 """seconds for what is told to the store in the end"""
 _GRACE = 2.0
 """seconds that what is being sent may take when the sender is stopped"""
@@ -80,10 +80,10 @@ class Sender:
         self._policy = policy_of(settings)
         self._signer = Signer(settings.webhook_secrets)
         self._resolve = resolve
-        self._recently = Recently(resolve)
+        self._recently = CachedLookup(resolve)
         self._tls = tls
         self._uniform = uniform
-        self._store = StoreLink(_tell)
+        self._store = OutageRetry(_log_outcome)
         self._sending: set[asyncio.Task[None]] = set()
 
     async def check(self, url: str) -> None:
@@ -115,7 +115,7 @@ class Sender:
                 "set TASKQUEUE_DISPATCH_WEBHOOK_SECRETS"
             )
         tls = self._tls or trusted()
-        await self._store.insist(partial(prepare, self._backend, self._settings))
+        await self._store.retry_until_available(partial(prepare, self._backend, self._settings))
         subscription = self._backend.subscribe([CALLBACKS], f"{CALLBACKS}-{secrets.token_hex(4)}")
         try:
             await self._consume(subscription, tls)
@@ -128,7 +128,9 @@ class Sender:
             if not room:
                 await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
                 continue
-            received = await self._store.insist(partial(subscription.receive, room, None))
+            received = await self._store.retry_until_available(
+                partial(subscription.receive, room, None)
+            )
             for delivery in received.deliveries:
                 task = asyncio.create_task(self._carry(subscription, delivery, tls))
                 self._sending.add(task)
@@ -145,7 +147,7 @@ class Sender:
             await asyncio.gather(*ending, return_exceptions=True)
             await self._recently.aclose()
             with contextlib.suppress(TimeoutError):  # a store that is away has its lease end
-                async with asyncio.timeout(_LAST_WORD):
+                async with asyncio.timeout(_FINAL_ATTEMPT):
                     await close(subscription)
 
     async def _carry(
@@ -160,7 +162,7 @@ class Sender:
             _log.warning("a callback could not be sent", extra={"reason": type(error).__name__})
             outcome, after = Failed("an error in the sender"), 0.0
         try:
-            settled = await self._store.insist(
+            settled = await self._store.retry_until_available(
                 partial(self._settle, subscription, delivery, outcome, after)
             )
         except TaskQueueError as error:
@@ -174,38 +176,46 @@ class Sender:
         task = delivery.task
         if QUEUE not in task.headers:
             return True
-        look = partial(self._control.statuses, task.headers[QUEUE], task.headers[JOB])
-        (status,) = await self._store.insist(look)
+        poll = partial(self._control.statuses, task.headers[QUEUE], task.headers[JOB])
+        (status,) = await self._store.retry_until_available(poll)
         if status is not None and status.state is State.EXPIRED:
             return True
         # A job that is done was told of, but for one whose dispatcher was killed in between.
         done = status is not None and status.state is State.DONE
-        if (status is not None and status.state.live) or (done and not await self._is_told(task)):
+        if (status is not None and status.state.live) or (
+            done and not await self._ensure_reported(task)
+        ):
             pause = min(delivery.attempt * _LOOK_AGAIN, _SELDOM)
             later = ScheduleRetry(pause, "the job goes on")
-            await self._store.insist(partial(settle, self._backend, subscription, delivery, later))
+            await self._store.retry_until_available(
+                partial(settle, self._backend, subscription, delivery, later)
+            )
         else:
-            await self._store.insist(partial(self._control.cancel, CALLBACKS, task.id))
+            await self._store.retry_until_available(
+                partial(self._control.cancel, CALLBACKS, task.id)
+            )
         return False
 
-    async def _is_told(self, watch: Task) -> bool:
+    async def _ensure_reported(self, watch: Task) -> bool:
         """Have it told, if it was not yet, that the job that is watched is done; say whether that is stored."""
         key, job_id = watch.headers[QUEUE], watch.headers[JOB]
-        (result,) = await self._store.insist(partial(self._control.results, key, job_id))
+        (result,) = await self._store.retry_until_available(
+            partial(self._control.results, key, job_id)
+        )
         job = Task(key=key, id=job_id, headers={CALLBACK_URL: watch.headers[CALLBACK_URL]})
         publish = partial(self._backend.publisher.publish, callback_task(job, "done", result, None))
-        (told,) = await self._store.insist(publish)
-        return told.status is not Published.REFUSED
+        (confirmation,) = await self._store.retry_until_available(publish)
+        return confirmation.status is not Published.REFUSED
 
     async def _attempt(self, delivery: Delivery, tls: ssl.SSLContext) -> tuple[Outcome, float]:
         task = delivery.task
         began = time.monotonic()
         try:
             url = task.headers.get(CALLBACK_URL, "")
-            place = await check_url(url, self._policy, field=_FIELD, resolve=self._resolve)
+            position = await check_url(url, self._policy, field=_FIELD, resolve=self._resolve)
             headers = self._signer.headers(task.id, self._backend.now(), task.payload)
             reply = await post(
-                place,
+                position,
                 task.payload,
                 headers | {"content-type": "application/json", "user-agent": "taskqueue"},
                 tls=tls,
@@ -215,7 +225,7 @@ class Sender:
             return Rejected("refused", str(error)), 0.0
         except NotReached as error:
             return Failed(str(error)), 0.0
-        return _judged(reply, time.monotonic() - began)
+        return _classify(reply, time.monotonic() - began)
 
     async def _settle(
         self, subscription: Subscription, delivery: Delivery, outcome: Outcome, after: float
@@ -227,9 +237,11 @@ class Sender:
         return await settle(self._backend, subscription, delivery, verb)
 
 
-def _judged(reply: Reply, seconds: float) -> tuple[Outcome, float]:
+def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
     if reply.status in _SUCCESS:
-        receipt = Receipt(http_status=reply.status, length=reply.length, seconds=round(seconds, 3))
+        receipt = CallbackReceipt(
+            http_status=reply.status, length=reply.length, seconds=round(seconds, 3)
+        )
         return Success(msgspec.json.encode(receipt)), 0.0
     error = f"HTTP {reply.status} and {reply.length} bytes"
     if reply.status == _GONE:
@@ -239,7 +251,7 @@ def _judged(reply: Reply, seconds: float) -> tuple[Outcome, float]:
     return Failed(error), min(after, _LONGEST)
 
 
-async def _tell(there: bool, code: str) -> None:  # noqa: FBT001 - as `StoreLink` calls it
+async def _log_outcome(there: bool, code: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
     if there:
         _log.info("the store is back: callbacks go on")
     else:

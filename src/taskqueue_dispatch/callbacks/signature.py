@@ -25,8 +25,8 @@ class Signer:
     def __init__(self, secrets: Sequence[SecretStr]) -> None:
         """Raises `ConfigurationError` for what is no secret of this kind. None is shown."""
         self._keys = tuple(
-            Webhook(_key(place, secret.get_secret_value()))
-            for place, secret in enumerate(secrets, start=1)
+            Webhook(_key(index, secret.get_secret_value()))
+            for index, secret in enumerate(secrets, start=1)
         )
 
     @property
@@ -44,11 +44,11 @@ class Signer:
             raise ValueError("the id of a webhook has no dot in it")
         when = datetime.fromtimestamp(int(at), UTC)
         signatures = [key.sign(webhook_id, when, body.decode()) for key in self._keys]
-        told = {"webhook-id": webhook_id, "webhook-timestamp": str(int(at))}
-        return told | ({"webhook-signature": " ".join(signatures)} if signatures else {})
+        values = {"webhook-id": webhook_id, "webhook-timestamp": str(int(at))}
+        return values | ({"webhook-signature": " ".join(signatures)} if signatures else {})
 
 
-def _key(place: int, secret: str) -> bytes:
+def _key(index: int, secret: str) -> bytes:
     # The library takes any text, and drops what is no base64: a mistyped secret would sign with another key.
     kind, prefix, text = secret.rpartition(_PREFIX)
     try:
@@ -56,5 +56,5 @@ def _key(place: int, secret: str) -> bytes:
     except (binascii.Error, ValueError):
         key = b""
     if kind or not prefix or len(key) not in _BYTES:
-        raise ConfigurationError(f"TASKQUEUE_DISPATCH_WEBHOOK_SECRETS, number {place}: {_FORM}")
+        raise ConfigurationError(f"TASKQUEUE_DISPATCH_WEBHOOK_SECRETS, number {index}: {_FORM}")
     return key

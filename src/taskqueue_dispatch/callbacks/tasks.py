@@ -69,10 +69,10 @@ def expiry_task(job: Task) -> Task:
 
     A job that expires is in nobody's hands, who could tell it. Raises `InvalidInput` as `callback_task`.
     """
-    told = callback_task(job, EXPIRED, None, "the deadline has passed")
+    task = callback_task(job, EXPIRED, None, "the deadline has passed")
     return structs.replace(
-        told,
-        headers=told.headers | {QUEUE: job.key, JOB: job.id},
+        task,
+        headers=task.headers | {QUEUE: job.key, JOB: job.id},
         not_before=job.deadline,
         max_attempts=_LOOKS,
     )
@@ -84,17 +84,17 @@ def callback_id(job_id: str, status: str) -> str:
 
 
 def _payload(job_id: str, status: str, result: bytes | None, error: str | None) -> bytes:
-    told: dict[str, object] = {"job_id": job_id, "status": status, "result": None}
+    fields: dict[str, object] = {"job_id": job_id, "status": status, "result": None}
     if error is not None:
-        told["error"] = error[:_ERROR].encode(errors="replace").decode()
+        fields["error"] = error[:_ERROR].encode(errors="replace").decode()
     if result is None:
-        return _json.encode(told)
-    whole = _json.encode(told | {"result": msgspec.Raw(result)})
+        return _json.encode(fields)
+    whole = _json.encode(fields | {"result": msgspec.Raw(result)})
     try:
         check_json("result", result, _BODY)
         check_json("payload", whole, _BODY)
     except InvalidInput:
-        return _json.encode(told | {"result_omitted": True})
+        return _json.encode(fields | {"result_omitted": True})
     return whole
 
 

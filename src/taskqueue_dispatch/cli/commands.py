@@ -51,7 +51,7 @@ def _serving() -> Any:
 
     def run(ctx: typer.Context, **options: Any) -> None:
         if ctx.invoked_subcommand is None:
-            serve.run(**options, parts=_PARTS)
+            serve.run(**options, extensions=_PARTS)
         elif any(value not in {None, False} for value in options.values()):
             raise typer.BadParameter(
                 f"options of the server do not go with {ctx.invoked_subcommand}: put its own behind it"
@@ -61,6 +61,8 @@ def _serving() -> Any:
     context = inspect.Parameter(
         "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
     )
-    own = [one for one in signature.parameters.values() if one.name != "parts"]
+    own = [
+        parameter for parameter in signature.parameters.values() if parameter.name != "extensions"
+    ]
     run.__signature__ = signature.replace(parameters=[context, *own])  # type: ignore[attr-defined]
     return run

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_core.errors import InvalidInput
-from taskqueue_dispatch.cli.server import Server, Url, asked
+from taskqueue_dispatch.cli.server import DispatchServer, Url, run_request
 
 __all__ = ["add_to"]
 
@@ -46,24 +46,24 @@ def config(
     wanted = dict(map(_read, changes or []))
     where = _PATH + quote(model, safe="")
 
-    async def work(server: Server) -> dict[str, Any]:
+    async def work(server: DispatchServer) -> dict[str, Any]:
         kind = dict[str, Any]
         if reset:
             return await server.ask("DELETE", where, kind)
-        found = await server.ask("GET", where, kind)
+        matches = await server.ask("GET", where, kind)
         if not wanted:
-            return found
+            return matches
         defaults = _defaults()
         # What is as by default stays out of the document: it follows the defaults of later versions.
-        body = {name: value for name, value in found.items() if value != defaults.get(name)}
+        body = {name: value for name, value in matches.items() if value != defaults.get(name)}
         return await server.ask("PUT", where, kind, body=body | wanted)
 
-    found = asked(url, work)
+    matches = run_request(url, work)
     if as_json:
-        print_json(found)
+        print_json(matches)
         return
     table = Table.grid(padding=(0, 2))
-    for name, value in found.items():
+    for name, value in matches.items():
         table.add_row(Text(name, "dim"), Text(_shown(value), "bold" if name in wanted else ""))
     console.print(table)
 
@@ -74,8 +74,8 @@ def _defaults() -> dict[str, Any]:
     return ModelConfig().model_dump(mode="json")
 
 
-def _read(word: str) -> tuple[str, Any]:
-    name, sign, value = word.partition("=")
+def _read(token: str) -> tuple[str, Any]:
+    name, sign, value = token.partition("=")
     if not sign or not name:
         raise InvalidInput("--set", "text without '='", "FIELD=VALUE")
     try:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.commands.demo import until_told
+from taskqueue_cli.commands.demo import interruptible
 from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
@@ -67,7 +67,7 @@ def run(
     try:
         from taskqueue_dispatch.demo import (  # noqa: PLC0415 - no other command needs it
             DemoOptions,
-            Report,
+            DispatchDemoReport,
             run_demo,
             view_for,
         )
@@ -80,9 +80,9 @@ def run(
 
     if jobs is not None and seconds is not None:
         raise typer.BadParameter("either --jobs or --seconds", param_hint="--jobs")
-    word, embedded = _store(backend or load_settings(Settings).backend)
+    token, embedded = _store(backend or load_settings(Settings).backend)
     options = DemoOptions(
-        backend=word,
+        backend=token,
         embedded=embedded,
         jobs=jobs_for(seconds) if seconds is not None else jobs or DemoOptions(backend="").jobs,
         seed=seed,
@@ -90,17 +90,17 @@ def run(
         keep_going=keep_going,
     )
     shown = Console(stderr=True, highlight=False) if as_json else console
-    reports: list[Report] = []
+    reports: list[DispatchDemoReport] = []
 
-    def reported(report: Report) -> None:
+    def reported(report: DispatchDemoReport) -> None:
         reports.append(report)
         if as_json:
-            print_json(report.told())
+            print_json(report.to_dict())
 
     for name in ("taskqueue", "uvicorn"):
         logging.getLogger(name).addHandler(logging.NullHandler())  # the view tells what happens
     try:
-        asyncio.run(until_told(run_demo(options, view_for(shown), reported)))
+        asyncio.run(interruptible(run_demo(options, view_for(shown), reported)))
     except (asyncio.CancelledError, KeyboardInterrupt):
         if not reports:
             raise typer.Exit(INTERRUPTED) from None
@@ -108,10 +108,10 @@ def run(
         raise typer.Exit(FAILED)
 
 
-def _store(word: str) -> tuple[str, bool]:
+def _store(token: str) -> tuple[str, bool]:
     """Return the word of the backend, and whether it gets a store of its own."""
-    own = word == _EMBEDDED
-    name = "redis" if own else word
+    own = token == _EMBEDDED
+    name = "redis" if own else token
     store = embedded_store(name)
     if store is None:
         if own:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.output import AsJson, console, print_json
-from taskqueue_dispatch.cli.server import NotFound, Server, Url, asked
+from taskqueue_dispatch.cli.server import DispatchServer, NotFound, Url, run_request
 
 __all__ = ["add_to"]
 
@@ -109,7 +109,9 @@ def register(
         "reports": not no_reports,
         "together": together,
     }
-    made = asked(url, lambda server: server.ask("POST", "/admin/register", _Endpoint, body=body))
+    made = run_request(
+        url, lambda server: server.ask("POST", "/admin/register", _Endpoint, body=body)
+    )
     if as_json:
         print_json(made)
     else:
@@ -132,74 +134,74 @@ def listing(
         raise typer.BadParameter("--json prints one value: without --watch", param_hint="--watch")
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
-            asked(url, lambda server: _watch(server, model))
+            run_request(url, lambda server: _watch(server, model))
         return
-    found = asked(url, lambda server: _all(server, model))
+    matches = run_request(url, lambda server: _all(server, model))
     if as_json:
-        print_json(found)
-    elif found:
-        console.print(_table(found))
+        print_json(matches)
+    elif matches:
+        console.print(_table(matches))
     else:
         console.print("No endpoints. Register one: taskqueue dispatch register MODEL SERVER URL")
 
 
-async def _watch(server: Server, model: str | None) -> None:
+async def _watch(server: DispatchServer, model: str | None) -> None:
     """Show the table anew each second; where lines cannot be taken back, only when it has changed."""
     shown: list[_Endpoint] | None = None
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            found = await _all(server, model)
+            matches = await _all(server, model)
             if console.is_terminal:
-                live.update(_table(found), refresh=True)
-            elif found != shown:
-                console.print(_table(found))
-            shown = found
+                live.update(_table(matches), refresh=True)
+            elif matches != shown:
+                console.print(_table(matches))
+            shown = matches
             await asyncio.sleep(_EVERY)
 
 
-async def _all(server: Server, model: str | None) -> list[_Endpoint]:
-    found: list[_Endpoint] = []
+async def _all(server: DispatchServer, model: str | None) -> list[_Endpoint]:
+    matches: list[_Endpoint] = []
     query: dict[str, str | int] = {} if model is None else {"model": model}
     while True:
         page = await server.ask("GET", "/admin/endpoints", _Models, query=query)
-        found += [endpoint for one in page.models for endpoint in one.endpoints]
+        matches += [endpoint for model in page.models for endpoint in model.endpoints]
         if page.next is None:
-            return found
+            return matches
         query["after"] = page.next
 
 
-def _table(found: list[_Endpoint]) -> Table:
+def _table(matches: list[_Endpoint]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model", style="bold", overflow="fold")
     table.add_column("server", overflow="fold")
     table.add_column("state", no_wrap=True)
     table.add_column("slots", overflow="fold", max_width=_SLOTS)
     table.add_column("endpoint", style="dim", overflow="fold")
-    for one in found:
-        table.add_row(one.model, one.server, _state(one), _slots(one), one.endpoint)
+    for item in matches:
+        table.add_row(item.model, item.server, _state(item), _slots(item), item.endpoint)
     return table
 
 
-def _slots(one: _Endpoint) -> str:
+def _slots(item: _Endpoint) -> str:
     """Say how many are in each state, but for those without any."""
     counts = {
-        "free": one.free,
-        "unassigned": one.unassigned,
-        "assigned": one.assigned,
-        "detached": one.detached,
-        "overdue": one.overdue,
+        "free": item.free,
+        "unassigned": item.unassigned,
+        "assigned": item.assigned,
+        "detached": item.detached,
+        "overdue": item.overdue,
     }
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
 
 
-def _state(one: _Endpoint) -> Text:
-    if one.removed:
+def _state(item: _Endpoint) -> Text:
+    if item.removed:
         return Text("removed", "yellow")
-    if one.draining:
+    if item.draining:
         return Text("draining", "yellow")
-    if not one.healthy:
+    if not item.healthy:
         return Text("not healthy", "red")
-    resting = one.resting_until is not None and one.resting_until > time.time()
+    resting = item.resting_until is not None and item.resting_until > time.time()
     return Text("resting", "yellow") if resting else Text("ready", "green")
 
 
@@ -213,17 +215,17 @@ def drain(
 ) -> None:
     """Give an endpoint no more jobs. What runs there goes on."""
 
-    async def work(server: Server) -> _Endpoint:
+    async def work(server: DispatchServer) -> _Endpoint:
         if not undo:
             named = {"model": model, "server": machine}
             return await server.ask("POST", "/admin/drain", _Endpoint, body=named)
-        for one in await _all(server, model):
-            if one.server == machine and not one.removed:
-                body = {name: getattr(one, name) for name in _REGISTERED}
+        for item in await _all(server, model):
+            if item.server == machine and not item.removed:
+                body = {name: getattr(item, name) for name in _REGISTERED}
                 return await server.ask("POST", "/admin/register", _Endpoint, body=body)
         raise NotFound("the model has no such server")
 
-    done = asked(url, work)
+    done = run_request(url, work)
     if as_json:
         print_json(done)
     else:
@@ -233,7 +235,7 @@ def drain(
 def remove(model: Model, machine: Machine, *, url: Url = None, as_json: AsJson = False) -> None:
     """Take an endpoint away. What runs there goes on, and what waits in the model's queue stays."""
     body = {"model": model, "server": machine}
-    done = asked(url, lambda server: server.ask("POST", "/admin/remove", _Removed, body=body))
+    done = run_request(url, lambda server: server.ask("POST", "/admin/remove", _Removed, body=body))
     if not done.removed:
         raise NotFound("the model has no such server")
     if as_json:
@@ -242,10 +244,10 @@ def remove(model: Model, machine: Machine, *, url: Url = None, as_json: AsJson =
         console.print(Text.assemble(("✔ ", "green"), f"{model} on {machine}: removed"))
 
 
-def _say(one: _Endpoint, words: str) -> None:
-    console.print(Text.assemble(("✔ ", "green"), f"{one.model} on {one.server}: {words}"))
+def _say(item: _Endpoint, names: str) -> None:
+    console.print(Text.assemble(("✔ ", "green"), f"{item.model} on {item.server}: {names}"))
 
 
-def _running(one: _Endpoint) -> str:
-    held = one.assigned + one.detached
+def _running(item: _Endpoint) -> str:
+    held = item.assigned + item.detached
     return f"{held:,} job{'' if held == 1 else 's'} running there"

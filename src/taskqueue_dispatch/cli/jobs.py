@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.commands.publish import payload_of
-from taskqueue_cli.commands.status import moment
+from taskqueue_cli.commands.status import format_time
 from taskqueue_cli.output import AsJson, console, note, print_json
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DEFAULT_PRIORITY
-from taskqueue_dispatch.cli.server import NotFound, Server, Url, asked
+from taskqueue_dispatch.cli.server import DispatchServer, NotFound, Url, run_request
 from taskqueue_remote.problems import problem_of
 
 __all__ = ["JobEnded", "NoSlots", "NotEnded", "add_to"]
@@ -126,28 +126,28 @@ def submit(
         **{name: value for name, value in given.items() if value is not None},
     }
 
-    async def work(server: Server) -> tuple[_Outcome, _Job | None, Any]:
+    async def work(server: DispatchServer) -> tuple[_Outcome, _Job | None, Any]:
         outcome = await _submitted(server, body)
         if not wait:
             return outcome, None, None
         if not as_json:
-            note(_told(outcome), "dim")
+            note(_as_dict(outcome), "dim")
         job, result = await _ended(server, outcome.job_id, wait)
         return outcome, job, result
 
-    outcome, job, result = asked(url, work)
+    outcome, job, result = run_request(url, work)
     if job is None:
         if as_json:
             print_json(outcome)
         else:
-            console.print(Text.assemble(("✔ ", "green"), _told(outcome)))
+            console.print(Text.assemble(("✔ ", "green"), _as_dict(outcome)))
     elif as_json:
         print_json(msgspec.to_builtins(job) | {"outcome": outcome.outcome, "result": result})
     else:
         print_json(result)
 
 
-async def _submitted(server: Server, body: dict[str, Any]) -> _Outcome:
+async def _submitted(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
     """Submit until it is confirmed. With its key it is stored once, however often it is sent."""
     for tried in range(1, _TRIES + 1):
         try:
@@ -168,23 +168,23 @@ async def _submitted(server: Server, body: dict[str, Any]) -> _Outcome:
     raise AssertionError  # the last try returns or raises
 
 
-async def _ended(server: Server, job_id: str, seconds: float) -> tuple[_Job, Any]:
+async def _ended(server: DispatchServer, job_id: str, seconds: float) -> tuple[_Job, Any]:
     """Wait for the end of a job; return it with its result. Raises `JobEnded` and `NotEnded`."""
     until = time.monotonic() + seconds
     while True:
-        left = max(0.0, until - time.monotonic())
-        wait = min(math.ceil(left), _LONGEST_WAIT)
+        remaining = max(0.0, until - time.monotonic())
+        wait = min(math.ceil(remaining), _LONGEST_WAIT)
         job = await server.ask("GET", _path(job_id), _Job, query={"wait": wait} if wait else None)
         if job.state == _DONE:
             return job, await _result(server, job_id)
         if job.state not in _LIVE:
             why = ": ".join(filter(None, (job.reason, job.error))) or "no reason given"
             raise JobEnded(f"the job {job_id} is {job.state}: {why}")
-        if not left:
+        if not remaining:
             raise NotEnded(f"the job {job_id} is {job.state} after {seconds:g} s")
 
 
-async def _result(server: Server, job_id: str) -> Any:
+async def _result(server: DispatchServer, job_id: str) -> Any:
     try:
         return await server.ask("GET", f"{_path(job_id)}/result", msgspec.Raw)
     except NotFound:  # it was dropped in time
@@ -199,11 +199,11 @@ def show(
 ) -> None:
     """Show what is known of one job, with its result once it is done. Exits with 1 if nothing is known."""
 
-    async def work(server: Server) -> tuple[_Job, Any]:
+    async def work(server: DispatchServer) -> tuple[_Job, Any]:
         job = await server.ask("GET", _path(job_id), _Job)
         return job, await _result(server, job_id) if job.state == _DONE else None
 
-    job, result = asked(url, work)
+    job, result = run_request(url, work)
     if as_json:
         print_json(msgspec.to_builtins(job) | {"result": result})
         return
@@ -214,7 +214,7 @@ def show(
         "server": job.server,
         "attempt": str(job.attempt),
         "losses": str(job.losses) if job.losses else None,
-        "since": moment(job.updated_at),
+        "since": format_time(job.updated_at),
         "progress": None if job.progress is None else str(job.progress),
         "reason": job.reason,
         "error": job.error,
@@ -233,12 +233,12 @@ def _path(job_id: str) -> str:
     return f"/queue/jobs/{quote(job_id, safe='')}"
 
 
-def _told(outcome: _Outcome) -> str:
-    words = f"{outcome.outcome}  {outcome.job_id}"
+def _as_dict(outcome: _Outcome) -> str:
+    names = f"{outcome.outcome}  {outcome.job_id}"
     if outcome.server:
-        words += f"  on {outcome.server}"
+        names += f"  on {outcome.server}"
     if outcome.position is not None:
-        words += f"  {outcome.position:,} before it"
+        names += f"  {outcome.position:,} before it"
     if outcome.estimated_wait is not None:
-        words += f", about {outcome.estimated_wait:,.1f} s"
-    return words
+        names += f", about {outcome.estimated_wait:,.1f} s"
+    return names

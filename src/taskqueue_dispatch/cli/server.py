@@ -13,7 +13,7 @@ from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_remote.client import Answer, HttpClient
 from taskqueue_remote.problems import problem_of, to_error
 
-__all__ = ["NotFound", "Server", "Url", "asked"]
+__all__ = ["DispatchServer", "NotFound", "Url", "run_request"]
 
 T = TypeVar("T")
 Url = Annotated[
@@ -36,7 +36,7 @@ class NotFound(TaskQueueError):
     code = "not_found"
 
 
-class Server(HttpClient):
+class DispatchServer(HttpClient):
     """A client of one server with the dispatcher."""
 
     def error(self, answer: Answer) -> TaskQueueError:
@@ -52,13 +52,15 @@ class Server(HttpClient):
         return to_error(problem, shown)
 
 
-def asked(url: str | None, work: Callable[[Server], Awaitable[T]]) -> T:
+def run_request(url: str | None, work: Callable[[DispatchServer], Awaitable[T]]) -> T:
     """Run what asks a server, to its end."""
 
     async def run() -> T:
         settings = load_settings(Settings)
         token = settings.token.get_secret_value() if settings.token else None
-        server = Server(url or settings.server_url, token, tls_ca=settings.tls_ca, starts=_STARTS)
+        server = DispatchServer(
+            url or settings.server_url, token, tls_ca=settings.tls_ca, starts=_STARTS
+        )
         try:
             return await work(server)
         finally:

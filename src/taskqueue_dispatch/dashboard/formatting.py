@@ -6,9 +6,9 @@ import hashlib
 
 from taskqueue_core.capabilities import EndpointInfo, QueueSettings
 from taskqueue_core.tasks import Ledger, QueueStats
-from taskqueue_dispatch.dashboard.snapshot import Model, Moment
+from taskqueue_dispatch.dashboard.snapshot import ModelSnapshot, PoolSnapshot
 from taskqueue_server.dashboard import formatting
-from taskqueue_server.dashboard.snapshot import Look, Sample
+from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
 __all__ = ["shape", "state_of", "texts"]
 
@@ -18,31 +18,31 @@ _MARKS = 24
 """slots that are drawn one by one"""
 
 
-def texts(moment: Moment, sample: Sample) -> dict[str, str]:
+def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
     """Return all texts of the page by their names."""
-    told = _store(moment, sample)
-    for model in moment.models:
-        told.update(_of_model(model, moment.at))
-    for info in moment.endpoints:
-        told.update(_of_endpoint(info, moment.at))
-    for lease in moment.jobs:
-        status = moment.statuses.get(lease.job or "")
-        told[f"j.{lease.job}.age"] = formatting.age(
-            status.updated_at if status else None, moment.at
+    values = _store(snapshot, sample)
+    for model in snapshot.models:
+        values.update(_of_model(model, snapshot.at))
+    for info in snapshot.endpoints:
+        values.update(_of_endpoint(info, snapshot.at))
+    for lease in snapshot.jobs:
+        status = snapshot.statuses.get(lease.job or "")
+        values[f"j.{lease.job}.age"] = formatting.age(
+            status.updated_at if status else None, snapshot.at
         )
-        told[f"j.{lease.job}.state"] = lease.state.value
-    running = sum(info.assigned + info.detached for info in moment.view.endpoints)
-    told["running"] = formatting.count(running)
-    return told
+        values[f"j.{lease.job}.state"] = lease.state.value
+    running = sum(info.assigned + info.detached for info in snapshot.view.endpoints)
+    values["running"] = formatting.count(running)
+    return values
 
 
-def shape(moment: Moment) -> str:
+def shape(snapshot: PoolSnapshot) -> str:
     """Return a word that changes when the page has other parts than before, not only other figures."""
     parts = [
-        moment.error,
-        [model.name for model in moment.models],
-        [(info.endpoint, info.draining, info.removed) for info in moment.endpoints],
-        moment.number // _JOBS_ANEW if moment.jobs else None,
+        snapshot.error,
+        [model.name for model in snapshot.models],
+        [(info.endpoint, info.draining, info.removed) for info in snapshot.endpoints],
+        snapshot.number // _JOBS_ANEW if snapshot.jobs else None,
     ]
     return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
@@ -60,20 +60,22 @@ def state_of(info: EndpointInfo, now: float) -> tuple[str, str]:
     return "ready", "ok"
 
 
-def _store(moment: Moment, sample: Sample) -> dict[str, str]:
-    error = moment.error or sample.error
+def _store(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
+    error = snapshot.error or sample.error
     if error is not None:
         return {"store": f"does not answer ({error})", "@store": "bad"}
     well = sample.health.ok
     return {"store": "answers" if well else "is not well", "@store": "ok" if well else "bad"}
 
 
-def _of_model(model: Model, now: float) -> dict[str, str]:
-    look = model.look or Look(QueueStats(key=model.queue, ledger=Ledger()), QueueSettings())
-    ledger, stats, name = look.ledger, look.stats, f"m.{model.name}."
-    words, state = _model_state(model, now)
-    told = {
-        "state": words,
+def _of_model(model: ModelSnapshot, now: float) -> dict[str, str]:
+    reading = model.reading or StoreReading(
+        QueueStats(key=model.queue, ledger=Ledger()), QueueSettings()
+    )
+    ledger, stats, name = reading.ledger, reading.stats, f"m.{model.name}."
+    names, state = _model_state(model, now)
+    values = {
+        "state": names,
         "@state": state,
         "slots": f"{formatting.count(model.free)} of {formatting.count(model.slots)}",
         "queued": formatting.count(ledger.waiting + ledger.scheduled),
@@ -85,11 +87,11 @@ def _of_model(model: Model, now: float) -> dict[str, str]:
         "failed": formatting.count(ledger.dead),
         "@failed": "bad" if ledger.dead else "ok",
     }
-    return {_named(name, one): text for one, text in told.items()}
+    return {_named(name, key): text for key, text in values.items()}
 
 
-def _model_state(model: Model, now: float) -> tuple[str, str]:
-    if model.look is not None and model.look.settings.paused:
+def _model_state(model: ModelSnapshot, now: float) -> tuple[str, str]:
+    if model.reading is not None and model.reading.settings.paused:
         return "paused", "paused"
     states = [state_of(info, now)[0] for info in model.endpoints]
     if "ready" in states:
@@ -100,10 +102,10 @@ def _model_state(model: Model, now: float) -> tuple[str, str]:
 
 
 def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
-    words, state = state_of(info, now)
+    names, state = state_of(info, now)
     overdue = min(info.overdue, info.assigned + info.detached)
-    told = {
-        "state": words,
+    values = {
+        "state": names,
         "@state": state,
         "marks": _marks(info),
         "free": formatting.count(info.free),
@@ -116,11 +118,11 @@ def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
     model, server = info.endpoint.model, info.endpoint.server
     # The length tells where the model ends: both names may have slashes.
     name = f"e.{len(model)}.{model}/{server}."
-    return {_named(name, one): text for one, text in told.items()}
+    return {_named(name, key): text for key, text in values.items()}
 
 
-def _named(name: str, one: str) -> str:
-    return f"@{name}{one[1:]}" if one.startswith("@") else f"{name}{one}"
+def _named(name: str, key: str) -> str:
+    return f"@{name}{key[1:]}" if key.startswith("@") else f"{name}{key}"
 
 
 def _marks(info: EndpointInfo) -> str:

@@ -10,15 +10,15 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_dispatch.dashboard.formatting import shape, texts
-from taskqueue_dispatch.dashboard.snapshot import moment_of
+from taskqueue_dispatch.dashboard.snapshot import snapshot_of
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_server.dashboard.pages import render, sampler_of, see_other
+from taskqueue_server.dashboard.pages import poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
 from taskqueue_server.dashboard.stream import EventStream, moments
 from taskqueue_server.dashboard.views import encoded
-from taskqueue_server.routing.extensions import Link
-from taskqueue_server.routing.operations import Call, Handler, Operation, Scope
+from taskqueue_server.routing.extensions import NavLink
+from taskqueue_server.routing.operations import Handler, Operation, RequestContext, Scope
 
 __all__ = [
     "LINKS",
@@ -41,31 +41,31 @@ _SAID = {
 _ACTIONS = {"drain": "drained", "undrain": "undrained", "remove": "removed"}
 
 
-def dispatcher_of(call: Call) -> Dispatcher:
+def dispatcher_of(call: RequestContext) -> Dispatcher:
     """Return the dispatcher of this server."""
-    return cast("Dispatcher", call.hub.brought["dispatch"])
+    return cast("Dispatcher", call.context.extension_state["dispatch"])
 
 
-async def show(call: Call) -> Response:
+async def show(call: RequestContext) -> Response:
     """Show models, endpoints and what runs."""
-    sample = await sampler_of(call).fresh()
-    moment = (await moment_of(dispatcher_of(call), sample)).seen_by(call.may)
+    sample = await poller_of(call).fresh()
+    snapshot = (await snapshot_of(dispatcher_of(call), sample)).seen_by(call.is_allowed)
     return await render(
         call,
         "dispatch.html",
-        200 if moment.error is None else 503,
+        200 if snapshot.error is None else 503,
         live=f"{PATH}/live",
         said=_SAID.get(call.request.query_params.get("said", "")),
         sample=sample,
-        moment=moment,
-        shape=shape(moment),
-        texts=texts(moment, sample),
+        snapshot=snapshot,
+        shape=shape(snapshot),
+        texts=texts(snapshot, sample),
         queue_of=queue_of,
         server=str(call.request.base_url).rstrip("/"),
     )
 
 
-async def act(call: Call) -> Response:
+async def act(call: RequestContext) -> Response:
     """Drain an endpoint, use it again, or remove it."""
     form = await read_form(call)
     action, model, server = form.text("action"), _exact(form, "model"), _exact(form, "server")
@@ -85,23 +85,23 @@ def _exact(form: Form, name: str) -> str:
     return next(iter(form.all(name)), "")
 
 
-async def live(call: Call) -> Response:
+async def live(call: RequestContext) -> Response:
     """Return the stream of the page. Raises `ProblemError` when there are too many."""
-    return EventStream(sampler_of(call), _events(call), call.who)
+    return EventStream(poller_of(call), _events(call), call.client_name)
 
 
-async def _events(call: Call) -> AsyncIterator[bytes]:
-    told: dict[str, str] = {}
+async def _events(call: RequestContext) -> AsyncIterator[bytes]:
+    values: dict[str, str] = {}
     dispatcher = dispatcher_of(call)
     async with aclosing(moments(call)) as samples:
         async for sample in samples:
             if isinstance(sample, str):
                 yield encoded("bye", {"reason": sample})
                 return
-            moment = (await moment_of(dispatcher, sample)).seen_by(call.may)
-            now = texts(moment, sample)
-            changed = {name: text for name, text in now.items() if told.get(name) != text}
-            told = now
+            snapshot = (await snapshot_of(dispatcher, sample)).seen_by(call.is_allowed)
+            now = texts(snapshot, sample)
+            changed = {name: text for name, text in now.items() if values.get(name) != text}
+            values = now
             yield encoded(
                 "sample",
                 {
@@ -109,7 +109,7 @@ async def _events(call: Call) -> AsyncIterator[bytes]:
                     "at": sample.at,
                     "ledger": {},
                     "texts": changed,
-                    "shape": shape(moment),
+                    "shape": shape(snapshot),
                     "rows": [],
                 },
             )
@@ -131,5 +131,5 @@ PAGES = (
     _operation("GET", f"{PATH}/live", live),
     _operation("POST", f"{PATH}/endpoints", act),
 )
-LINKS = (Link("Dispatch", PATH),)
+LINKS = (NavLink("Dispatch", PATH),)
 TEMPLATES = "taskqueue_dispatch.dashboard"

@@ -17,9 +17,9 @@ from taskqueue_core.tasks import TaskStatus
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_server.dashboard.snapshot import Look, Sample
+from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
-__all__ = ["JOBS", "Model", "Moment", "moment_of"]
+__all__ = ["JOBS", "ModelSnapshot", "PoolSnapshot", "snapshot_of"]
 
 JOBS = 50
 """running jobs that are listed, the latest"""
@@ -29,13 +29,13 @@ _PATIENCE = 5.0
 _log = logging.getLogger("taskqueue.dispatch")
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One model: what may run, and what its queue has."""
 
     name: str
     config: ModelConfig
     endpoints: tuple[EndpointInfo, ...]
-    look: Look | None
+    reading: StoreReading | None
     """``None`` before its first job"""
 
     @property
@@ -47,41 +47,43 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     def slots(self) -> int:
         """How many jobs of it may run at once."""
         return sum(
-            one.endpoint.slots for one in self.endpoints if not (one.draining or one.removed)
+            endpoint.endpoint.slots
+            for endpoint in self.endpoints
+            if not (endpoint.draining or endpoint.removed)
         )
 
     @property
     def free(self) -> int:
         """How many slots of endpoints that may get jobs have no holder."""
-        return sum(one.free for one in self.endpoints if one.usable)
+        return sum(endpoint.free for endpoint in self.endpoints if endpoint.usable)
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What the page shows."""
 
     number: int
     at: float
     view: PoolView
-    known: tuple[Model, ...] = ()
+    known: tuple[ModelSnapshot, ...] = ()
     """all models, by name"""
     statuses: dict[str, TaskStatus] = {}
     """of the jobs that are listed, by their ids"""
     error: str | None = None
     """why the pool could not be read; what is shown then is what was found before"""
 
-    def seen_by(self, may: Callable[[str], bool]) -> Moment:
+    def seen_by(self, may: Callable[[str], bool]) -> PoolSnapshot:
         """Return what somebody may see of it."""
-        names = {one.name for one in self.known if may(one.queue)}
+        names = {model.name for model in self.known if may(model.queue)}
         view = msgspec.structs.replace(
             self.view,
             endpoints=tuple(e for e in self.view.endpoints if e.endpoint.model in names),
             leases=tuple(lease for lease in self.view.leases if lease.model in names),
         )
-        known = tuple(one for one in self.known if one.name in names)
+        known = tuple(model for model in self.known if model.name in names)
         return msgspec.structs.replace(self, view=view, known=known)
 
     @property
-    def models(self) -> tuple[Model, ...]:
+    def models(self) -> tuple[ModelSnapshot, ...]:
         """The models that are listed."""
         return self.known[:MODELS]
 
@@ -104,13 +106,13 @@ def _listed(view: PoolView) -> list[SlotLease]:
 class _Watch:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.latest: Moment | None = None
+        self.latest: PoolSnapshot | None = None
 
 
 _watches: WeakKeyDictionary[Dispatcher, _Watch] = WeakKeyDictionary()
 
 
-async def moment_of(dispatcher: Dispatcher, sample: Sample) -> Moment:
+async def snapshot_of(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
     """Return the moment that belongs to a sample of the store: the same for all who ask."""
     watch = _watches.setdefault(dispatcher, _Watch())
     async with watch.lock:
@@ -119,7 +121,9 @@ async def moment_of(dispatcher: Dispatcher, sample: Sample) -> Moment:
         return watch.latest
 
 
-async def _taken(dispatcher: Dispatcher, sample: Sample, before: Moment | None) -> Moment:
+async def _taken(
+    dispatcher: Dispatcher, sample: Snapshot, before: PoolSnapshot | None
+) -> PoolSnapshot:
     error = "timeout"
     try:
         async with asyncio.timeout(_PATIENCE):
@@ -132,35 +136,37 @@ async def _taken(dispatcher: Dispatcher, sample: Sample, before: Moment | None) 
         _log.exception("the pool could not be read for the dashboard")
         error = "internal"
     if before is None:
-        return Moment(number=sample.number, at=sample.at, view=PoolView(epoch=""), error=error)
+        return PoolSnapshot(
+            number=sample.number, at=sample.at, view=PoolView(epoch=""), error=error
+        )
     return msgspec.structs.replace(before, number=sample.number, at=sample.at, error=error)
 
 
-async def _take(dispatcher: Dispatcher, sample: Sample) -> Moment:
-    view = await dispatcher.pool.look()
+async def _take(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
+    view = await dispatcher.pool.inspect()
     by_model: dict[str, list[EndpointInfo]] = defaultdict(list)
     for info in view.endpoints:
         by_model[info.endpoint.model].append(info)
     for known in dispatcher.registry.known():
         by_model[known.model] += ()
     models = [
-        Model(
+        ModelSnapshot(
             name=name,
             config=_config(dispatcher, name),
-            endpoints=tuple(found),
-            look=sample.looks.get(queue_of(name)),
+            endpoints=tuple(endpoints),
+            reading=sample.readings.get(queue_of(name)),
         )
-        for name, found in sorted(by_model.items())
+        for name, endpoints in sorted(by_model.items())
     ]
     statuses = await _statuses(dispatcher, _listed(view))
-    return Moment(
+    return PoolSnapshot(
         number=sample.number, at=sample.at, view=view, known=tuple(models), statuses=statuses
     )
 
 
 def _config(dispatcher: Dispatcher, model: str) -> ModelConfig:
-    found = dispatcher.registry.view(model)
-    return ModelConfig() if found is None else found.config
+    view = dispatcher.registry.view(model)
+    return ModelConfig() if view is None else view.config
 
 
 async def _statuses(dispatcher: Dispatcher, leases: list[SlotLease]) -> dict[str, TaskStatus]:
@@ -168,8 +174,8 @@ async def _statuses(dispatcher: Dispatcher, leases: list[SlotLease]) -> dict[str
     for lease in leases:
         if lease.job is not None:
             ids[lease.model].append(lease.job)
-    found: dict[str, TaskStatus] = {}
+    matches: dict[str, TaskStatus] = {}
     for model, jobs in ids.items():
         statuses = await dispatcher.control.statuses(queue_of(model), *jobs)
-        found.update({status.task_id: status for status in statuses if status is not None})
-    return found
+        matches.update({status.task_id: status for status in statuses if status is not None})
+    return matches

@@ -14,9 +14,9 @@ import httpx2
 import msgspec
 
 from taskqueue_cli.demo.cluster import DemoFailed
-from taskqueue_core.concurrency import together
-from taskqueue_dispatch.demo.plan import Job, Plan
-from taskqueue_dispatch.demo.server import Site
+from taskqueue_core.concurrency import gather_all
+from taskqueue_dispatch.demo.plan import DispatchDemoPlan, PlannedJob
+from taskqueue_dispatch.demo.server import DemoServer
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 
 __all__ = ["Clients"]
@@ -36,10 +36,10 @@ class _Answer(msgspec.Struct, frozen=True):
 class Clients:
     """Submits what the plan has; some of it twice."""
 
-    def __init__(self, site: Site, plan: Plan) -> None:
-        self._site = site
+    def __init__(self, server: DemoServer, plan: DispatchDemoPlan) -> None:
+        self._server = server
         self._plan = plan
-        self._client = httpx2.AsyncClient(base_url=site.url, trust_env=False, timeout=30.0)
+        self._client = httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=30.0)
         self.ids: dict[str, str] = {}
         """the id of each job by its key"""
         self.confirmed: dict[str, float] = {}
@@ -69,35 +69,35 @@ class Clients:
 
     async def register(self, servers: Mapping[str, SimulatedGpu]) -> None:
         """Configure the models and register the servers."""
-        for one in self._plan.manners:
-            body = one.config.model_dump(mode="json", exclude_unset=True)
-            await self._ask("PUT", f"/admin/model-configs/{quote(one.model, safe='')}", body)
-        for site in self._plan.machines:
-            for name, slots in site.slots.items():
+        for model in self._plan.models:
+            body = model.config.model_dump(mode="json", exclude_unset=True)
+            await self._ask("PUT", f"/admin/model-configs/{quote(model.model, safe='')}", body)
+        for server in self._plan.machines:
+            for name, slots in server.slots.items():
                 body = {
-                    "model": self._plan.manner(name).model,
-                    "server": site.name,
-                    "endpoint": servers[site.name].url,
+                    "model": self._plan.model_plan(name).model,
+                    "server": server.name,
+                    "endpoint": servers[server.name].url,
                     "slots": slots,
                 }
                 await self._ask("POST", "/admin/register", body)
 
     async def submit(self) -> None:
         """Submit every job until it is confirmed, and some a second time."""
-        left = iter(self._plan.jobs)
+        jobs = iter(self._plan.jobs)
 
         async def work() -> None:
-            for job in left:
+            for job in jobs:
                 await self._confirm(job)
 
-        await together(work() for _ in range(_AT_ONCE))
+        await gather_all(work() for _ in range(_AT_ONCE))
         for job in self._plan.jobs[:_RESENT]:
             answer = await self._ask("POST", "/queue/submit", self._body(job))
             if msgspec.json.decode(answer, type=_Answer).job_id != self.ids[job.key]:
                 raise DemoFailed("a job that was submitted twice has two ids")
             self.resent += 1
 
-    async def _confirm(self, job: Job) -> None:
+    async def _confirm(self, job: PlannedJob) -> None:
         while True:
             answer = await self._client.post("/queue/submit", json=self._body(job))
             if answer.status_code != _NOT_NOW:
@@ -106,20 +106,20 @@ class Clients:
             await asyncio.sleep(min(float(answer.headers.get("retry-after", 1)), _LONGEST))
         if not answer.is_success:
             raise DemoFailed(f"a job was refused: status {answer.status_code}")
-        told = msgspec.json.decode(answer.content, type=_Answer)
-        self.outcomes[told.outcome] += 1
-        self.ids[job.key] = told.job_id
-        self.confirmed[told.job_id] = time.monotonic()
+        decoded = msgspec.json.decode(answer.content, type=_Answer)
+        self.outcomes[decoded.outcome] += 1
+        self.ids[job.key] = decoded.job_id
+        self.confirmed[decoded.job_id] = time.monotonic()
 
-    def _body(self, job: Job) -> dict[str, Any]:
+    def _body(self, job: PlannedJob) -> dict[str, Any]:
         body = {
-            "model": self._plan.manner(job.name).model,
+            "model": self._plan.model_plan(job.name).model,
             "payload": job.payload,
             "priority": job.priority,
             "tenant": job.tenant,
             "idempotency_key": job.key,
         }
-        return body | ({"callback_url": self._site.callback_url} if job.callback else {})
+        return body | ({"callback_url": self._server.callback_url} if job.callback else {})
 
     async def _ask(self, method: str, where: str, body: object) -> bytes:
         answer = await self._client.request(method, where, json=body)

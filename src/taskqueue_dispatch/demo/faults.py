@@ -6,28 +6,28 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from taskqueue_dispatch.demo.gpu_servers import Works
-from taskqueue_dispatch.demo.plan import Plan
+from taskqueue_dispatch.demo.gpu_servers import GpuServers
+from taskqueue_dispatch.demo.plan import DispatchDemoPlan
 from taskqueue_dispatch.demo.view import View
 from taskqueue_dispatch.gpu_server.simulator import Mode
 
-__all__ = ["Misfortunes"]
+__all__ = ["Faults"]
 
 _CRASH_AT, _LIE_AT = 0.1, 0.12
 """the shares of jobs that have ended by then"""
-_AWAY = 1.0
+_DOWN_SECONDS = 1.0
 _FULL = 0.5
 """seconds for which it is waited until all slots of the server are in use; then some will do"""
 _LIES = 2.0
 _TICK = 0.01
 
 
-class Misfortunes:
+class Faults:
     """Happen once each. Every server is well again when `run` has ended."""
 
-    def __init__(self, plan: Plan, works: Works, view: View) -> None:
+    def __init__(self, plan: DispatchDemoPlan, gpu_servers: GpuServers, view: View) -> None:
         self._plan = plan
-        self._works = works
+        self._gpu_servers = gpu_servers
         self._view = view
         self.crash: frozenset[str] = frozenset()
         """ids of the jobs that ran on the server that crashed"""
@@ -48,35 +48,35 @@ class Misfortunes:
 
     async def _crash(self) -> None:
         name = self._plan.crashes
-        server, running = self._works.servers[name], self._works.running[name]
+        server, running = self._gpu_servers.servers[name], self._gpu_servers.running[name]
         until = time.monotonic() + _FULL
         await _until(lambda: len(running) == server.slots or (running and _over(until)))
         self.crash = frozenset(running)
         await server.crash()
         self._view.event(f"{name} crashed with {len(self.crash)} jobs in hand", "red")
         try:
-            await asyncio.sleep(_AWAY)
+            await asyncio.sleep(_DOWN_SECONDS)
         finally:
             await server.start()
         self._view.event(f"{name} is back, and remembers nothing")
 
     async def _lie(self) -> None:
         name = self._plan.lies
-        server, running = self._works.servers[name], self._works.running[name]
+        server, running = self._gpu_servers.servers[name], self._gpu_servers.running[name]
         server.mode = Mode.LIE_IDLE
         self._view.event(f"{name} says from now on that it is idle", "red")
-        seen: set[str] = set()
+        observed: set[str] = set()
         try:
             async with asyncio.timeout(_LIES):
                 while True:
-                    seen |= running
+                    observed |= running
                     await asyncio.sleep(_TICK)
         except TimeoutError:
             pass
         finally:
             server.mode = Mode.OK
-            self.lie = frozenset(seen)
-        self._view.event(f"{name} tells the truth again, after {len(seen)} jobs that it denied")
+            self.lie = frozenset(observed)
+        self._view.event(f"{name} tells the truth again, after {len(observed)} jobs that it denied")
 
 
 def _over(until: float) -> bool:

@@ -10,18 +10,18 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from taskqueue_dispatch.demo.plan import Plan, answer_of
-from taskqueue_dispatch.gpu_server.jobs import Job, JobFailed
+from taskqueue_dispatch.demo.plan import DispatchDemoPlan, answer_of
+from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelType
 
-__all__ = ["Works"]
+__all__ = ["GpuServers"]
 
 
-class Works:
+class GpuServers:
     """Starts the servers of a plan and ends them. Times are those of `time.monotonic`."""
 
-    def __init__(self, plan: Plan, dispatcher: str) -> None:
+    def __init__(self, plan: DispatchDemoPlan, dispatcher: str) -> None:
         """``dispatcher`` is where results are pushed to."""
         self._plan = plan
         self._dispatcher = dispatcher
@@ -35,16 +35,16 @@ class Works:
         self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     async def __aenter__(self) -> Self:
-        for site in self._plan.machines:
-            manners = [self._plan.manner(name) for name in site.slots]
+        for machine in self._plan.machines:
+            models = [self._plan.model_plan(name) for name in machine.slots]
             server = SimulatedGpu(
-                slots=sum(site.slots.values()),
-                asynchronous=any(o.config.model_type is ModelType.ASYNC for o in manners),
-                name=site.name,
-                dispatcher=self._dispatcher if any(one.pushed for one in manners) else None,
-                handler=partial(self._run, site.name),
+                slots=sum(machine.slots.values()),
+                asynchronous=any(model.config.model_type is ModelType.ASYNC for model in models),
+                name=machine.name,
+                dispatcher=self._dispatcher if any(model.pushed for model in models) else None,
+                handler=partial(self._run, machine.name),
             )
-            self.servers[site.name] = server
+            self.servers[machine.name] = server
         try:
             await asyncio.gather(*(server.start() for server in self.servers.values()))
         except BaseException:
@@ -76,7 +76,7 @@ class Works:
         # At the same time: each waits a little for the connections that it cuts.
         await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
 
-    async def _run(self, server: str, job: Job) -> dict[str, Any]:
+    async def _run(self, server: str, job: GpuJob) -> dict[str, Any]:
         payload, begin = job.payload, time.monotonic()
         self.began.setdefault(job.id, begin)
         self.running[server].add(job.id)

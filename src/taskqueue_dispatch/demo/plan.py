@@ -14,10 +14,10 @@ from taskqueue_dispatch.models import ModelConfig, ModelType
 __all__ = [
     "RETRIES",
     "DemoOptions",
-    "Job",
+    "DispatchDemoPlan",
     "Machine",
-    "Manner",
-    "Plan",
+    "ModelPlan",
+    "PlannedJob",
     "answer_of",
     "jobs_for",
     "make_plan",
@@ -32,7 +32,7 @@ _WITH_CALLBACK = 0.4
 _TENANTS = ("acme", "globex", "initech")
 
 
-class Manner(msgspec.Struct, frozen=True, kw_only=True):
+class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A model: how its servers answer, and how long its jobs run there."""
 
     name: str
@@ -48,7 +48,7 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     """its servers push results, and are not asked for them"""
 
     @property
-    def told(self) -> str:
+    def answer_mode(self) -> str:
         """How its servers answer, in a word."""
         if self.pushed:
             return "async, pushed"
@@ -62,7 +62,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     slots: dict[str, int]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job. ``fails`` is how often: below 0 always."""
 
     key: str
@@ -82,25 +82,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return {"prompt": self.prompt, "seconds": self.seconds, "fails": self.fails}
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
     run: str
-    manners: tuple[Manner, ...]
+    models: tuple[ModelPlan, ...]
     machines: tuple[Machine, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[PlannedJob, ...]
     crashes: str
     """the server that crashes midway"""
     lies: str
     """the one that says that it is idle while it is not"""
 
-    def manner(self, name: str) -> Manner:
+    def model_plan(self, name: str) -> ModelPlan:
         """Return the model of this name."""
-        return next(one for one in self.manners if one.name == name)
+        return next(model for model in self.models if model.name == name)
 
     def slots(self, name: str) -> int:
         """Return how many slots a model has on all servers."""
-        return sum(site.slots.get(name, 0) for site in self.machines)
+        return sum(server.slots.get(name, 0) for server in self.machines)
 
 
 def answer_of(prompt: str) -> dict[str, Any]:
@@ -109,26 +109,28 @@ def answer_of(prompt: str) -> dict[str, Any]:
     return {"text": digest[:24], "tokens": len(prompt)}
 
 
-def make_plan(jobs: int, seed: int) -> Plan:
+def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
     """Return the plan of a run: the same for a seed, but for the names, which are new with each run."""
     run = secrets.token_hex(3)
     chosen = random.Random(seed)  # noqa: S311 - which job fails need not be a secret
-    manners = _manners(run)
+    models = _manners(run)
     names = chosen.choices(
-        [one.name for one in manners], [one.share for one in manners], k=max(jobs - _POISON, 0)
+        [model.name for model in models],
+        [model.share for model in models],
+        k=max(jobs - _POISON, 0),
     )
-    names = (names + [one.name for one in manners])[:jobs]
-    of = {one.name: one for one in manners}
+    names = (names + [model.name for model in models])[:jobs]
+    of = {model.name: model for model in models}
     made = []
     for number, name in enumerate(names):
-        manner, poison = of[name], number >= jobs - _POISON
+        model_plan, poison = of[name], number >= jobs - _POISON
         once = chosen.random() < _FAILS_ONCE
         made.append(
-            Job(
+            PlannedJob(
                 key=f"{run}-{number}",
                 name=name,
                 prompt=f"{name} {number}: " + "x" * chosen.randrange(200),
-                seconds=round(chosen.uniform(manner.shortest, manner.longest), 3),
+                seconds=round(chosen.uniform(model_plan.shortest, model_plan.longest), 3),
                 fails=-1 if poison else int(once),
                 tenant=chosen.choice(_TENANTS),
                 priority=chosen.choice((2, 5, 5, 5, 8)),
@@ -136,9 +138,9 @@ def make_plan(jobs: int, seed: int) -> Plan:
             )
         )
     chosen.shuffle(made)
-    return Plan(
+    return DispatchDemoPlan(
         run=run,
-        manners=manners,
+        models=models,
         machines=(
             Machine(name="gpu-1", slots={"chat": 2}),
             Machine(name="gpu-2", slots={"chat": 2}),
@@ -157,11 +159,11 @@ def jobs_for(seconds: float) -> int:
     return max(_FEWEST, round(seconds * _PER_SECOND))
 
 
-def _manners(run: str) -> tuple[Manner, ...]:
+def _manners(run: str) -> tuple[ModelPlan, ...]:
     shared: dict[str, Any] = {"max_retries": RETRIES, "max_poll_time": 20, "queue_per_slot": 10}
     polled = {"model_type": ModelType.ASYNC, "poll_endpoint_template": "/status/{id}"}
     return (
-        Manner(
+        ModelPlan(
             name="chat",
             model=f"chat@{run}",
             config=ModelConfig.model_validate({**shared, "poll_endpoint_template": "/status/{id}"}),
@@ -169,7 +171,7 @@ def _manners(run: str) -> tuple[Manner, ...]:
             shortest=0.05,
             longest=0.25,
         ),
-        Manner(
+        ModelPlan(
             name="image",
             model=f"image@{run}",
             config=ModelConfig.model_validate({**shared, **polled, "poll_interval": 0.1}),
@@ -177,7 +179,7 @@ def _manners(run: str) -> tuple[Manner, ...]:
             shortest=0.2,
             longest=0.7,
         ),
-        Manner(
+        ModelPlan(
             name="speech",
             model=f"speech@{run}",
             config=ModelConfig.model_validate({**shared, **polled, "poll_interval": 5.0}),

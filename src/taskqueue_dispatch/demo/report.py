@@ -18,9 +18,9 @@ from taskqueue_core.tasks import Ledger, State
 __all__ = [
     "Callbacks",
     "Crash",
-    "Lie",
+    "DispatchDemoReport",
+    "FalseReport",
     "OfModel",
-    "Report",
     "summary",
 ]
 
@@ -29,7 +29,7 @@ class OfModel(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the jobs of one model. Times are seconds."""
 
     name: str
-    manner: str
+    model_plan: str
     slots: int
     jobs: int
     done: int
@@ -64,7 +64,7 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True):
     """those of them that have ended since, done or failed as they always do"""
 
 
-class Lie(msgspec.Struct, frozen=True, kw_only=True):
+class FalseReport(msgspec.Struct, frozen=True, kw_only=True):
     """The server that said that it ran nothing."""
 
     server: str
@@ -84,7 +84,7 @@ class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
     """with a signature that does not hold"""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DispatchDemoReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a run found out."""
 
     backend: str
@@ -95,7 +95,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     resent: int
     """jobs that were submitted a second time on purpose"""
     crash: Crash
-    lie: Lie
+    lie: FalseReport
     poison: int
     """jobs that fail always"""
     reasons: dict[str, int]
@@ -108,16 +108,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def jobs(self) -> int:
         """How many there were."""
-        return sum(one.jobs for one in self.models)
+        return sum(model.jobs for model in self.models)
 
     @property
     def checks(self) -> tuple[Check, ...]:
         """Everything that must hold."""
-        jobs, done = self.jobs, sum(one.done for one in self.models)
+        jobs, done = self.jobs, sum(model.done for model in self.models)
         failed, lost = sum(o.failed for o in self.models), sum(o.lost for o in self.models)
-        ledgers = [one.ledger for one in self.models]
-        right = done - sum(one.wrong for one in self.models)
-        duplicates = sum(one.duplicates for one in self.models)
+        ledgers = [model.ledger for model in self.models]
+        right = done - sum(model.wrong for model in self.models)
+        duplicates = sum(model.duplicates for model in self.models)
         calls, crash, lie = self.callbacks, self.crash, self.lie
         return (
             Check(
@@ -132,7 +132,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             Check(right == done, f"{right:,} of {done:,} results equal a direct computation"),
             Check(duplicates == 0, f"{duplicates:,} jobs were run to their end twice"),
             Check(
-                not any(one.crowded for one in self.models),
+                not any(model.crowded for model in self.models),
                 "no server ran more at once than it has slots",
             ),
             Check(
@@ -160,15 +160,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Whether all of it holds."""
         return all(check.holds for check in self.checks)
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it for programs."""
-        told: dict[str, Any] = msgspec.to_builtins(self)
-        for model, one in zip(told["models"], self.models, strict=True):
-            model["ledger"]["balanced"] = one.ledger.balanced
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        for model, item in zip(fields["models"], self.models, strict=True):
+            model["ledger"]["balanced"] = item.ledger.balanced
         return {
             "ok": self.ok,
             "jobs": self.jobs,
-            **told,
+            **fields,
             "checks": msgspec.to_builtins(self.checks),
         }
 
@@ -186,12 +186,12 @@ _COUNTED = (
 _WAITED = (("wait, half of them", "wait_p50"), ("wait, 95 of 100", "wait_p95"))
 
 
-def summary(report: Report) -> RenderableType:
+def summary(report: DispatchDemoReport) -> RenderableType:
     """Return what became of each model's jobs, the ledger of all, and each check with its mark."""
     return Group(*_parts(report))
 
 
-def _parts(report: Report) -> Iterator[RenderableType]:
+def _parts(report: DispatchDemoReport) -> Iterator[RenderableType]:
     yield Padding(_models(report), (1, 0, 0, 2))
     sheets = Table.grid(padding=(0, 6))
     sheets.add_row(_ledger(report), _flow(report))
@@ -205,21 +205,21 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Padding(verdict, (1, 0, 1, 2))
 
 
-def _models(report: Report) -> Table:
+def _models(report: DispatchDemoReport) -> Table:
     """Return a table with a column for each model: so it fits where lines are short."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column()
-    for one in report.models:
-        table.add_column(one.name, justify="right")
+    for model in report.models:
+        table.add_column(model.name, justify="right")
     table.add_column("all", justify="right", style="dim")
-    table.add_row("answers", *(Text(one.manner, "dim") for one in report.models))
-    for words, name, style in _COUNTED:
-        counts = [getattr(one, name) for one in report.models]
+    table.add_row("answers", *(Text(model.model_plan, "dim") for model in report.models))
+    for names, name, style in _COUNTED:
+        counts = [getattr(model, name) for model in report.models]
         cells = [Text(f"{count:,}", style if count else "dim") for count in counts]
-        table.add_row(words, *cells, f"{sum(counts):,}")
+        table.add_row(names, *cells, f"{sum(counts):,}")
     for words, name in _WAITED:
-        table.add_row(words, *(f"{getattr(one, name):,.2f} s" for one in report.models))
-    table.add_row("slots used", *(f"{one.utilisation:.0%}" for one in report.models))
+        table.add_row(words, *(f"{getattr(model, name):,.2f} s" for model in report.models))
+    table.add_row("slots used", *(f"{model.utilisation:.0%}" for model in report.models))
     return table
 
 
@@ -231,8 +231,8 @@ def _sheet(title: str) -> Table:
     return table
 
 
-def _ledger(report: Report) -> Table:
-    ledger = sum((one.ledger for one in report.models), Ledger())
+def _ledger(report: DispatchDemoReport) -> Table:
+    ledger = sum((model.ledger for model in report.models), Ledger())
     table = _sheet("ledger")
     table.add_row("published", _count(ledger.published), end_section=True)
     states = list(State)
@@ -244,11 +244,11 @@ def _ledger(report: Report) -> Table:
     return table
 
 
-def _flow(report: Report) -> Table:
+def _flow(report: DispatchDemoReport) -> Table:
     table = _sheet("on the way")
     calls = report.callbacks
     rows = (
-        *((f"told {word}", count) for word, count in report.outcomes.items()),
+        *((f"told {name}", count) for name, count in report.outcomes.items()),
         ("submitted twice", report.resent),
         ("callbacks delivered", calls.delivered),
         ("callbacks refused at first", calls.refused),
@@ -261,7 +261,7 @@ def _flow(report: Report) -> Table:
     return table
 
 
-def _checks(report: Report) -> Table:
+def _checks(report: DispatchDemoReport) -> Table:
     table = Table.grid(padding=(0, 1))
     for check in report.checks:
         mark = Text("✔", "green") if check.holds else Text("✘", "bold red")

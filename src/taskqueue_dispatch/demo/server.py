@@ -26,19 +26,19 @@ from taskqueue_cli.backends import embedded_store
 from taskqueue_cli.demo.cluster import DemoFailed
 from taskqueue_core.capabilities import control_of, slots_of
 from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import open_backend
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_dispatch.api import part
+from taskqueue_dispatch.api import extension
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.demo.plan import DemoOptions
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.service import Dispatcher
-from taskqueue_server.process.serve import Server
+from taskqueue_server.process.serve import ServerProcess
 
 __all__ = [
+    "DemoServer",
     "Receiver",
-    "Site",
     "opened",
 ]
 
@@ -46,7 +46,7 @@ _REFUSES = 10
 """one in so many is refused the first time"""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _CallbackBody(msgspec.Struct, frozen=True):
     job_id: str
     status: str
 
@@ -68,7 +68,7 @@ class Receiver:
         body = await request.body()
         try:
             self._webhook.verify(body, dict(request.headers))
-            told = msgspec.json.decode(body, type=_Told)
+            decoded = msgspec.json.decode(body, type=_CallbackBody)
         except (WebhookVerificationError, msgspec.MsgspecError):
             self.forged += 1
             return Response(status_code=400)
@@ -77,7 +77,7 @@ class Receiver:
         if self._seen % _REFUSES == 1 and callback not in self.refused:
             self.refused.add(callback)
             return Response(status_code=503)
-        self.ended[told.job_id] = told.status
+        self.ended[decoded.job_id] = decoded.status
         return Response(status_code=204)
 
 
@@ -87,18 +87,18 @@ _RETRY = RetryPolicy(base=0.2, cap=1.0)
 """of callbacks: a run is over before the usual one tries again"""
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class DemoServer(msgspec.Struct, frozen=True, kw_only=True):
     """What a run works with."""
 
     url: str
-    backend: ObservedBackend
+    backend: InstrumentedBackend
     dispatcher: Dispatcher
     receiver: Receiver
     callback_url: str
 
 
 @contextlib.asynccontextmanager
-async def opened(options: DemoOptions) -> AsyncIterator[Site]:
+async def opened(options: DemoOptions) -> AsyncIterator[DemoServer]:
     """Start all of it in this event loop, and end it. Whoever entered it is cancelled when the server ends by itself.
 
     Raises `ConfigurationError`, and `DemoFailed` where a dispatcher works at the store already.
@@ -112,15 +112,19 @@ async def opened(options: DemoOptions) -> AsyncIterator[Site]:
         settings = _settings(options.port)
         backend = open_backend(options.backend, settings)
         await _demand_for_itself(backend)
-        server = Server(backend, settings, parts=[part(_dispatching(secret, port))])
+        server = ServerProcess(
+            backend, settings, extensions=[extension(_dispatching(secret, port))]
+        )
         await stack.enter_async_context(_serving(server))
-        hub = server.hub
-        if hub is None or not isinstance(found := hub.brought["dispatch"], Dispatcher):
+        context = server.context
+        if context is None or not isinstance(
+            result := context.extension_state["dispatch"], Dispatcher
+        ):
             raise DemoFailed("the server has no dispatcher")
-        yield Site(
+        yield DemoServer(
             url=server.url,
-            backend=hub.backend,
-            dispatcher=found,
+            backend=context.backend,
+            dispatcher=result,
             receiver=receiver,
             callback_url=f"http://{_HOST}:{port}/done",
         )
@@ -132,7 +136,7 @@ def _settings(port: int) -> Settings:
         "host": _HOST,
         "port": port,
         "processes": 1,
-        "parts": frozenset(),
+        "extensions": frozenset(),
         "tokens_file": None,
         "tls_certificate": None,
         "tls_key": None,
@@ -170,45 +174,45 @@ def _store(name: str) -> Iterator[None]:
     folder = Path(tempfile.mkdtemp(prefix="taskqueue-demo-"))
     try:
         with store.run(folder / "store") as (_, variables):
-            before = {one: os.environ.get(one) for one in variables}
+            before = {name: os.environ.get(name) for name in variables}
             os.environ.update(variables)
             try:
                 yield
             finally:
-                for one, value in before.items():
+                for key, value in before.items():
                     if value is None:
-                        del os.environ[one]
+                        del os.environ[key]
                     else:
-                        os.environ[one] = value
+                        os.environ[key] = value
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _demand_for_itself(backend: ObservedBackend) -> None:
+async def _demand_for_itself(backend: InstrumentedBackend) -> None:
     """Raise `DemoFailed` where a dispatcher's things are in the store: the run would send others' callbacks."""
     pool, control = slots_of(backend), control_of(backend)
     ledger = (await control.stats(CALLBACKS)).ledger
-    if (await pool.look()).endpoints or ledger.waiting + ledger.scheduled + ledger.in_flight:
+    if (await pool.inspect()).endpoints or ledger.waiting + ledger.scheduled + ledger.in_flight:
         await backend.aclose()
         raise DemoFailed(
             "a dispatcher works at this store, and the demo would take its callbacks: "
             "choose another store, or --backend embedded",
             exit_code=2,
         )
-    found = await control.settings(CALLBACKS)
-    await control.configure(CALLBACKS, found.model_copy(update={"retry": _RETRY}))
+    settings = await control.settings(CALLBACKS)
+    await control.configure(CALLBACKS, settings.model_copy(update={"retry": _RETRY}))
 
 
 @contextlib.asynccontextmanager
-async def _serving(server: Server) -> AsyncIterator[None]:
+async def _serving(server: ServerProcess) -> AsyncIterator[None]:
     """Run the server. A signal is the server's, which begins to drain: then whoever entered this is cancelled."""
     serving, ready = asyncio.create_task(server.run()), asyncio.create_task(server.ready.wait())
     leaving = asyncio.create_task(_leaving(server, ready))
-    mine = asyncio.current_task()
+    own = asyncio.current_task()
 
     def gone(_: object) -> None:
-        if mine is not None:
-            mine.cancel()
+        if own is not None:
+            own.cancel()
 
     try:
         await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -236,10 +240,10 @@ async def _serving(server: Server) -> AsyncIterator[None]:
             await asyncio.wait({serving})
 
 
-async def _leaving(server: Server, ready: asyncio.Task[bool]) -> None:
+async def _leaving(server: ServerProcess, ready: asyncio.Task[bool]) -> None:
     await asyncio.wait({ready})
-    if server.hub is not None:
-        await server.hub.draining.wait()
+    if server.context is not None:
+        await server.context.draining.wait()
 
 
 @contextlib.asynccontextmanager

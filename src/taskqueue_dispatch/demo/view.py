@@ -16,15 +16,15 @@ from rich.text import Text
 
 from taskqueue_core.capabilities import EndpointInfo, PoolView
 from taskqueue_core.tasks import Ledger
-from taskqueue_dispatch.demo.plan import DemoOptions, Plan
-from taskqueue_dispatch.demo.report import Report, summary
+from taskqueue_dispatch.demo.plan import DemoOptions, DispatchDemoPlan
+from taskqueue_dispatch.demo.report import DispatchDemoReport, summary
 
 __all__ = [
-    "Board",
-    "Line",
     "LiveView",
+    "ModelRow",
     "PlainView",
-    "Rack",
+    "SlotRow",
+    "SlotTable",
     "View",
     "racks_of",
     "state_of",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Rack(msgspec.Struct, frozen=True, kw_only=True):
+class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
     """The slots of one endpoint, by state. Their sum may be more than its slots where some were taken away."""
 
     model: str
@@ -46,7 +46,7 @@ class Rack(msgspec.Struct, frozen=True, kw_only=True):
     """why it gets no jobs; nothing where it does"""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """The jobs of one model."""
 
     name: str
@@ -66,19 +66,19 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return self.ledger.done + self.ledger.dead
 
 
-class Board(msgspec.Struct, frozen=True, kw_only=True):
+class SlotTable(msgspec.Struct, frozen=True, kw_only=True):
     """All of it."""
 
-    racks: tuple[Rack, ...]
-    lines: tuple[Line, ...]
+    rows: tuple[SlotRow, ...]
+    lines: tuple[ModelRow, ...]
     callbacks: int = 0
     """delivered so far"""
 
 
-def _rack_of(info: EndpointInfo, name: str, now: float) -> Rack:
+def _row_of(info: EndpointInfo, name: str, now: float) -> SlotRow:
     """Return the slots of an endpoint. ``name`` is its model's, as it is shown."""
     overdue = min(info.overdue, info.assigned)
-    return Rack(
+    return SlotRow(
         model=name,
         server=info.endpoint.server,
         free=info.free,
@@ -103,14 +103,14 @@ def state_of(info: EndpointInfo, now: float) -> str:
     return ""
 
 
-def racks_of(view: PoolView, names: dict[str, str], now: float) -> tuple[Rack, ...]:
+def racks_of(view: PoolView, names: dict[str, str], now: float) -> tuple[SlotRow, ...]:
     """Return the endpoints of models, by the server's name."""
-    racks = [
-        _rack_of(info, names[info.endpoint.model], now)
+    rows = [
+        _row_of(info, names[info.endpoint.model], now)
         for info in view.endpoints
         if info.endpoint.model in names
     ]
-    return tuple(sorted(racks, key=lambda rack: (rack.server, rack.model)))
+    return tuple(sorted(rows, key=lambda row: (row.server, row.model)))
 
 
 _EVERY = 2.0
@@ -124,7 +124,7 @@ _LEGEND = Text.assemble(
 class View(Protocol):
     """Hears what happens, in order."""
 
-    def begin(self, options: DemoOptions, plan: Plan) -> None:
+    def begin(self, options: DemoOptions, plan: DispatchDemoPlan) -> None:
         """Say what is going to be done."""
         ...
 
@@ -132,11 +132,11 @@ class View(Protocol):
         """Tell something that happened."""
         ...
 
-    def update(self, board: Board) -> None:
+    def update(self, board: SlotTable) -> None:
         """Show slots and queues."""
         ...
 
-    def end(self, report: Report) -> None:
+    def end(self, report: DispatchDemoReport) -> None:
         """Show the account."""
         ...
 
@@ -155,24 +155,24 @@ def view_for(console: Console) -> View:
     return LiveView(console) if console.is_terminal else PlainView(console)
 
 
-def heading(options: DemoOptions, plan: Plan) -> Text:
+def heading(options: DemoOptions, plan: DispatchDemoPlan) -> Text:
     """Return the first lines."""
-    manners = "  ·  ".join(f"{one.name} ({one.told})" for one in plan.manners)
+    models = "  ·  ".join(f"{model.name} ({model.answer_mode})" for model in plan.models)
     return Text.assemble(
         ("taskqueue dispatch demo", "bold"),
-        f"  {len(plan.jobs):,} jobs, {len(plan.manners)} models, {len(plan.machines)} simulated servers\n",
-        (f"backend {options.backend}  ·  seed {options.seed}  ·  {manners}", "dim"),
+        f"  {len(plan.jobs):,} jobs, {len(plan.models)} models, {len(plan.machines)} simulated servers\n",
+        (f"backend {options.backend}  ·  seed {options.seed}  ·  {models}", "dim"),
     )
 
 
-def slots(rack: Rack) -> Text:
+def slots(row: SlotRow) -> Text:
     """Return one mark for each slot of an endpoint."""
     return Text.assemble(
-        ("■" * rack.running, "cyan"),
-        ("▣" * rack.detached, "magenta"),
-        ("▲" * rack.overdue, "bold red"),
-        ("▪" * rack.unassigned, "yellow"),
-        ("□" * rack.free, "dim"),
+        ("■" * row.running, "cyan"),
+        ("▣" * row.detached, "magenta"),
+        ("▲" * row.overdue, "bold red"),
+        ("▪" * row.unassigned, "yellow"),
+        ("□" * row.free, "dim"),
     )
 
 
@@ -184,7 +184,7 @@ class PlainView:
         self._began = time.monotonic()
         self._last = self._began
 
-    def begin(self, options: DemoOptions, plan: Plan) -> None:
+    def begin(self, options: DemoOptions, plan: DispatchDemoPlan) -> None:
         """See `View`."""
         self._console.print(heading(options, plan), soft_wrap=True)
 
@@ -193,19 +193,19 @@ class PlainView:
         elapsed = time.monotonic() - self._began
         self._console.print(Text(f"{elapsed:6.1f} s  {text}", style), soft_wrap=True)
 
-    def update(self, board: Board) -> None:
+    def update(self, board: SlotTable) -> None:
         """See `View`."""
         if time.monotonic() - self._last < _EVERY:
             return
         self._last = time.monotonic()
-        busy = sum(rack.running + rack.detached for rack in board.racks)
+        busy = sum(row.running + row.detached for row in board.rows)
         lines = " · ".join(
             f"{line.name} {line.ended:,}/{line.jobs:,}, {line.queued:,} queued"
             for line in board.lines
         )
         self.event(f"{lines} · {busy} slots busy · {board.callbacks:,} callbacks")
 
-    def end(self, report: Report) -> None:
+    def end(self, report: DispatchDemoReport) -> None:
         """See `View`."""
         self._console.print(summary(report))
 
@@ -229,7 +229,7 @@ class LiveView:
         self._began = time.monotonic()
         self._live = Live(console=console, refresh_per_second=12, transient=True)
 
-    def begin(self, options: DemoOptions, plan: Plan) -> None:
+    def begin(self, options: DemoOptions, plan: DispatchDemoPlan) -> None:
         """See `View`."""
         self._console.print(heading(options, plan))
         self._console.print()
@@ -239,11 +239,11 @@ class LiveView:
         elapsed = time.monotonic() - self._began
         self._console.print(Text.assemble((f"{elapsed:6.1f} s  ", "dim"), (text, style)))
 
-    def update(self, board: Board) -> None:
+    def update(self, board: SlotTable) -> None:
         """See `View`."""
         self._live.update(Padding(_board(board), (1, 0, 0, 0)))
 
-    def end(self, report: Report) -> None:
+    def end(self, report: DispatchDemoReport) -> None:
         """See `View`."""
         self._live.stop()
         self._console.print(summary(report))
@@ -262,19 +262,19 @@ class LiveView:
         self._live.stop()
 
 
-def _board(board: Board) -> RenderableType:
-    told = Text.assemble(("callbacks delivered  ", "dim"), _count(board.callbacks, "green"))
-    return Group(_racks(board), "", _LEGEND, "", _lines(board), told)
+def _board(board: SlotTable) -> RenderableType:
+    text = Text.assemble(("callbacks delivered  ", "dim"), _count(board.callbacks, "green"))
+    return Group(_racks(board), "", _LEGEND, "", _lines(board), text)
 
 
-def _racks(board: Board) -> Table:
+def _racks(board: SlotTable) -> Table:
     table = Table.grid(padding=(0, 2))
-    for rack in board.racks:
-        table.add_row(Text(rack.server, "bold"), rack.model, slots(rack), Text(rack.state, "red"))
+    for row in board.rows:
+        table.add_row(Text(row.server, "bold"), row.model, slots(row), Text(row.state, "red"))
     return table
 
 
-def _lines(board: Board) -> Table:
+def _lines(board: SlotTable) -> Table:
     table = Table.grid(padding=(0, 2))
     for name in ("", "", "ended", "queued", "retried", "redelivered", "failed"):
         table.add_column(Text(name, "dim"), justify="left" if not name else "right")
@@ -284,12 +284,12 @@ def _lines(board: Board) -> Table:
     return table
 
 
-def _bar(line: Line) -> ProgressBar:
+def _bar(line: ModelRow) -> ProgressBar:
     style = "green" if line.ended >= line.jobs else "cyan"
     return ProgressBar(line.jobs, line.ended, _BAR, complete_style=style, finished_style=style)
 
 
-def _counts(line: Line) -> tuple[Text, ...]:
+def _counts(line: ModelRow) -> tuple[Text, ...]:
     return (
         Text(f"{line.ended:,} / {line.jobs:,}"),
         _count(line.queued, "yellow"),

@@ -7,14 +7,14 @@ from functools import partial
 
 import httpx2
 
-from taskqueue_dispatch.endpoint_client.answers import Reply
+from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 from taskqueue_dispatch.endpoint_client.exchange import (
     NotConnectedError,
     NotReachedError,
     exchange,
 )
 from taskqueue_dispatch.endpoint_policy import Allowed
-from taskqueue_dispatch.outbound_http.dns import Recently, Resolve, look_up
+from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve, look_up
 from taskqueue_dispatch.outbound_http.errors import NotReached
 
 __all__ = ["ElsewhereError", "Pin", "Pins", "ask_the_system"]
@@ -42,7 +42,7 @@ class Pins:
     def __init__(self, allowed: Allowed, resolve: Resolve) -> None:
         """Do no input or output."""
         self._allowed = allowed
-        self._recently = Recently(resolve, failures=_FAILURES)
+        self._recently = CachedLookup(resolve, failures=_FAILURES)
 
     def of(self, host: str) -> Pin | None:
         """Return what to call a host through; ``None`` for an address, and for a name that the settings have."""
@@ -67,7 +67,7 @@ class Pin:
 
     async def exchange(
         self, transport: httpx2.AsyncHTTPTransport, request: httpx2.Request, limit: int
-    ) -> Reply:
+    ) -> EndpointReply:
         """Send a request, and return the whole answer, as `taskqueue_dispatch.endpoint_client.exchange.exchange` does.
 
         The name is looked up for each connection that is made, though hardly more than once in ten seconds, and every
@@ -82,7 +82,7 @@ class Pin:
                 return await self._to(known, url, transport, request, limit)
             except NotConnectedError as error:
                 refused = error  # it has others, or another by now
-        for address in (await self._found())[:_ADDRESSES]:
+        for address in (await self._allowed_addresses())[:_ADDRESSES]:
             if address != known:
                 try:
                     return await self._to(address, url, transport, request, limit)
@@ -97,10 +97,10 @@ class Pin:
         transport: httpx2.AsyncHTTPTransport,
         request: httpx2.Request,
         limit: int,
-    ) -> Reply:
+    ) -> EndpointReply:
         async def check() -> None:
             # A connection that was kept is of an address that was good: it is a new one that is checked.
-            if address not in await self._found():
+            if address not in await self._allowed_addresses():
                 raise NotConnectedError("its name leads elsewhere by now")
 
         self._address = address
@@ -118,11 +118,11 @@ class Pin:
             self._last = url, address, url.copy_with(host=address)
         return self._last[2]
 
-    async def _found(self) -> tuple[str, ...]:
+    async def _allowed_addresses(self) -> tuple[str, ...]:
         """Return where the name leads now, if that is allowed."""
         try:
             async with asyncio.timeout(_SECONDS):
-                found = await self._resolve(self._host, _PORT)
+                matches = await self._resolve(self._host, _PORT)
         except (NotReached, TimeoutError):
             raise NotReachedError("its name is not found") from None
         except asyncio.CancelledError:
@@ -131,7 +131,7 @@ class Pin:
                 raise
             raise NotReachedError("its name is not looked up any more") from None
         # One bad address spoils all: whoever mixes it in hopes for the next connection.
-        if not self._allowed.holds(found):
+        if not self._allowed.holds(matches):
             raise ElsewhereError("its name leads where no endpoint may be")
-        self._among = max(1, min(len(found), _ADDRESSES))
-        return found
+        self._among = max(1, min(len(matches), _ADDRESSES))
+        return matches

@@ -4,15 +4,15 @@
 status of a POST       what becomes of it
 ====================== ==================================================================================
 200 201 202            by the body: see `read`
-400 413 415 422        `Failed`, final: the payload is refused, and would be elsewhere
-401 403 404 405        `Failed`: the endpoint is set up wrongly, by no fault of the job
+400 413 415 422        `JobFailedAnswer`, final: the payload is refused, and would be elsewhere
+401 403 404 405        `JobFailedAnswer`: the endpoint is set up wrongly, by no fault of the job
 408 425 429 503        `Busy`, with the server's Retry-After
-502 504                `Unreachable`, though it may have got there: something on the way has answered
-500, any other         `Failed`; a redirect is not followed
+502 504                `EndpointUnreachable`, though it may have got there: something on the way has answered
+500, any other         `JobFailedAnswer`; a redirect is not followed
 ====================== ==================================================================================
 
 Who asks for a job that was sent before learns of the job's failure by the server's word alone: 404 and 410 are
-`Missing`, 408, 425, 429 and 503 `Busy`, and every other answer that can't be used is `Unreachable`: it is asked again.
+`Missing`, 408, 425, 429 and 503 `Busy`, and every other answer that can't be used is `EndpointUnreachable`: it is asked again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = [
     "DONE",
     "FAILED",
     "LONGEST_REST",
-    "Accepted",
     "Answer",
     "Busy",
     "Done",
-    "Failed",
+    "EndpointReply",
+    "EndpointUnreachable",
+    "JobAcceptedAnswer",
+    "JobFailedAnswer",
+    "JobRunningAnswer",
     "Missing",
-    "Reply",
-    "Running",
-    "Unreachable",
     "read",
-    "read_seen",
+    "read_observed",
     "read_status",
     "shown",
 ]
@@ -55,13 +55,13 @@ class Done(msgspec.Struct, frozen=True):
     """JSON text"""
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class JobAcceptedAnswer(msgspec.Struct, frozen=True):
     """The server has taken the job, and will know it by this id."""
 
     remote_id: str
 
 
-class Running(msgspec.Struct, frozen=True):
+class JobRunningAnswer(msgspec.Struct, frozen=True):
     """The server has the job, and no result yet."""
 
     progress: float | str | None = None
@@ -77,7 +77,7 @@ class Busy(msgspec.Struct, frozen=True):
     retry_after: float | None = None
 
 
-class Unreachable(msgspec.Struct, frozen=True):
+class EndpointUnreachable(msgspec.Struct, frozen=True):
     """No answer, or none that is whole."""
 
     error: str
@@ -85,7 +85,7 @@ class Unreachable(msgspec.Struct, frozen=True):
     """whether the server may have got the request"""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class JobFailedAnswer(msgspec.Struct, frozen=True):
     """The job has failed there, or its answer can't be used."""
 
     error: str
@@ -93,7 +93,15 @@ class Failed(msgspec.Struct, frozen=True):
     """it would fail elsewhere, and later, in the same way"""
 
 
-Answer = Done | Accepted | Running | Missing | Busy | Unreachable | Failed
+Answer = (
+    Done
+    | JobAcceptedAnswer
+    | JobRunningAnswer
+    | Missing
+    | Busy
+    | EndpointUnreachable
+    | JobFailedAnswer
+)
 
 
 DONE = frozenset({"success", "completed", "done"})
@@ -121,7 +129,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _value = msgspec.json.Decoder()
 
 
-class Reply(msgspec.Struct, frozen=True):
+class EndpointReply(msgspec.Struct, frozen=True):
     """A whole answer."""
 
     status: int
@@ -137,7 +145,7 @@ class _Health(msgspec.Struct):
 _health = msgspec.json.Decoder(_Health)
 
 
-def read(reply: Reply, job: str, config: ModelConfig) -> Answer:
+def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
     """Return what the answer to a POST of a job means.
 
     A good one is a JSON object with a ``status``, and with ``result``, ``error`` or the server's id of the job. From
@@ -150,93 +158,99 @@ def read(reply: Reply, job: str, config: ModelConfig) -> Answer:
         return Busy(_wait(reply.retry_after))
     shown = _shown(reply)
     if reply.status in _ON_THE_WAY:
-        return Unreachable(shown, sent=True)
-    told = _told_failure(reply.body)
-    if told is not None:
-        return Failed(f"HTTP {reply.status}: {told}", final=reply.status in _REFUSED)
+        return EndpointUnreachable(shown, sent=True)
+    text = _reported_failure(reply.body)
+    if text is not None:
+        return JobFailedAnswer(f"HTTP {reply.status}: {text}", final=reply.status in _REFUSED)
     if reply.status in _REDIRECTS:
-        return Failed(f"{shown}: redirects are not followed")
+        return JobFailedAnswer(f"{shown}: redirects are not followed")
     why = _MISCONFIGURED.get(reply.status)
-    return Failed(f"{shown}: {why}" if why else shown, final=reply.status in _REFUSED)
+    return JobFailedAnswer(f"{shown}: {why}" if why else shown, final=reply.status in _REFUSED)
 
 
-def read_status(reply: Reply, asked: str, config: ModelConfig) -> Answer:
+def read_status(reply: EndpointReply, requested: str, config: ModelConfig) -> Answer:
     """Return what the answer means that was asked for by the id ``asked``."""
     if reply.status in _GONE:
         return Missing()
     if reply.status in _BUSY:
         return Busy(_wait(reply.retry_after))
     if reply.status not in _GOOD:
-        return Unreachable(_shown(reply), sent=True)
-    return _by_word(reply.body, asked, config)
+        return EndpointUnreachable(_shown(reply), sent=True)
+    return _by_status(reply.body, requested, config)
 
 
-def read_seen(reply: Reply) -> Seen | None:
+def read_observed(reply: EndpointReply) -> Seen | None:
     """Return what a server's health tells: ``active_jobs``, and as ``jobs`` their ids where it has them.
 
     The ids are those of ``X-Job-Id``. ``None`` for any status but 200, and for what is not that.
     """
     try:
-        told = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - as it says
+        decoded = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - as it says
     except (ValueError, RecursionError):
         return None
-    if told is None or not 0 <= told.active_jobs <= _ACTIVE:
+    if decoded is None or not 0 <= decoded.active_jobs <= _ACTIVE:
         return None
-    return Seen(active=told.active_jobs, jobs=None if told.jobs is None else frozenset(told.jobs))
+    return Seen(
+        active=decoded.active_jobs, jobs=None if decoded.jobs is None else frozenset(decoded.jobs)
+    )
 
 
-def _read_good(reply: Reply, job: str, config: ModelConfig) -> Answer:
+def _read_good(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
     problem = _problem(reply.body)
     if problem:
-        return Failed(f"HTTP {reply.status}: {problem}")
+        return JobFailedAnswer(f"HTTP {reply.status}: {problem}")
     fields = _fields(reply.body)
     if config.model_type is ModelType.SYNC and (fields is None or "status" not in fields):
         return Done(reply.body)
     if fields is None:
-        return Failed(f"{_shown(reply)}: it is no object with an id of the job")
+        return JobFailedAnswer(f"{_shown(reply)}: it is no object with an id of the job")
     ended = _ended(fields, reply.body)
     return _taken(reply, fields, job, config) if ended is None else ended
 
 
 def _taken(
-    reply: Reply, fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig
-) -> Accepted | Failed:
-    if not _word(fields) and "status" in fields:
-        return Failed(f"{_shown(reply)}: its status is no text")
+    reply: EndpointReply, fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig
+) -> JobAcceptedAnswer | JobFailedAnswer:
+    if not _status_of(fields) and "status" in fields:
+        return JobFailedAnswer(f"{_shown(reply)}: its status is no text")
     names = _names(config)
     given = _id(fields, names)
     if given is not None:
-        return Accepted(given)
+        return JobAcceptedAnswer(given)
     asked_for = config.poll_endpoint_template is not None or config.model_type is ModelType.SYNC
     if not asked_for and not set(names) & fields.keys():
-        return Accepted(job)
-    return Failed(f"{_shown(reply)}: it has taken the job without a usable {' or '.join(names)}")
+        return JobAcceptedAnswer(job)
+    return JobFailedAnswer(
+        f"{_shown(reply)}: it has taken the job without a usable {' or '.join(names)}"
+    )
 
 
-def _by_word(body: bytes, asked: str, config: ModelConfig) -> Answer:
+def _by_status(body: bytes, requested: str, config: ModelConfig) -> Answer:
     problem = _problem(body)
     fields = None if problem else _fields(body)
     if fields is None:
-        return Unreachable(problem or f"{len(body)} bytes of JSON that are no object", sent=True)
+        return EndpointUnreachable(
+            problem or f"{len(body)} bytes of JSON that are no object", sent=True
+        )
     names = _names(config)
     given = _id(fields, names)
-    if given != asked and set(names) & fields.keys():
-        return Unreachable("it told of another job", sent=True)
+    if given != requested and set(names) & fields.keys():
+        return EndpointUnreachable("it told of another job", sent=True)
     ended = _ended(fields, body)
     if ended is not None:
         return ended
-    if not _word(fields):
-        return Unreachable(f"{len(body)} bytes of JSON without a status", sent=True)
-    return Running(_progress(fields))
+    if not _status_of(fields):
+        return EndpointUnreachable(f"{len(body)} bytes of JSON without a status", sent=True)
+    return JobRunningAnswer(_progress(fields))
 
 
-def _ended(fields: Mapping[str, msgspec.Raw], body: bytes) -> Done | Failed | None:
-    word = _word(fields)
-    if word in DONE:
+def _ended(fields: Mapping[str, msgspec.Raw], body: bytes) -> Done | JobFailedAnswer | None:
+    name = _status_of(fields)
+    if name in DONE:
         result = fields.get("result")
         return Done(body if result is None else bytes(result))
-    if word in FAILED:
-        return Failed(_error(fields), final=_plain(fields, "final") is True)
+    if name in FAILED:
+        return JobFailedAnswer(_error(fields), final=_plain(fields, "final") is True)
     return None
 
 
@@ -255,9 +269,9 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw] | None:
         return None
 
 
-def _word(fields: Mapping[str, msgspec.Raw]) -> str:
-    word = _plain(fields, "status")
-    return word.strip().casefold() if isinstance(word, str) else ""
+def _status_of(fields: Mapping[str, msgspec.Raw]) -> str:
+    name = _plain(fields, "status")
+    return name.strip().casefold() if isinstance(name, str) else ""
 
 
 def _names(config: ModelConfig) -> tuple[str, ...]:
@@ -266,57 +280,57 @@ def _names(config: ModelConfig) -> tuple[str, ...]:
 
 def _id(fields: Mapping[str, msgspec.Raw], names: tuple[str, ...]) -> str | None:
     """Return the id, if it is one that can stand in an address."""
-    found = next((_plain(fields, name) for name in names if name in fields), None)
-    if type(found) is int:
-        found = str(found)
-    if not isinstance(found, str) or not 0 < len(found) <= LIMITS.name:
+    result = next((_plain(fields, name) for name in names if name in fields), None)
+    if type(result) is int:
+        result = str(result)
+    if not isinstance(result, str) or not 0 < len(result) <= LIMITS.name:
         return None
-    return found if found.isprintable() and found not in {".", ".."} else None
+    return result if result.isprintable() and result not in {".", ".."} else None
 
 
 def _progress(fields: Mapping[str, msgspec.Raw]) -> float | str | None:
-    told = _plain(fields, "progress")
-    if isinstance(told, str):
-        return told[: LIMITS.text]
-    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) else None
+    value = _plain(fields, "progress")
+    if isinstance(value, str):
+        return value[: LIMITS.text]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _error(fields: Mapping[str, msgspec.Raw]) -> str:
     return shown(_plain(fields, "error"))
 
 
-def shown(told: object) -> str:
+def shown(value: object) -> str:
     """Return what a server calls its error, as what may be shown: a line of at most 1000 printable characters."""
-    if not isinstance(told, str) or not told.strip():
+    if not isinstance(value, str) or not value.strip():
         return "the server says that it has failed"
-    return "".join(c if c.isprintable() else " " for c in told[:_ERROR_TEXT]).strip()
+    return "".join(c if c.isprintable() else " " for c in value[:_ERROR_TEXT]).strip()
 
 
-def _told_failure(body: bytes) -> str | None:
+def _reported_failure(body: bytes) -> str | None:
     fields = None if _problem(body) else _fields(body)
-    return _error(fields) if fields is not None and _word(fields) in FAILED else None
+    return _error(fields) if fields is not None and _status_of(fields) in FAILED else None
 
 
 def _plain(fields: Mapping[str, msgspec.Raw], name: str) -> object:
     try:
-        found: object = _value.decode(fields[name]) if name in fields else None
+        result: object = _value.decode(fields[name]) if name in fields else None
     except (ValueError, RecursionError):  # a number that Python can't hold
         return None
-    return found
+    return result
 
 
-def _shown(reply: Reply) -> str:
+def _shown(reply: EndpointReply) -> str:
     return f"HTTP {reply.status} with {len(reply.body)} bytes"
 
 
-def _wait(told: str | None) -> float | None:
-    if told is None:
+def _wait(text: str | None) -> float | None:
+    if text is None:
         return None
     try:
-        seconds = float(told)
+        seconds = float(text)
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(told).timestamp() - time.time()
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
         except (ValueError, OverflowError):
             return None
     return min(max(seconds, 0.0), LONGEST_REST) if seconds == seconds else None  # noqa: PLR0124 - NaN

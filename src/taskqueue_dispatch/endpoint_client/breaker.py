@@ -91,13 +91,13 @@ class Breaker:
             circuit.trial_until = 0.0
 
     def _circuit(self, model: str, server: str, now: float) -> _Circuit:
-        found = self._circuits.get((model, server))
-        if found is None or found.touched + _FORGOTTEN < now:
+        result = self._circuits.get((model, server))
+        if result is None or result.touched + _FORGOTTEN < now:
             if len(self._circuits) >= _KNOWN:
                 self._forget(now)
-            found = self._circuits[model, server] = _Circuit()
-        found.touched = max(found.touched, now)
-        return found
+            result = self._circuits[model, server] = _Circuit()
+        result.touched = max(result.touched, now)
+        return result
 
     def _forget(self, now: float) -> None:
         # Those of endpoints that are gone; where all are recent the oldest goes, which costs it its count.

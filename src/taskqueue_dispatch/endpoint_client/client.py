@@ -18,11 +18,11 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.address_pinning import ElsewhereError, Pins, ask_the_system
 from taskqueue_dispatch.endpoint_client.answers import (
     Answer,
-    Failed,
-    Reply,
-    Unreachable,
+    EndpointReply,
+    EndpointUnreachable,
+    JobFailedAnswer,
     read,
-    read_seen,
+    read_observed,
     read_status,
 )
 from taskqueue_dispatch.endpoint_client.exchange import (
@@ -60,7 +60,7 @@ class Caller:
 
     No redirect is followed, no proxy, cookie or credential of the environment used, and certificates are verified.
     A name that ``endpoints_allowed`` does not have is looked up for each connection: one that leads elsewhere is
-    `Unreachable`, and nothing is connected to.
+    `EndpointUnreachable`, and nothing is connected to.
     Whatever a server does, a call ends in time and reads no more than it may; none raises for it.
     """
 
@@ -107,13 +107,15 @@ class Caller:
             request = httpx2.Request(
                 "POST", _address(lease.url), headers=headers, content=task.payload
             )
-            who = lease.model, lease.server
-            reply = await self._call(request, patience, self._limit, who)
+            target = lease.model, lease.server
+            reply = await self._call(request, patience, self._limit, target)
         except NotUsableError as error:
-            return Failed(str(error))
+            return JobFailedAnswer(str(error))
         except TimeoutError:
             if sync:
-                return Failed(f"no whole answer within the max_poll_time of {patience:g} s")
+                return JobFailedAnswer(
+                    f"no whole answer within the max_poll_time of {patience:g} s"
+                )
             return _late(patience)
         except (NotReachedError, NotWholeError) as error:
             return _unreachable(error)
@@ -122,16 +124,16 @@ class Caller:
     async def ask(self, url: str, job_id: str, config: ModelConfig) -> Answer:
         """Ask the server of an endpoint's URL for a job, by the id that it has there.
 
-        `Unreachable` where the model has no ``poll_endpoint_template``: nobody can be asked then.
+        `EndpointUnreachable` where the model has no ``poll_endpoint_template``: nobody can be asked then.
         """
         template = config.poll_endpoint_template
         if template is None:
-            return Unreachable("the model has no poll_endpoint_template", sent=False)
+            return EndpointUnreachable("the model has no poll_endpoint_template", sent=False)
         path = template.replace("{id}", quote(job_id, safe=""))
         try:
             reply = await self._call(_get(url, path), _ASK, self._limit)
         except NotUsableError as error:
-            return Failed(str(error))
+            return JobFailedAnswer(str(error))
         except TimeoutError:
             return _late(_ASK)
         except (NotReachedError, NotWholeError) as error:
@@ -142,11 +144,11 @@ class Caller:
         """Ask an endpoint's server how it is; ``None`` where it does not answer as one that is well."""
         try:
             request = _get(endpoint.url, config.health_path)
-            who = endpoint.model, endpoint.server
-            reply = await self._call(request, self._health, _HEALTH_LIMIT, who)
+            target = endpoint.model, endpoint.server
+            reply = await self._call(request, self._health, _HEALTH_LIMIT, target)
         except (NotUsableError, NotReachedError, NotWholeError, TimeoutError):
             return None
-        return read_seen(reply)
+        return read_observed(reply)
 
     async def aclose(self) -> None:
         """Close every connection, those of calls under way once these have ended. Later calls open new ones."""
@@ -158,8 +160,8 @@ class Caller:
         request: httpx2.Request,
         patience: float,
         limit: int,
-        who: tuple[str, str] | None = None,
-    ) -> Reply:
+        target: tuple[str, str] | None = None,
+    ) -> EndpointReply:
         async with self._transports.to(_origin(request.url)) as way:
             # Not asyncio's: a transport closes what other calls left idle, and shields that from anyio's ends alone.
             with anyio.fail_after(patience):
@@ -168,19 +170,19 @@ class Caller:
                 try:
                     reply = await way.pin.exchange(way.transport, request, limit)
                 except ElsewhereError:
-                    self._tell(who)
+                    self._warn_once(target)
                     raise
-                self._elsewhere.discard(who)
+                self._elsewhere.discard(target)
                 return reply
 
-    def _tell(self, who: tuple[str, str] | None) -> None:
+    def _warn_once(self, target: tuple[str, str] | None) -> None:
         """Log once that an endpoint's name leads elsewhere, until it has answered again."""
-        if who is None or who in self._elsewhere:
+        if target is None or target in self._elsewhere:
             return
         if len(self._elsewhere) >= _MANY:
             self._elsewhere.clear()
-        self._elsewhere.add(who)
-        model, server = who
+        self._elsewhere.add(target)
+        model, server = target
         _log.warning(
             "an endpoint's name leads where none may be: it is not called",
             extra={"model": model, "server": server},
@@ -189,10 +191,10 @@ class Caller:
 
 def _get(url: str, path: str) -> httpx2.Request:
     try:
-        asked = _address(url).copy_with(raw_path=path.encode("ascii"))
+        requested = _address(url).copy_with(raw_path=path.encode("ascii"))
     except (httpx2.InvalidURL, UnicodeError):
         raise NotReachedError("no request can be made of its address") from None
-    return httpx2.Request("GET", asked, headers=_ASKING)
+    return httpx2.Request("GET", requested, headers=_ASKING)
 
 
 @lru_cache(maxsize=4096)
@@ -210,9 +212,9 @@ def _origin(url: httpx2.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
-def _unreachable(error: NotReachedError | NotWholeError) -> Unreachable:
-    return Unreachable(str(error), sent=isinstance(error, NotWholeError))
+def _unreachable(error: NotReachedError | NotWholeError) -> EndpointUnreachable:
+    return EndpointUnreachable(str(error), sent=isinstance(error, NotWholeError))
 
 
-def _late(patience: float) -> Unreachable:
-    return Unreachable(f"no whole answer within {patience:g} s", sent=True)
+def _late(patience: float) -> EndpointUnreachable:
+    return EndpointUnreachable(f"no whole answer within {patience:g} s", sent=True)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import httpx2
 
-from taskqueue_dispatch.endpoint_client.answers import Reply
+from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 
 __all__ = [
     "NotConnectedError",
@@ -47,7 +47,7 @@ async def exchange(
     *,
     among: int = 1,
     opening: Callable[[], Awaitable[None]] | None = None,
-) -> Reply:
+) -> EndpointReply:
     """Send a request, and return the whole answer, of ``limit`` bytes at most. It takes its time: bound it.
 
     A connection that the server has closed while nobody used it is replaced before anything is sent; nothing is ever
@@ -83,14 +83,14 @@ class _Course:
         self._opening: Any = None
         self._waited = False
 
-    async def __call__(self, event: str, told: Mapping[str, Any]) -> None:
+    async def __call__(self, event: str, fields: Mapping[str, Any]) -> None:
         match event:
             case "connection.connect_tcp.started" if self._before is not None:
                 await self._before()
             case "connection.connect_tcp.failed":
                 self.refused = True
             case "connection.connect_tcp.complete":
-                self._opening = told["return_value"]
+                self._opening = fields["return_value"]
             case "http11.send_request_headers.started":
                 self.sent, self._opening = True, None
             case "http11.receive_response_headers.started":
@@ -110,10 +110,10 @@ class _Course:
             await self._opening.aclose()
 
 
-async def _whole(response: httpx2.Response, limit: int) -> Reply:
+async def _whole(response: httpx2.Response, limit: int) -> EndpointReply:
     status, headers = response.status_code, response.headers
-    told = headers.get("content-length", "")
-    if len(told) > _ANY or (told.isdigit() and int(told) > limit):
+    text = headers.get("content-length", "")
+    if len(text) > _ANY or (text.isdigit() and int(text) > limit):
         raise NotUsableError(_too_long(status, limit))
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise NotUsableError(f"HTTP {status}: compressed, though none was asked for")
@@ -124,7 +124,7 @@ async def _whole(response: httpx2.Response, limit: int) -> Reply:
         if size > limit:
             raise NotUsableError(_too_long(status, limit))
         parts.append(part)
-    return Reply(status, b"".join(parts), headers.get("retry-after"))
+    return EndpointReply(status, b"".join(parts), headers.get("retry-after"))
 
 
 def _too_long(status: int, limit: int) -> str:

@@ -55,20 +55,20 @@ class Transports:
     @contextlib.asynccontextmanager
     async def to(self, origin: str) -> AsyncIterator[Way]:
         """Give the way to an origin, whose transport nobody closes meanwhile."""
-        kept = self._used.get(origin) or self._unused.pop(origin, None) or self._new(origin)
-        self._used[origin] = kept
-        kept.calls += 1
+        retained = self._used.get(origin) or self._unused.pop(origin, None) or self._new(origin)
+        self._used[origin] = retained
+        retained.calls += 1
         try:
-            yield kept
+            yield retained
         finally:
-            kept.calls -= 1
-            if not kept.calls:
-                await self._rest(origin, kept)
+            retained.calls -= 1
+            if not retained.calls:
+                await self._rest(origin, retained)
 
     async def aclose(self) -> None:
         """Close what no call uses, and the others once their last call has ended. Later calls open new ones."""
-        for kept in self._used.values():
-            kept.discarded = True
+        for retained in self._used.values():
+            retained.discarded = True
         self._used.clear()
         while self._unused:
             await self._close_oldest()
@@ -92,12 +92,12 @@ class Transports:
             self._tls = self._secured()
         return self._tls
 
-    async def _rest(self, origin: str, kept: Way) -> None:
-        if kept.discarded:
-            await kept.transport.aclose()
+    async def _rest(self, origin: str, retained: Way) -> None:
+        if retained.discarded:
+            await retained.transport.aclose()
             return
         now = asyncio.get_running_loop().time()
-        kept.unused_since = now
+        retained.unused_since = now
         self._unused[origin] = self._used.pop(origin)
         while self._unused and self._too_many(now):
             await self._close_oldest()
@@ -107,8 +107,8 @@ class Transports:
         return len(self._unused) > _SERVERS or oldest.unused_since < now - _UNUSED
 
     async def _close_oldest(self) -> None:
-        _, kept = self._unused.popitem(last=False)
-        await kept.transport.aclose()
+        _, retained = self._unused.popitem(last=False)
+        await retained.transport.aclose()
 
 
 def _watched() -> list[tuple[int, int, int]]:

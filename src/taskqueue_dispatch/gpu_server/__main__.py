@@ -15,21 +15,21 @@ _PORTS = range(65_536)
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the first line of the output is JSON with ``url`` and ``port``."""
-    asked = _parser().parse_args(arguments)
-    low, high = asked.latency[0], asked.latency[-1]
-    if not 0 <= low <= high < float("inf") or len(asked.latency) > 2:  # noqa: PLR2004 - a pair
+    requested = _parser().parse_args(arguments)
+    low, high = requested.latency[0], requested.latency[-1]
+    if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - a pair
         _parser().error("--latency: seconds, or two bounds of which the first is the lower one")
-    if asked.slots < 1 or asked.port not in _PORTS:
+    if requested.slots < 1 or requested.port not in _PORTS:
         _parser().error("--slots: 1 at least; --port: 0 to 65535")
     gpu = SimulatedGpu(
-        slots=asked.slots,
+        slots=requested.slots,
         latency=(low, high),
-        asynchronous=asked.asynchronous,
-        mode=asked.mode,
-        name=asked.name,
-        port=asked.port,
-        seed=asked.seed,
-        dispatcher=asked.dispatcher,
+        asynchronous=requested.asynchronous,
+        mode=requested.mode,
+        name=requested.name,
+        port=requested.port,
+        seed=requested.seed,
+        dispatcher=requested.dispatcher,
     )
     asyncio.run(_serve(gpu))
     return 0

@@ -23,7 +23,7 @@ import msgspec
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_json, check_name, kind_of
-from taskqueue_dispatch.gpu_server.jobs import Handler, Job, Jobs, Phase
+from taskqueue_dispatch.gpu_server.jobs import GpuJob, GpuJobPhase, GpuJobs, Handler
 from taskqueue_dispatch.gpu_server.push import Pusher
 
 __all__ = ["GpuServer", "Receive", "Scope", "Send"]
@@ -80,7 +80,7 @@ class GpuServer:
         self._retry_after = str(max(1, round(retry_after))).encode()
         self._body_limit = body_limit
         self._pusher = None if dispatcher is None else Pusher(dispatcher)
-        self.jobs = Jobs(
+        self.jobs = GpuJobs(
             handler,
             max_concurrent=max_concurrent,
             direct_queue=direct_queue,
@@ -98,9 +98,9 @@ class GpuServer:
                 status, body = await self._answer(scope, receive)
                 await respond(send, status, body)
             except _ProblemError as problem:
-                told = msgspec.json.encode({"detail": problem.detail})
+                encoded = msgspec.json.encode({"detail": problem.detail})
                 extra = [(b"retry-after", self._retry_after)] if problem.busy else []
-                await respond(send, problem.status, told, extra)
+                await respond(send, problem.status, encoded, extra)
 
     async def aclose(self) -> None:
         """Cancel what runs, and what is to be pushed.
@@ -129,8 +129,8 @@ class GpuServer:
             raise _ProblemError(405, "GET and POST are allowed")
         if path == "/health":
             active = self.jobs.active
-            told = {"status": "ok", "active_jobs": len(active), "jobs": list(active)}
-            return 200, msgspec.json.encode(told)
+            fields = {"status": "ok", "active_jobs": len(active), "jobs": list(active)}
+            return 200, msgspec.json.encode(fields)
         if path.startswith("/status/"):
             return self._status(unquote(path.removeprefix("/status/")))
         raise _ProblemError(404, "there is nothing here")
@@ -149,7 +149,7 @@ class GpuServer:
         known = self.jobs.find(job.id)
         if known is not None and known.digest != job.digest:
             raise _ProblemError(422, "this Idempotency-Key was used with another payload")
-        if known is not None and not _again(known):
+        if known is not None and not _is_rerun(known):
             if not job.direct:
                 known.token = job.token or known.token
             job = known
@@ -162,17 +162,17 @@ class GpuServer:
         else:
             self.jobs.add(job)
         if job.direct and not job.ended.is_set():
-            told = {"status": "queued", "job_id": job.id, "position": self.jobs.position(job)}
-            return 200, msgspec.json.encode(told)
+            fields = {"status": "queued", "job_id": job.id, "position": self.jobs.position(job)}
+            return 200, msgspec.json.encode(fields)
         if not self._asynchronous:
             await job.ended.wait()
-        failed = job.phase is Phase.FAILED
+        failed = job.phase is GpuJobPhase.FAILED
         return (422 if job.refused else 500) if failed else 200, job.report()
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
         too_long = _ProblemError(413, f"a payload has at most {self._body_limit} bytes")
-        told = headers.get("content-length", "0")
-        if told.isascii() and told.isdigit() and int(told[:20]) > self._body_limit:
+        text = headers.get("content-length", "0")
+        if text.isascii() and text.isdigit() and int(text[:20]) > self._body_limit:
             raise too_long
         body, more = b"", True
         try:
@@ -187,7 +187,7 @@ class GpuServer:
             raise _ProblemError(408, "the body did not come in time") from None
         return body
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: GpuJob) -> None:
         if self._pusher is not None and self._asynchronous and job.token is not None:
             self._pusher.push(job.id, job.token, job.report())
 
@@ -205,15 +205,15 @@ async def respond(
     await send({"type": "http.response.body", "body": body})
 
 
-def _again(known: Job) -> bool:
+def _is_rerun(known: GpuJob) -> bool:
     """Whether a job that is known is to be run once more: it has failed, and whoever sends it again knows that."""
-    return known.phase is Phase.FAILED
+    return known.phase is GpuJobPhase.FAILED
 
 
-def _job_of(headers: dict[str, str], body: bytes) -> Job:
+def _job_of(headers: dict[str, str], body: bytes) -> GpuJob:
     direct = headers.get("x-source", "").strip().casefold() != "dispatcher"
     job_id = headers.get("idempotency-key") or headers.get("x-job-id") or secrets.token_hex(16)
-    told = headers.get("x-attempt", "1")
+    text = headers.get("x-attempt", "1")
     try:
         check_name("Idempotency-Key", job_id)
         check_json("body", body, LIMITS.body)
@@ -222,8 +222,8 @@ def _job_of(headers: dict[str, str], body: bytes) -> Job:
         raise _ProblemError(400, str(error)) from None
     except (ValueError, RecursionError):
         raise _ProblemError(400, "the body has a number out of range") from None
-    attempt = int(told) if told.isascii() and told.isdigit() and len(told) <= _DIGITS else 1
-    job = Job(job_id, payload, attempt=attempt, direct=direct)
+    attempt = int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else 1
+    job = GpuJob(job_id, payload, attempt=attempt, direct=direct)
     job.switched = headers.get("x-model-switched", "").strip().casefold() == "true"
     token = headers.get("x-lease-token", "")
     job.token = token if 0 < len(token) <= _TOKEN else None

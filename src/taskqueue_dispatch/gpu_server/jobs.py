@@ -18,9 +18,9 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import encode_json
 
-__all__ = ["Handler", "Job", "JobFailed", "JobRefused", "Jobs", "Phase"]
+__all__ = ["GpuJob", "GpuJobPhase", "GpuJobs", "Handler", "JobFailed", "JobRefused"]
 
-_KEPT = 64 * 1024 * 1024
+_MAX_STORED = 64 * 1024 * 1024
 """bytes of results that are remembered at most"""
 _OVER = "the server has ended"
 _log = logging.getLogger("taskqueue.gpu")
@@ -34,7 +34,7 @@ class JobRefused(Exception):
     """Raised by a handler: as `JobFailed`, but no attempt can succeed."""
 
 
-class Phase(StrEnum):
+class GpuJobPhase(StrEnum):
     """Where a job is; the words of ``/status``."""
 
     QUEUED = "queued"
@@ -43,7 +43,7 @@ class Phase(StrEnum):
     FAILED = "failed"
 
 
-class Job:
+class GpuJob:
     """One job, as the handler gets it."""
 
     def __init__(self, job_id: str, payload: Any, *, attempt: int, direct: bool) -> None:
@@ -59,7 +59,7 @@ class Job:
         """what ``/status`` tells while it runs; the handler's to set"""
         self.token: str | None = None
         self.digest = b""
-        self.phase = Phase.QUEUED
+        self.phase = GpuJobPhase.QUEUED
         self.result = b""
         self.error = ""
         self.refused = False
@@ -68,21 +68,21 @@ class Job:
 
     def report(self) -> bytes:
         """Return what there is to say of it, as JSON text."""
-        told: dict[str, Any] = {"status": self.phase, "job_id": self.id}
-        if self.phase is Phase.SUCCESS:
-            told["result"] = msgspec.Raw(self.result)
-        elif self.phase is Phase.FAILED:
-            told |= {"error": self.error, "final": self.refused}
+        fields: dict[str, Any] = {"status": self.phase, "job_id": self.id}
+        if self.phase is GpuJobPhase.SUCCESS:
+            fields["result"] = msgspec.Raw(self.result)
+        elif self.phase is GpuJobPhase.FAILED:
+            fields |= {"error": self.error, "final": self.refused}
         elif self.progress is not None:
-            told["progress"] = self.progress
-        return msgspec.json.encode(told)
+            fields["progress"] = self.progress
+        return msgspec.json.encode(fields)
 
 
-Handler = Callable[[Job], Any | Awaitable[Any]]
+Handler = Callable[[GpuJob], Any | Awaitable[Any]]
 """Returns the result, which JSON can express; a plain function runs in a thread"""
 
 
-class Jobs:
+class GpuJobs:
     """Runs jobs, so many at once; direct ones wait for their turn. One event loop."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Jobs:
         direct_queue: int,
         keep_seconds: float,
         keep_count: int,
-        on_end: Callable[[Job], None],
+        on_end: Callable[[GpuJob], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._handler = handler
@@ -107,11 +107,11 @@ class Jobs:
         self._keep_seconds, self._keep_count = keep_seconds, keep_count
         self._on_end = on_end
         self._now = now
-        self._waiting: deque[Job] = deque()
-        self._ended: dict[str, Job] = {}
-        self._kept = 0
+        self._waiting: deque[GpuJob] = deque()
+        self._ended: dict[str, GpuJob] = {}
+        self._finished = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self.active: dict[str, Job] = {}
+        self.active: dict[str, GpuJob] = {}
         """those that run, by id"""
 
     @property
@@ -124,17 +124,17 @@ class Jobs:
         """Whether another direct call has no place to wait."""
         return len(self.active) >= self._max and len(self._waiting) >= self._direct
 
-    def find(self, job_id: str) -> Job | None:
+    def find(self, job_id: str) -> GpuJob | None:
         """Return a job that runs, waits or has ended not long ago."""
         self._forget()
-        found = self.active.get(job_id) or self._ended.get(job_id)
-        return found or next((job for job in self._waiting if job.id == job_id), None)
+        result = self.active.get(job_id) or self._ended.get(job_id)
+        return result or next((job for job in self._waiting if job.id == job_id), None)
 
-    def position(self, job: Job) -> int:
+    def position(self, job: GpuJob) -> int:
         """Return the place of a direct job, from 1; 0 once it runs."""
         return self._waiting.index(job) + 1 if job in self._waiting else 0
 
-    def add(self, job: Job) -> None:
+    def add(self, job: GpuJob) -> None:
         """Run a job as soon as a slot is free, which is at once where `busy` is false."""
         self._drop(job.id)
         self._waiting.append(job)
@@ -157,18 +157,18 @@ class Jobs:
     def _go_on(self) -> None:
         while self._waiting and len(self.active) < self._max:
             job = self._waiting.popleft()
-            job.phase = Phase.PROCESSING
+            job.phase = GpuJobPhase.PROCESSING
             self.active[job.id] = job
             task = asyncio.create_task(self._run(job))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: GpuJob) -> None:
         try:
             job.result = encode_json("result", await self._handled(job))
-            job.phase = Phase.SUCCESS
-        except (JobFailed, JobRefused) as told:
-            self._fail(job, str(told), refused=isinstance(told, JobRefused))
+            job.phase = GpuJobPhase.SUCCESS
+        except (JobFailed, JobRefused) as failure:
+            self._fail(job, str(failure), refused=isinstance(failure, JobRefused))
         except InvalidInput as error:
             self._fail(job, f"the handler's result is {error.got}: {error.allowed}")
         except asyncio.CancelledError:
@@ -181,31 +181,31 @@ class Jobs:
         finally:
             self._end(job)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: GpuJob) -> None:
         del self.active[job.id]
         job.payload, job.ended_at = None, self._now()
         self._ended[job.id] = job
-        self._kept += len(job.result)
+        self._finished += len(job.result)
         self._forget()
         job.ended.set()
         self._go_on()
         self._on_end(job)
 
-    async def _handled(self, job: Job) -> Any:
+    async def _handled(self, job: GpuJob) -> Any:
         if self._threads is None:
             return await self._handler(job)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._handler, job)
 
     @staticmethod
-    def _fail(job: Job, error: str, *, refused: bool = False) -> None:
-        job.phase, job.error, job.refused = Phase.FAILED, error[: LIMITS.text], refused
+    def _fail(job: GpuJob, error: str, *, refused: bool = False) -> None:
+        job.phase, job.error, job.refused = GpuJobPhase.FAILED, error[: LIMITS.text], refused
 
     def _forget(self) -> None:
         old = self._now() - self._keep_seconds
         while self._ended:
             job_id, job = next(iter(self._ended.items()))
-            many = len(self._ended) > self._keep_count or self._kept > _KEPT
+            many = len(self._ended) > self._keep_count or self._finished > _MAX_STORED
             if not many and job.ended_at > old:
                 return
             self._drop(job_id)
@@ -213,4 +213,4 @@ class Jobs:
     def _drop(self, job_id: str) -> None:
         job = self._ended.pop(job_id, None)
         if job is not None:
-            self._kept -= len(job.result)
+            self._finished -= len(job.result)

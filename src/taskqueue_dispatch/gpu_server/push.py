@@ -16,7 +16,7 @@ _FIRST_WAIT = 0.5
 _SECONDS = 10.0
 _AT_ONCE = 256
 _FINAL = range(400, 500)
-_AGAIN = frozenset({408, 425, 429})
+_RETRY_STATUSES = frozenset({408, 425, 429})
 _log = logging.getLogger("taskqueue.gpu")
 
 
@@ -53,11 +53,11 @@ class Pusher:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await self._sleep(_FIRST_WAIT * 2.0 ** (attempt - 1))
-            if await self._told(job_id, token, report):
+            if await self._is_delivered(job_id, token, report):
                 return
         _log.warning("a result was not taken by the dispatcher", extra={"job_id": job_id})
 
-    async def _told(self, job_id: str, token: str, report: bytes) -> bool:
+    async def _is_delivered(self, job_id: str, token: str, report: bytes) -> bool:
         client = self._client = self._client or httpx2.AsyncClient(
             trust_env=False, follow_redirects=False, timeout=_SECONDS
         )
@@ -71,4 +71,4 @@ class Pusher:
                 status = answer.status_code
         except (TimeoutError, httpx2.HTTPError, OSError):
             return False
-        return answer.is_success or (status in _FINAL and status not in _AGAIN)
+        return answer.is_success or (status in _FINAL and status not in _RETRY_STATUSES)

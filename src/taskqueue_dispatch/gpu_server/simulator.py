@@ -15,7 +15,7 @@ import msgspec
 import uvicorn
 
 from taskqueue_dispatch.gpu_server.component import GpuServer, Receive, Scope, Send, respond
-from taskqueue_dispatch.gpu_server.jobs import Job, JobFailed
+from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 
 __all__ = ["CONTROL", "Mode", "SimulatedGpu"]
 
@@ -83,7 +83,7 @@ class SimulatedGpu:
         seed: int = 0,
         direct_queue: int = 10,
         dispatcher: str | None = None,
-        handler: Callable[[Job], Awaitable[Any]] | None = None,
+        handler: Callable[[GpuJob], Awaitable[Any]] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Do no input or output.
@@ -175,22 +175,22 @@ class SimulatedGpu:
         await component.aclose()
         await serving
 
-    async def _run(self, job: Job) -> Any:
+    async def _run(self, job: GpuJob) -> Any:
         self.runs[job.id] += 1
         self.active += 1
         self.most_at_once = max(self.most_at_once, self.active)
         try:
             if self._handler is not None:
-                found = await self._handler(job)
+                result = await self._handler(job)
             else:
                 await self._sleep(self._duration())
-                found = {"server": self.name, "job_id": job.id, "attempt": job.attempt}
+                result = {"server": self.name, "job_id": job.id, "attempt": job.attempt}
         finally:
             self.active -= 1
         if self.mode is Mode.FAIL:
             raise JobFailed("simulated")
         self.finished[job.id] += 1
-        return found
+        return result
 
     def _duration(self) -> float:
         if isinstance(self.latency, tuple):
@@ -215,7 +215,7 @@ class SimulatedGpu:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.mode is Mode.HANG:
-            await _until_gone(receive)
+            await _wait_disconnected(receive)
         elif self.mode is Mode.DRIP and scope["path"] != _HEALTH:
             if self._component is not None:
                 await self._component(scope, receive, _held_back)
@@ -238,7 +238,7 @@ class SimulatedGpu:
         return (200, _LIE) if self.mode is Mode.LIE_DONE else None
 
     async def _drip(self, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(_wait_disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             while not gone.done():
@@ -252,13 +252,13 @@ class SimulatedGpu:
         if scope["method"] == "PUT":
             message = await receive()
             try:
-                told = msgspec.json.decode(message.get("body", b"")[:_CHANGE_LIMIT])
-                self.mode = Mode(told["mode"])
+                value = msgspec.json.decode(message.get("body", b"")[:_CHANGE_LIMIT])
+                self.mode = Mode(value["mode"])
             except (ValueError, KeyError, TypeError):
-                words = ", ".join(Mode)
-                await respond(send, 422, msgspec.json.encode({"detail": f"mode: one of {words}"}))
+                names = ", ".join(Mode)
+                await respond(send, 422, msgspec.json.encode({"detail": f"mode: one of {names}"}))
                 return
-        await respond(send, 200, msgspec.json.encode(self.seen()))
+        await respond(send, 200, msgspec.json.encode(self.statistics()))
         if scope["method"] == "DELETE" and self._restarting is None:
             self._restarting = asyncio.create_task(self._restart())
 
@@ -268,7 +268,7 @@ class SimulatedGpu:
         finally:
             self._restarting = None
 
-    def seen(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, Any]:
         """Return what it has seen: ``runs`` by job, ``most_at_once`` and the like, as JSON can express it."""
         return {
             "mode": self.mode,
@@ -329,7 +329,7 @@ class _Program(uvicorn.Server):
                 connection.transport.abort()
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -11,7 +11,7 @@ from functools import cache
 
 from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
 
-__all__ = ["Recently", "Resolve", "look_up"]
+__all__ = ["CachedLookup", "Resolve", "look_up"]
 
 Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
 """Returns the addresses of a host, for a port. Raises `NotReached`, and `NameUnknown` where it has none."""
@@ -29,19 +29,19 @@ async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[st
     """
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.run_in_executor(_threads(threads), _ask, host, port)
+        matches = await loop.run_in_executor(_threads(threads), _ask, host, port)
     except socket.gaierror as error:
         if error.errno in _UNKNOWN:
             raise NameUnknown("no such name") from None
         raise NotReached("the name could not be looked up") from None
     except (OSError, UnicodeError):
         raise NotReached("the name could not be looked up") from None
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(matches))
 
 
 def _ask(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    return [str(address[0]) for *_, address in found]
+    matches = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return [str(address[0]) for *_, address in matches]
 
 
 @cache
@@ -50,7 +50,7 @@ def _threads(name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_THREADS, name)
 
 
-class Recently:
+class CachedLookup:
     """Looks up through another, which is asked once for all who want the same at a time, and for some seconds after.
 
     For a first look at what is checked again when it is connected to, or where no address but those that were found
@@ -68,48 +68,50 @@ class Recently:
         self._resolve = resolve
         self._clock = clock
         self._failures = failures
-        self._asked: dict[tuple[str, int], tuple[float, asyncio.Task[tuple[str, ...]]]] = {}
+        self._requests: dict[tuple[str, int], tuple[float, asyncio.Task[tuple[str, ...]]]] = {}
 
     async def __call__(self, host: str, port: int) -> tuple[str, ...]:
         """Return what was found, or raise what was raised, at most ten seconds ago."""
         now = self._clock()
-        until, asked = self._asked.get((host, port), (0.0, None))
-        if asked is None or until <= now:
+        until, requested = self._requests.get((host, port), (0.0, None))
+        if requested is None or until <= now:
             self._forget(now)
-            asked = asyncio.create_task(self._ask(host, port))
-            asked.add_done_callback(_heard)  # all who asked may have left
-            self._asked[host, port] = now + _RECENT, asked
-        return await asyncio.shield(asked)
+            requested = asyncio.create_task(self._ask(host, port))
+            requested.add_done_callback(_read_exception)  # all who asked may have left
+            self._requests[host, port] = now + _RECENT, requested
+        return await asyncio.shield(requested)
 
     async def aclose(self) -> None:
         """End what is still asked. Idempotent."""
-        asked = [task for _, task in self._asked.values()]
-        self._asked.clear()
-        for task in asked:
+        requested = [task for _, task in self._requests.values()]
+        self._requests.clear()
+        for task in requested:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*requested, return_exceptions=True)
 
     async def _ask(self, host: str, port: int) -> tuple[str, ...]:
         try:
             async with asyncio.timeout(_RECENT):
                 return await self._resolve(host, port)
         except Exception:
-            asked = self._asked.get((host, port))
-            if asked is not None and asked[1] is asyncio.current_task():
-                until = min(asked[0], self._clock() + self._failures)
-                self._asked[host, port] = until, asked[1]
+            requested = self._requests.get((host, port))
+            if requested is not None and requested[1] is asyncio.current_task():
+                until = min(requested[0], self._clock() + self._failures)
+                self._requests[host, port] = until, requested[1]
             raise
 
     def _forget(self, now: float) -> None:
-        if len(self._asked) < _MANY:
+        if len(self._requests) < _MANY:
             return
-        self._asked = {
-            place: one for place, one in self._asked.items() if one[0] > now or not one[1].done()
+        self._requests = {
+            position: waiter
+            for position, waiter in self._requests.items()
+            if waiter[0] > now or not waiter[1].done()
         }
-        if len(self._asked) >= _MANY:
+        if len(self._requests) >= _MANY:
             raise NotReached("too many names are looked up")
 
 
-def _heard(asked: asyncio.Task[tuple[str, ...]]) -> None:
-    if not asked.cancelled():
-        asked.exception()
+def _read_exception(requested: asyncio.Task[tuple[str, ...]]) -> None:
+    if not requested.cancelled():
+        requested.exception()

@@ -17,7 +17,7 @@ import msgspec
 from taskqueue_dispatch.outbound_http.errors import NotReached
 from taskqueue_dispatch.outbound_http.url_policy import Checked
 
-__all__ = ["Reply", "post", "trusted"]
+__all__ = ["PostReply", "post", "trusted"]
 
 _BODY = 64 * 1024
 _BODY_SECONDS = 2.0
@@ -28,7 +28,7 @@ _ADDRESSES = 3
 _ONE = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
 
 
-class Reply(msgspec.Struct, frozen=True):
+class PostReply(msgspec.Struct, frozen=True):
     """What came back, without a word of what it said."""
 
     status: int
@@ -53,7 +53,7 @@ async def post(
     *,
     tls: ssl.SSLContext,
     within: float,
-) -> Reply:
+) -> PostReply:
     """Send one POST and return its reply, whatever its status; a redirect is a reply, and nothing is followed.
 
     It connects to the checked addresses, in turn as long as none is connected to, with the host's name for TLS and
@@ -77,7 +77,7 @@ async def post(
         finally:
             await response.aclose()
     after = _seconds(response.headers.get("retry-after"), time.time())
-    return Reply(response.status_code, length, after)
+    return PostReply(response.status_code, length, after)
 
 
 class _Opened:
@@ -86,9 +86,9 @@ class _Opened:
     def __init__(self) -> None:
         self._streams: list[Any] = []
 
-    async def __call__(self, event: str, told: Mapping[str, Any]) -> None:
+    async def __call__(self, event: str, fields: Mapping[str, Any]) -> None:
         if event == "connection.connect_tcp.complete":
-            self._streams.append(told["return_value"])
+            self._streams.append(fields["return_value"])
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,21 +116,21 @@ async def _answer(
 def _request(
     address: str, checked: Checked, body: bytes, headers: Mapping[str, str], opened: _Opened
 ) -> httpx2.Request:
-    place = checked.place
+    parts = checked.parts
     host = f"[{address}]" if ":" in address else address
     return httpx2.Request(
         "POST",
-        f"{place.scheme}://{host}:{place.port}{place.target}",
+        f"{parts.scheme}://{host}:{parts.port}{parts.target}",
         headers={
             **headers,
-            "host": place.authority,
+            "host": parts.authority,
             "accept-encoding": "identity",
             "connection": "close",
         },
         content=body,
         extensions={
             "timeout": httpx2.Timeout(None, connect=_CONNECT_SECONDS).as_dict(),
-            "sni_hostname": place.host,
+            "sni_hostname": parts.host,
             "trace": opened,
         },
     )
@@ -164,9 +164,9 @@ def _why(error: Exception) -> str:
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    if any(isinstance(one, ssl.SSLCertVerificationError) for one in causes):
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return "its certificate is not good"
-    if any(isinstance(one, ssl.SSLError) for one in causes):
+    if any(isinstance(cause, ssl.SSLError) for cause in causes):
         return "no TLS that can be used"
     if isinstance(error, httpx2.ConnectTimeout):
         return "no connection in time"

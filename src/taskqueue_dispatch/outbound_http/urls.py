@@ -11,7 +11,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_dispatch.outbound_http.addresses import Address
 
-__all__ = ["Place", "read_url"]
+__all__ = ["UrlParts", "read_url"]
 
 _URL = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://"
@@ -32,7 +32,7 @@ _FORM = (
 _NAME = "a host's name, without a dot at its end, or its IP address in full, as 192.0.2.1 or [2001:db8::1]"
 
 
-class Place(msgspec.Struct, frozen=True):
+class UrlParts(msgspec.Struct, frozen=True):
     """Where a URL leads to."""
 
     scheme: str
@@ -55,21 +55,21 @@ class Place(msgspec.Struct, frozen=True):
         return name if self.port == _PORTS[self.scheme] else f"{name}:{self.port}"
 
 
-def read_url(field: str, url: object) -> Place:
+def read_url(field: str, url: object) -> UrlParts:
     """Read ``http[s]://host[:port][/path][?query]``. Raises `InvalidInput`, naming ``field``, for anything else."""
     if not isinstance(url, str) or len(url) > LIMITS.url:
         raise InvalidInput(field, kind_of(url), f"a URL of at most {LIMITS.url} characters")
-    found = _URL.fullmatch(url)
-    if found is None:
+    match = _URL.fullmatch(url)
+    if match is None:
         raise InvalidInput(field, f"{kind_of(url)}, of another form", _FORM)
-    scheme = found["scheme"].lower()
+    scheme = match["scheme"].lower()
     if scheme not in _PORTS:
         raise InvalidInput(field, "a URL of another scheme", _FORM)
-    port = _PORTS[scheme] if found["port"] is None else _port(found["port"])
+    port = _PORTS[scheme] if match["port"] is None else _port(match["port"])
     if port is None:
         raise InvalidInput(field, "a URL with no such port", f"a port from 1 to {_HIGHEST}")
-    host, address = _host(field, found["host"].lower())
-    return Place(scheme, host, port, found["target"] or "/", address)
+    host, address = _host(field, match["host"].lower())
+    return UrlParts(scheme, host, port, match["target"] or "/", address)
 
 
 def _port(digits: str) -> int | None:

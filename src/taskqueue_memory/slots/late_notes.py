@@ -10,7 +10,7 @@ __all__ = ["LateNotes"]
 _OF_A_JOB = 8
 _IN_ALL = 1000
 _BYTES = 16 * 1024 * 1024
-_KEPT = 3600.0
+_MAX_STORED = 3600.0
 """seconds"""
 
 
@@ -52,7 +52,7 @@ class LateNotes:
         """Drop those whose time is over."""
         while self._order:
             key = next(iter(self._order.values()))
-            if self._jobs[key][0].at + _KEPT > now:
+            if self._jobs[key][0].at + _MAX_STORED > now:
                 return
             self._drop(*key)
 

@@ -8,17 +8,17 @@ import msgspec
 
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, Permit, SlotLease
 
-__all__ = ["Lease", "Place", "Server"]
+__all__ = ["Lease", "SlotPosition", "SlotServer"]
 
 
-class Server:
+class SlotServer:
     """What the models of one server share."""
 
-    __slots__ = ("last_model", "places", "together")
+    __slots__ = ("last_model", "positions", "together")
 
     def __init__(self) -> None:
         """Start without a model."""
-        self.places: dict[str, Place] = {}
+        self.positions: dict[str, SlotPosition] = {}
         """by model"""
         self.together: int | None = None
         self.last_model: str | None = None
@@ -26,7 +26,7 @@ class Server:
     @property
     def held(self) -> int:
         """How many slots of all its models have a holder."""
-        return sum(len(place.leases) for place in self.places.values())
+        return sum(len(position.leases) for position in self.positions.values())
 
     @property
     def room(self) -> float:
@@ -34,14 +34,14 @@ class Server:
         return math.inf if self.together is None else self.together - self.held
 
 
-class Place:
+class SlotPosition:
     """One endpoint, with its leases."""
 
     __slots__ = (
         "draining", "endpoint", "leases", "number", "removed", "rests_until", "server", "surplus", "well",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, server: Server, number: int) -> None:
+    def __init__(self, endpoint: Endpoint, server: SlotServer, number: int) -> None:
         """Start with nothing held; nobody has looked at it."""
         self.endpoint = endpoint
         self.server = server
@@ -82,7 +82,7 @@ class Place:
         last = self.server.last_model == self.endpoint.model
         return (-self.endpoint.priority, not last, len(self.leases), self.number)
 
-    def told(self, now: float) -> EndpointInfo:
+    def info(self, now: float) -> EndpointInfo:
         """Return it at a glance."""
         states = [lease.state for lease in self.leases.values()]
         return EndpointInfo(
@@ -103,13 +103,15 @@ class Lease:
     """One slot, held."""
 
     __slots__ = (
-        "expires_at", "fence", "holder", "job", "mark", "missed", "note", "place", "resumed", "since", "state",
+        "expires_at", "fence", "holder", "job", "mark", "missed", "note", "position", "resumed", "since", "state",
         "switched", "token", "via",
     )  # fmt: skip
 
-    def __init__(self, place: Place, holder: str, *, token: str, fence: int, now: float) -> None:
+    def __init__(
+        self, position: SlotPosition, holder: str, *, token: str, fence: int, now: float
+    ) -> None:
         """Start unassigned."""
-        self.place = place
+        self.position = position
         self.holder = holder
         self.token = token
         self.fence = fence
@@ -130,11 +132,11 @@ class Lease:
 
     def ends_by_time(self) -> bool:
         """Whether it is over once it runs out: nobody can be asked for its job, or it has none."""
-        return self.job is None or not self.place.endpoint.reports
+        return self.job is None or not self.position.endpoint.reports
 
-    def told(self) -> SlotLease:
+    def to_slot_lease(self) -> SlotLease:
         """Return it as its holder sees it."""
-        endpoint = self.place.endpoint
+        endpoint = self.position.endpoint
         return SlotLease(
             model=endpoint.model,
             server=endpoint.server,
@@ -152,4 +154,4 @@ class Lease:
 
     def shown(self) -> SlotLease:
         """Return it as others see it."""
-        return msgspec.structs.replace(self.told(), token="", note=None)
+        return msgspec.structs.replace(self.to_slot_lease(), token="", note=None)

@@ -30,8 +30,8 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.clock import Clock
 from taskqueue_core.limits import check_duration, check_label
-from taskqueue_memory.room_signal import MemoryRoomBell
-from taskqueue_memory.slots.leases import Lease, Place
+from taskqueue_memory.room_signal import MemoryRoomSignal
+from taskqueue_memory.slots.leases import Lease, SlotPosition
 from taskqueue_memory.slots.transitions import Pool
 
 __all__ = ["MemorySlots"]
@@ -50,35 +50,35 @@ class MemorySlots:
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         """See `taskqueue_core.capabilities.SlotPool.register`."""
         now = self._begin()
-        place = self._pool.put(endpoint)
+        position = self._pool.put(endpoint)
         self._pool.sweep(now)  # what nobody can be asked for any more ends by its time
-        self._pool.ring((place,), now)
-        return place.told(now)
+        self._pool.notify((position,), now)
+        return position.info(now)
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
         """See `taskqueue_core.capabilities.SlotPool.drain`."""
         check_endpoint(model, server)
         now = self._begin()
-        place = self._pool.place(model, server)
-        if place is None:
+        position = self._pool.position(model, server)
+        if position is None:
             return False
-        place.draining = draining
+        position.draining = draining
         if draining:
-            self._pool.clear(place)
-        self._pool.ring((place,), now)
+            self._pool.clear(position)
+        self._pool.notify((position,), now)
         return True
 
     async def remove(self, model: str, server: str) -> bool:
         """See `taskqueue_core.capabilities.SlotPool.remove`."""
         check_endpoint(model, server)
         now = self._begin()
-        place = self._pool.place(model, server)
-        if place is None:
+        position = self._pool.position(model, server)
+        if position is None:
             return False
-        self._pool.clear(place)
-        place.removed = True
-        self._pool.forget_if_done(place)
-        self._pool.ring((place,), now)
+        self._pool.clear(position)
+        position.removed = True
+        self._pool.forget_if_done(position)
+        self._pool.notify((position,), now)
         return True
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
@@ -86,13 +86,13 @@ class MemorySlots:
         check_endpoint(model, server)
         check_duration("duration", duration)
         now = self._begin()
-        place = self._pool.place(model, server)
-        if place is None:
+        position = self._pool.position(model, server)
+        if position is None:
             return False
-        place.rests_until = now + duration if duration else -math.inf
+        position.rests_until = now + duration if duration else -math.inf
         if duration:
-            self._pool.clear(place)
-        self._pool.ring((place,), now)
+            self._pool.clear(position)
+        self._pool.notify((position,), now)
         return True
 
     async def configure(self, model: str, document: bytes | None) -> None:
@@ -108,17 +108,17 @@ class MemorySlots:
         """See `taskqueue_core.capabilities.SlotPool.documents`."""
         return dict(self._documents)
 
-    async def look(self, model: str | None = None) -> PoolView:
+    async def inspect(self, model: str | None = None) -> PoolView:
         """See `taskqueue_core.capabilities.SlotPool.look`."""
         if model is not None:
             check_label("model", model)
         now = self._begin()
         models = sorted(self._pool.models) if model is None else [model]
-        places = [p for name in models for p in self._pool.models.get(name, {}).values()]
-        leases = [lease for place in places for lease in place.leases.values()]
+        positions = [p for name in models for p in self._pool.models.get(name, {}).values()]
+        leases = [lease for position in positions for lease in position.leases.values()]
         return PoolView(
             epoch=self._pool.epoch,
-            endpoints=tuple(place.told(now) for place in places),
+            endpoints=tuple(position.info(now) for position in positions),
             leases=tuple(lease.shown() for lease in sorted(leases, key=_by_fence)),
         )
 
@@ -138,16 +138,16 @@ class MemorySlots:
         check_acquire(model, holder, limit, releasing, idle)
         check_ttl(ttl)
         now = self._begin()
-        freed = [found.place for lease in releasing if (found := self._release(lease, now))]
+        freed = [result.position for lease in releasing if (result := self._release(lease, now))]
         taken: list[Lease] = []
-        while len(taken) < limit and (place := self._best(model, now)) is not None:
-            taken.append(self._pool.grant(place, holder, now, ttl))
+        while len(taken) < limit and (position := self._best(model, now)) is not None:
+            taken.append(self._pool.grant(position, holder, now, ttl))
         if idle is not None:
             for lease in self._idle(model, holder, now - idle)[: limit - len(taken)]:
                 self._pool.end(lease)
-                taken.append(self._pool.grant(lease.place, holder, now, ttl))
-        self._pool.ring(freed, now)
-        return tuple(lease.told() for lease in taken)
+                taken.append(self._pool.grant(lease.position, holder, now, ttl))
+        self._pool.notify(freed, now)
+        return tuple(lease.to_slot_lease() for lease in taken)
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -161,8 +161,8 @@ class MemorySlots:
             lease = self._assign(shown, job, now)
             if lease is not None:
                 lease.state = Permit.ASSIGNED
-                self._pool.keep(lease, now + ttl)
-            answers.append(_told(lease))
+                self._pool.expire_at(lease, now + ttl)
+            answers.append(_lease_answer(lease))
         return tuple(answers)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
@@ -170,32 +170,34 @@ class MemorySlots:
         check_leases(leases)
         check_ttl(ttl)
         now = self._begin()
-        found = [self._pool.find(lease.token, now) for lease in leases]
-        bound = [lease if lease is not None and lease.job is not None else None for lease in found]
+        matches = [self._pool.find(lease.token, now) for lease in leases]
+        bound = [
+            lease if lease is not None and lease.job is not None else None for lease in matches
+        ]
         for lease in filter(None, bound):
             lease.state = Permit.DETACHED
-            self._pool.keep(lease, now + ttl)
-        return tuple(map(_told, bound))
+            self._pool.expire_at(lease, now + ttl)
+        return tuple(map(_lease_answer, bound))
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         """See `taskqueue_core.capabilities.SlotPool.renew`."""
         check_leases(leases)
         check_ttl(ttl)
         now = self._begin()
-        found = [self._pool.find(lease.token, now) for lease in leases]
-        kept = [
-            lease or self._remade(shown, now) for shown, lease in zip(leases, found, strict=True)
+        matches = [self._pool.find(lease.token, now) for lease in leases]
+        retained = [
+            lease or self._remade(shown, now) for shown, lease in zip(leases, matches, strict=True)
         ]
-        for lease in filter(None, kept):
-            self._pool.keep(lease, max(lease.expires_at, now + ttl))
-        return tuple(map(_told, kept))
+        for lease in filter(None, retained):
+            self._pool.expire_at(lease, max(lease.expires_at, now + ttl))
+        return tuple(map(_lease_answer, retained))
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         """See `taskqueue_core.capabilities.SlotPool.release`."""
         check_leases(leases)
         now = self._begin()
         ended = [self._release(lease, now) for lease in leases]
-        self._pool.ring([lease.place for lease in ended if lease], now)
+        self._pool.notify([lease.position for lease in ended if lease], now)
         return tuple(lease is not None for lease in ended)
 
     # what servers say
@@ -210,7 +212,7 @@ class MemorySlots:
             self._pool.late.add(model, job, note, now)
             return Left.LATE
         lease.note = note
-        self._pool.bells.ring(model)
+        self._pool.signals.notify(model)
         return Left.TAKEN
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
@@ -219,38 +221,38 @@ class MemorySlots:
         return self._pool.late.of(model, job, self._begin())
 
     async def reconcile(
-        self, model: str, server: str, seen: Seen | None, *, settled: float
+        self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
         """See `taskqueue_core.capabilities.SlotPool.reconcile`."""
         check_endpoint(model, server)
-        check_seen(seen, settled)
+        check_seen(observed, settled)
         now = self._begin()
-        place = self._pool.place(model, server)
-        if place is None:
+        position = self._pool.position(model, server)
+        if position is None:
             return ()
-        if seen is None:
-            place.well = False
-            if not place.healthy:
-                self._pool.clear(place)
-            self._pool.ring((place,), now)
+        if observed is None:
+            position.well = False
+            if not position.healthy:
+                self._pool.clear(position)
+            self._pool.notify((position,), now)
             return ()
-        _look_at_health(place, seen, settled, now)
+        _apply_health(position, observed, settled, now)
         ended = []
-        missing = _missing(place, seen, now)
-        for lease in place.with_job:
+        missing = _missing(position, observed, now)
+        for lease in position.with_job:
             if lease not in missing:
                 lease.missed = None
-            elif lease.missed is None or lease.missed[0] != seen.active:
-                lease.missed = (seen.active, now)
+            elif lease.missed is None or lease.missed[0] != observed.active:
+                lease.missed = (observed.active, now)
             elif now - lease.missed[1] >= settled:
                 ended.append(lease.shown())
                 self._pool.end_untold(lease, now)
-        self._pool.ring((place,), now)
+        self._pool.notify((position,), now)
         return tuple(ended)
 
-    def bell(self, *models: str) -> MemoryRoomBell:
+    def slot_signal(self, *models: str) -> MemoryRoomSignal:
         """See `taskqueue_core.capabilities.SlotPool.bell`."""
-        return MemoryRoomBell(self._pool.bells, checked_models(models))
+        return MemoryRoomSignal(self._pool.signals, checked_models(models))
 
     # steps
 
@@ -259,26 +261,28 @@ class MemorySlots:
         self._pool.sweep(now)
         return now
 
-    def _best(self, model: str, now: float) -> Place | None:
+    def _best(self, model: str, now: float) -> SlotPosition | None:
         """Return the endpoint that the next slot is to be of."""
-        places = self._pool.models.get(model, {}).values()
-        able = [place for place in places if place.may_give(now) and place.room > 0]
-        return min(able, key=lambda one: one.merit(), default=None)
+        positions = self._pool.models.get(model, {}).values()
+        able = [position for position in positions if position.may_give(now) and position.room > 0]
+        return min(able, key=lambda position: position.merit(), default=None)
 
     def _idle(self, model: str, holder: str, before: float) -> list[Lease]:
         """Return the slots that others hold since ``before`` and have no job for, the oldest first."""
-        places = self._pool.models.get(model, {}).values()
+        positions = self._pool.models.get(model, {}).values()
         now = self._pool.clock.now()
-        able = [place for place in places if place.may_give(now) and place.room >= 0]
-        leases = [lease for place in able for lease in place.leases.values()]
+        able = [position for position in positions if position.may_give(now) and position.room >= 0]
+        leases = [lease for position in able for lease in position.leases.values()]
         idle = [
-            one for one in leases if one.job is None and one.holder != holder and one.since < before
+            lease
+            for lease in leases
+            if lease.job is None and lease.holder != holder and lease.since < before
         ]
         return sorted(idle, key=_by_fence)
 
     def _assign(self, shown: SlotLease, job: str, now: float) -> Lease | None:
         lease = self._pool.find(shown.token, now)
-        model = shown.model if lease is None else lease.place.endpoint.model
+        model = shown.model if lease is None else lease.position.endpoint.model
         had = self._pool.of_job(model, job, now)
         if lease is None:
             return had if had is not None and had.via == shown.token else None
@@ -288,7 +292,7 @@ class MemorySlots:
             self._pool.bind(lease, job)
             return lease
         self._pool.end(lease)
-        self._pool.ring((lease.place,), now)
+        self._pool.notify((lease.position,), now)
         self._pool.renumber(had, shown.token)
         had.holder, had.resumed = lease.holder, True
         return had
@@ -299,15 +303,15 @@ class MemorySlots:
         if token is None or token.epoch == self._pool.epoch or not check_remade(shown):
             return None
         job = shown.job or ""
-        place, had = (
-            self._pool.place(shown.model, shown.server),
+        position, had = (
+            self._pool.position(shown.model, shown.server),
             self._pool.of_job(shown.model, job, now),
         )
         if had is not None:
             return had if had.via == shown.token else None
-        if place is None:
+        if position is None:
             return None
-        lease = self._pool.grant(place, shown.holder, now, ttl=0.0)
+        lease = self._pool.grant(position, shown.holder, now, ttl=0.0)
         self._pool.bind(lease, job)
         lease.state, lease.via, lease.switched = shown.state, shown.token, shown.switched
         return lease
@@ -319,32 +323,32 @@ class MemorySlots:
         return lease
 
 
-def _told(lease: Lease | None) -> SlotLease | None:
-    return None if lease is None else lease.told()
+def _lease_answer(lease: Lease | None) -> SlotLease | None:
+    return None if lease is None else lease.to_slot_lease()
 
 
 def _by_fence(lease: Lease) -> int:
     return lease.fence
 
 
-def _look_at_health(place: Place, seen: Seen, settled: float, now: float) -> None:
-    before = place.surplus
-    if place.well or seen.active <= len(place.with_job):
-        place.well, place.surplus = True, None
-    elif before is None or seen.active > before[0]:
-        place.surplus = (seen.active, now)
+def _apply_health(position: SlotPosition, observed: Seen, settled: float, now: float) -> None:
+    before = position.surplus
+    if position.well or observed.active <= len(position.with_job):
+        position.well, position.surplus = True, None
+    elif before is None or observed.active > before[0]:
+        position.surplus = (observed.active, now)
     elif now - before[1] >= settled:
-        place.well, place.surplus = True, None
+        position.well, position.surplus = True, None
 
 
-def _missing(place: Place, seen: Seen, now: float) -> set[Lease]:
+def _missing(position: SlotPosition, observed: Seen, now: float) -> set[Lease]:
     """Return the leases whose jobs the server does not seem to have."""
-    bound = place.with_job
-    if seen.jobs is not None:
-        return {lease for lease in bound if lease.job not in seen.jobs}
-    if not seen.active:
+    bound = position.with_job
+    if observed.jobs is not None:
+        return {lease for lease in bound if lease.job not in observed.jobs}
+    if not observed.active:
         return set(bound)
     over = sorted(
-        (lease for lease in bound if lease.expires_at <= now), key=lambda one: one.expires_at
+        (lease for lease in bound if lease.expires_at <= now), key=lambda lease: lease.expires_at
     )
-    return set(over[: max(0, len(bound) - seen.active)])
+    return set(over[: max(0, len(bound) - observed.active)])

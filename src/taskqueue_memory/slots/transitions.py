@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from taskqueue_core.authoring.slot_checks import Token
 from taskqueue_core.capabilities import Endpoint, Permit
 from taskqueue_core.clock import Clock
-from taskqueue_memory.due_heap import Agenda
-from taskqueue_memory.room_signal import Bells
+from taskqueue_memory.due_heap import DueHeap
+from taskqueue_memory.room_signal import RoomNotifier
 from taskqueue_memory.slots.late_notes import LateNotes
-from taskqueue_memory.slots.leases import Lease, Place, Server
+from taskqueue_memory.slots.leases import Lease, SlotPosition, SlotServer
 
 __all__ = ["Pool"]
 
@@ -27,77 +27,77 @@ class Pool:
         """Start empty, with an epoch of its own."""
         self.clock = clock
         self.epoch = secrets.token_hex(8)
-        self.servers: dict[str, Server] = {}
-        self.models: dict[str, dict[str, Place]] = {}
+        self.servers: dict[str, SlotServer] = {}
+        self.models: dict[str, dict[str, SlotPosition]] = {}
         """places by model and server"""
         self.leases: dict[str, Lease] = {}
         """by token"""
         self.jobs: dict[tuple[str, str], Lease] = {}
         """by model and job"""
         self.late = LateNotes()
-        self.bells = Bells(clock)
+        self.signals = RoomNotifier(clock)
         self._fences = itertools.count(1)
         self._numbers = itertools.count(1)
         self._marks = itertools.count(1)
-        self._ends = Agenda[Lease](lambda lease, mark: lease.mark == mark)
+        self._ends = DueHeap[Lease](lambda lease, mark: lease.mark == mark)
 
     # endpoints
 
-    def place(self, model: str, server: str) -> Place | None:
+    def position(self, model: str, server: str) -> SlotPosition | None:
         """Return an endpoint."""
         return self.models.get(model, {}).get(server)
 
-    def put(self, endpoint: Endpoint) -> Place:
+    def put(self, endpoint: Endpoint) -> SlotPosition:
         """Add an endpoint, or change it."""
-        server = self.servers.setdefault(endpoint.server, Server())
-        place = server.places.get(endpoint.model)
-        if place is None:
-            place = Place(endpoint, server, next(self._numbers))
-            server.places[endpoint.model] = place
-            self.models.setdefault(endpoint.model, {})[endpoint.server] = place
-        place.endpoint = endpoint
-        place.draining = place.removed = False
+        server = self.servers.setdefault(endpoint.server, SlotServer())
+        position = server.positions.get(endpoint.model)
+        if position is None:
+            position = SlotPosition(endpoint, server, next(self._numbers))
+            server.positions[endpoint.model] = position
+            self.models.setdefault(endpoint.model, {})[endpoint.server] = position
+        position.endpoint = endpoint
+        position.draining = position.removed = False
         server.together = endpoint.together
-        for lease in place.leases.values():
+        for lease in position.leases.values():
             self._note_end(lease)
-        return place
+        return position
 
-    def forget_if_done(self, place: Place) -> None:
+    def forget_if_done(self, position: SlotPosition) -> None:
         """Forget an endpoint that was removed, once nothing of it is held."""
-        if not place.removed or place.leases:
+        if not position.removed or position.leases:
             return
-        model, name = place.endpoint.model, place.endpoint.server
-        del place.server.places[model]
+        model, name = position.endpoint.model, position.endpoint.server
+        del position.server.positions[model]
         del self.models[model][name]
         if not self.models[model]:
             del self.models[model]
-        if not place.server.places:
+        if not position.server.positions:
             del self.servers[name]
 
     # leases
 
-    def grant(self, place: Place, holder: str, now: float, ttl: float) -> Lease:
+    def grant(self, position: SlotPosition, holder: str, now: float, ttl: float) -> Lease:
         """Make a lease on an endpoint."""
         fence = next(self._fences)
-        lease = Lease(place, holder, token=self._token(fence), fence=fence, now=now)
-        last = place.server.last_model
-        lease.switched = last not in (None, place.endpoint.model)
-        self.leases[lease.token] = place.leases[lease.token] = lease
-        self.keep(lease, now + ttl)
+        lease = Lease(position, holder, token=self._token(fence), fence=fence, now=now)
+        last = position.server.last_model
+        lease.switched = last not in (None, position.endpoint.model)
+        self.leases[lease.token] = position.leases[lease.token] = lease
+        self.expire_at(lease, now + ttl)
         return lease
 
-    def keep(self, lease: Lease, until: float) -> None:
+    def expire_at(self, lease: Lease, until: float) -> None:
         """Have a lease run out at a time."""
         lease.expires_at = until
         self._note_end(lease)
 
     def renumber(self, lease: Lease, shown: str) -> None:
         """Give a lease a new token and fence: nobody who had it before has it any more."""
-        del self.leases[lease.token], lease.place.leases[lease.token]
+        del self.leases[lease.token], lease.position.leases[lease.token]
         lease.fence = next(self._fences)
         lease.token = self._token(lease.fence)
         lease.via, lease.missed = shown, None
-        self.leases[lease.token] = lease.place.leases[lease.token] = lease
+        self.leases[lease.token] = lease.position.leases[lease.token] = lease
 
     def find(self, token: str, now: float) -> Lease | None:
         """Return the lease of a token that is good."""
@@ -114,38 +114,38 @@ class Pool:
 
     def bind(self, lease: Lease, job: str) -> None:
         """Bind a lease to a job."""
-        place = lease.place
+        position = lease.position
         lease.job, lease.state = job, Permit.ASSIGNED
-        last = place.server.last_model
-        lease.switched = last not in (None, place.endpoint.model)
-        place.server.last_model = place.endpoint.model
-        self.jobs[place.endpoint.model, job] = lease
+        last = position.server.last_model
+        lease.switched = last not in (None, position.endpoint.model)
+        position.server.last_model = position.endpoint.model
+        self.jobs[position.endpoint.model, job] = lease
 
     def end(self, lease: Lease) -> None:
         """End a lease: its slot is free, or gone where slots were taken away."""
-        place = lease.place
+        position = lease.position
         lease.mark = 0
-        del self.leases[lease.token], place.leases[lease.token]
+        del self.leases[lease.token], position.leases[lease.token]
         if lease.job is not None:
-            del self.jobs[place.endpoint.model, lease.job]
-        self.forget_if_done(place)
+            del self.jobs[position.endpoint.model, lease.job]
+        self.forget_if_done(position)
 
-    def clear(self, place: Place) -> None:
+    def clear(self, position: SlotPosition) -> None:
         """End what nobody has bound to a job: the endpoint may get none now."""
-        for lease in tuple(place.leases.values()):
+        for lease in tuple(position.leases.values()):
             if lease.job is None:
                 self.end(lease)
 
     def end_untold(self, lease: Lease, now: float) -> None:
         """End a lease for its holder, who has not fetched its note: that is put aside."""
         if lease.note is not None and lease.job is not None:
-            self.late.add(lease.place.endpoint.model, lease.job, lease.note, now)
+            self.late.add(lease.position.endpoint.model, lease.job, lease.note, now)
         self.end(lease)
 
     def run_out(self, lease: Lease, now: float) -> None:
         """End a lease by its time."""
         self.end_untold(lease, now)
-        self.ring((lease.place,), now)
+        self.notify((lease.position,), now)
 
     def sweep(self, now: float) -> None:
         """End the leases that time ends. The others wait until they are reconciled."""
@@ -154,15 +154,19 @@ class Pool:
             if lease.ends_by_time():
                 self.run_out(lease, now)
 
-    def ring(self, places: Iterable[Place], now: float) -> None:
+    def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
         """Ring for the models that can have a slot now, at some endpoints or at others of their servers."""
         models: set[str] = set()
-        for place in places:
-            shared = place.server.together is not None
-            near = place.server.places.values() if shared else (place,)
-            models |= {one.endpoint.model for one in near if one.may_give(now) and one.room > 0}
+        for position in positions:
+            shared = position.server.together is not None
+            near = position.server.positions.values() if shared else (position,)
+            models |= {
+                position.endpoint.model
+                for position in near
+                if position.may_give(now) and position.room > 0
+            }
         for model in sorted(models):
-            self.bells.ring(model)
+            self.signals.notify(model)
 
     def _note_end(self, lease: Lease) -> None:
         lease.mark = next(self._marks)

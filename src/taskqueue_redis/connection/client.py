@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from taskqueue_redis.addresses import Kind, Place
+from taskqueue_redis.addresses import HostAddress, Kind
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.cluster import ClusterTopology
 from taskqueue_redis.connection.connection import Wire, Word
@@ -134,7 +134,7 @@ class Link:
             found.append(reply)
         return found
 
-    async def listener(self, avoid: Place | None = None) -> tuple[Place, Wire]:
+    async def listener(self, avoid: HostAddress | None = None) -> tuple[HostAddress, Wire]:
         """Open a connection of one's own to a master, preferably not ``avoid``; say to which. Raises a `Failure`.
 
         Every message that is published anywhere in the installation can be heard there.
@@ -160,7 +160,7 @@ class Link:
         """Have something called when a server is connected to another time: it may have been started anew."""
         self._topology.reopened = call
 
-    def in_charge(self, place: Place) -> bool:
+    def in_charge(self, place: HostAddress) -> bool:
         """Whether a server is a master, as far as known."""
         return self._topology.in_charge(place)
 

@@ -8,7 +8,7 @@ from binascii import crc_hqx
 from functools import lru_cache
 from typing import Any
 
-from taskqueue_redis.addresses import Place
+from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.background import Flight
 from taskqueue_redis.connection.failures import (
@@ -46,7 +46,7 @@ class ClusterTopology(NodesByPlace):
     def __init__(self, settings: RedisSettings) -> None:
         """Do no input or output."""
         super().__init__(settings)
-        self._seeds = settings.address.places
+        self._seeds = settings.address.hosts
         self._owners: list[Node | None] = []
         self._asked_at = 0.0
         self._renewal = Flight(self._renew, "ask for the cluster's slots")
@@ -68,7 +68,7 @@ class ClusterTopology(NodesByPlace):
             await self._map()
         return list({node.place: node for node in self._owners if node is not None}.values())
 
-    def in_charge(self, place: Place) -> bool:
+    def in_charge(self, place: HostAddress) -> bool:
         return any(node is not None and node.place == place for node in self._owners)
 
     def doubt(self, node: Node | None) -> None:  # noqa: ARG002 - whoever it is, others know better
@@ -77,7 +77,7 @@ class ClusterTopology(NodesByPlace):
             self._asked_at = now
             self._renewal.start()
 
-    def moved(self, slot: int, place: Place) -> None:
+    def moved(self, slot: int, place: HostAddress) -> None:
         node = self.node(place)
         if self._owners:
             self._owners[slot] = node
@@ -152,11 +152,11 @@ async def _first(asked: list[Any]) -> tuple[Node, list[Any]]:
     raise problem or Unreachable(Policy.SEEK, NotReached("nobody was asked"))
 
 
-def _place(server: list[Any], asked: Node) -> Place | None:
+def _place(server: list[Any], asked: Node) -> HostAddress | None:
     host, port = (server[0] or b"").decode(), int(server[1])
     if host == "?":
         return None  # what Redis says for a name that it does not know
-    return Place(host or asked.place.host, port)
+    return HostAddress(host or asked.place.host, port)
 
 
 def _shuffled(nodes: list[Node]) -> list[Node]:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from hiredis import ProtocolError, Reader, pack_command
 
-from taskqueue_redis.addresses import Place
+from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.failures import ErrorReply, Lost, Policy, judge, says_denied
 
@@ -168,7 +168,11 @@ class Wire(asyncio.Protocol):
 
 
 async def open_wire(
-    place: Place, settings: RedisSettings, *, sentinel: bool = False, in_flight: int | None = None
+    place: HostAddress,
+    settings: RedisSettings,
+    *,
+    sentinel: bool = False,
+    in_flight: int | None = None,
 ) -> Wire:
     """Connect and log in. Raises `OSError`, `TimeoutError`, `Lost`, `ErrorReply`, `ConfigurationError`."""
     settings.refuse_exposed(place)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_redis.addresses import Place
+from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.background import Flight
 from taskqueue_redis.connection.connection import Wire, open_wire
@@ -55,7 +55,10 @@ class Node:
     """A server. Connects when it is first used, and again after a loss, never more often than a `Backoff` allows."""
 
     def __init__(
-        self, place: Place, settings: RedisSettings, reopened: Callable[[], None] | None = None
+        self,
+        place: HostAddress,
+        settings: RedisSettings,
+        reopened: Callable[[], None] | None = None,
     ) -> None:
         """Do no input or output. ``reopened`` is called when the connection that all share is made another time."""
         self.place = place
@@ -150,7 +153,7 @@ class Node:
         return wire
 
 
-async def connect(place: Place, settings: RedisSettings, *, sentinel: bool = False) -> Wire:
+async def connect(place: HostAddress, settings: RedisSettings, *, sentinel: bool = False) -> Wire:
     """Open a connection that its caller owns. Raises `Unreachable`."""
     try:
         return await open_wire(place, settings, sentinel=sentinel)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from taskqueue_redis.addresses import Place
+from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.connection.client import Link
 from taskqueue_redis.connection.connection import Wire
 from taskqueue_redis.connection.failures import (
@@ -120,7 +120,7 @@ class Doorbell:
 
     async def _run(self) -> None:
         backoff = Backoff()
-        place: Place | None = None
+        place: HostAddress | None = None
         while True:
             try:
                 place, wire = await self._link.listener(avoid=place)
@@ -139,7 +139,7 @@ class Doorbell:
                 self._failure = NotReached("the doorbell failed")
             await asyncio.sleep(backoff.next())
 
-    async def _serve(self, wire: Wire, place: Place, backoff: Backoff) -> None:
+    async def _serve(self, wire: Wire, place: HostAddress, backoff: Backoff) -> None:
         """Serve as long as the connection is of use. Raises the `Failure` that ended it."""
         self._due.clear()
         self._refusal = None
@@ -186,7 +186,7 @@ class Doorbell:
         self._asked.difference_update(old)
         self._missed &= self._wanted
 
-    def _look_at(self, wire: Wire, place: Place) -> None:
+    def _look_at(self, wire: Wire, place: HostAddress) -> None:
         if not self._link.in_charge(place):
             wire.give_up("another server is in charge now")
         elif self._pinged:

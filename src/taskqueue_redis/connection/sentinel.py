@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from taskqueue_redis.addresses import Place
+from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.background import Flight
 from taskqueue_redis.connection.failures import (
@@ -53,14 +53,14 @@ class SentinelTopology(NodesByPlace):
     async def masters(self) -> list[Node]:
         return [await self.locate("")]
 
-    def in_charge(self, place: Place) -> bool:
+    def in_charge(self, place: HostAddress) -> bool:
         return self._master is None or self._master.place == place
 
     def doubt(self, node: Node | None) -> None:
         if node is self._master:
             self._master = None
 
-    def moved(self, slot: int, place: Place) -> None:
+    def moved(self, slot: int, place: HostAddress) -> None:
         """There are no slots here."""
 
     async def aclose(self) -> None:
@@ -69,7 +69,7 @@ class SentinelTopology(NodesByPlace):
 
     async def _find_out(self) -> Node:
         named = max(await self._named())
-        node = self.node(Place(named.host, named.port))
+        node = self.node(HostAddress(named.host, named.port))
         wire = await node.reach()
         # A master that was demoted, or is about to be promoted, says so itself; Sentinels may lag behind.
         try:
@@ -84,7 +84,7 @@ class SentinelTopology(NodesByPlace):
 
     async def _named(self) -> list[_Named]:
         """Return what most Sentinels say, or as many as answer in time. Raises `Unreachable` if none does."""
-        places = self._settings.address.places
+        places = self._settings.address.hosts
         asked = [asyncio.create_task(self._ask(place)) for place in places]
         told: list[_Named] = []
         problem: Unreachable | None = None
@@ -106,7 +106,7 @@ class SentinelTopology(NodesByPlace):
             raise problem or Unreachable(Policy.SEEK, NotReached("no Sentinel answers"))
         return told
 
-    async def _ask(self, place: Place) -> _Named:
+    async def _ask(self, place: HostAddress) -> _Named:
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
                 wire = await connect(place, self._settings, sentinel=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from taskqueue_redis.addresses import Place
+from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.nodes import Node
 
@@ -30,7 +30,7 @@ class Topology(Protocol):
         """Return all who are in charge of anything. Raises `Unreachable`."""
         ...
 
-    def in_charge(self, place: Place) -> bool:
+    def in_charge(self, place: HostAddress) -> bool:
         """Whether a server is in charge of anything, as far as known."""
         ...
 
@@ -38,11 +38,11 @@ class Topology(Protocol):
         """Take note that a node was out of reach, or said that it is not in charge."""
         ...
 
-    def moved(self, slot: int, place: Place) -> None:
+    def moved(self, slot: int, place: HostAddress) -> None:
         """Take note that a slot lives elsewhere."""
         ...
 
-    def node(self, place: Place) -> Node:
+    def node(self, place: HostAddress) -> Node:
         """Return the node at a place."""
         ...
 
@@ -58,9 +58,9 @@ class NodesByPlace:
         """Do no input or output."""
         self.reopened: Callable[[], None] | None = None
         self._settings = settings
-        self._nodes: dict[Place, Node] = {}
+        self._nodes: dict[HostAddress, Node] = {}
 
-    def node(self, place: Place) -> Node:
+    def node(self, place: HostAddress) -> Node:
         """Return the node at a place."""
         if place not in self._nodes:
             self._nodes[place] = Node(place, self._settings, self._node_reopened)
@@ -74,7 +74,7 @@ class NodesByPlace:
         """Return every node that is known."""
         return list(self._nodes.values())
 
-    def keep(self, places: set[Place]) -> None:
+    def keep(self, places: set[HostAddress]) -> None:
         """Forget the nodes elsewhere, unless somebody waits for them still."""
         for place, node in list(self._nodes.items()):
             if place not in places and not node.in_use:
@@ -93,7 +93,7 @@ class Single(NodesByPlace):
     def __init__(self, settings: RedisSettings) -> None:
         """Do no input or output."""
         super().__init__(settings)
-        self._only = self.node(settings.address.places[0])
+        self._only = self.node(settings.address.hosts[0])
 
     def find(self, key: str) -> Node | None:  # noqa: ARG002 - it has all keys
         return self._only
@@ -104,20 +104,20 @@ class Single(NodesByPlace):
     async def masters(self) -> list[Node]:
         return [self._only]
 
-    def in_charge(self, place: Place) -> bool:
+    def in_charge(self, place: HostAddress) -> bool:
         return place == self._only.place
 
     def doubt(self, node: Node | None) -> None:
         """Nobody else could be asked."""
 
-    def moved(self, slot: int, place: Place) -> None:
+    def moved(self, slot: int, place: HostAddress) -> None:
         """There are no slots here."""
 
 
-def redirection(text: str, node: Node | None) -> tuple[int, Place]:
+def redirection(text: str, node: Node | None) -> tuple[int, HostAddress]:
     """Return the slot and place that a MOVED or ASK names; one without a host means the same host."""
     _, slot, address = text.split(" ")[:3]
     host, _, port = address.rpartition(":")
     if not host and node is not None:
         host = node.place.host
-    return int(slot), Place(host.strip("[]"), int(port))
+    return int(slot), HostAddress(host.strip("[]"), int(port))

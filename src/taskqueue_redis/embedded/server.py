@@ -141,11 +141,11 @@ class EmbeddedRedis:
             process = self._spawn(binary)
         if process is None or not self._ready(process):
             raise ConfigurationError(
-                f"{binary.name} did not start in {self.directory}: {self._last_words(binary)}"
+                f"{binary.name} did not start in {self.directory}: {self._last_log_lines(binary)}"
             )
         _log.info("embedded %s started", binary.name, extra={"url": self.url})
         self._keeper = threading.Thread(
-            target=self._keep, args=(binary, process), name="taskqueue-redis", daemon=True
+            target=self._supervise, args=(binary, process), name="taskqueue-redis", daemon=True
         )
         self._keeper.start()
 
@@ -207,14 +207,14 @@ class EmbeddedRedis:
         """Return which server wrote the base file, such as ``Valkey 9.1.2``; empty if that is not known."""
         for base in (self.directory / "appendonlydir").glob("*.base.rdb"):
             with base.open("rb") as file:
-                if found := _WRITER.search(file.read(100)):
-                    return f"{found[1].decode().title()} {found[2].decode()}"
+                if match := _WRITER.search(file.read(100)):
+                    return f"{match[1].decode().title()} {match[2].decode()}"
         return ""
 
     def _spawn(self, binary: Binary) -> subprocess.Popen[bytes] | None:
         """Start the server, unless this is being closed."""
-        place = self._socket if self._socket_folder else self._socket.name
-        text = _SETTINGS.format(extra=_EXTRA, socket=f'"{place}"')
+        path = self._socket if self._socket_folder else self._socket.name
+        text = _SETTINGS.format(extra=_EXTRA, socket=f'"{path}"')
         if (self.directory / _EXTRA).exists():
             text += f"include {_EXTRA}\n"
         log = self.directory / "redis.log"
@@ -271,27 +271,27 @@ class EmbeddedRedis:
             except OSError:
                 return b""
 
-    def _last_words(self, binary: Binary) -> str:
+    def _last_log_lines(self, binary: Binary) -> str:
         """Return the last lines that the server logged, and who wrote files that it cannot read."""
         try:
             text = (self.directory / "redis.log").read_text("utf-8", "replace")
         except OSError:
             text = ""
         lines = text.rpartition(_SEPARATOR)[2].splitlines()
-        words = [word for line in lines if (word := _STAMP.sub("", line).strip())][-2:]
+        args = [name for line in lines if (name := _STAMP.sub("", line).strip())][-2:]
         # Redis 7.0 names the file, later servers and Valkey say what it is.
-        if any("RDB base file" in word or ".base.rdb" in word for word in words):
+        if any("RDB base file" in name or ".base.rdb" in name for name in args):
             writer = self._writer()
             if writer not in {"", binary.name}:
-                words.append(
+                args.append(
                     f"the files were written by {writer}: install that version or a newer one, or choose another "
                     "directory"
                 )
-        return " / ".join(words) or "its log is empty"
+        return " / ".join(args) or "its log is empty"
 
     # Keep it running
 
-    def _keep(self, binary: Binary, process: subprocess.Popen[bytes]) -> None:
+    def _supervise(self, binary: Binary, process: subprocess.Popen[bytes]) -> None:
         pause = _FIRST_PAUSE
         began = time.monotonic()
         while True:

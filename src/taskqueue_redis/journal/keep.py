@@ -15,12 +15,12 @@ from taskqueue_redis.journal.reader import (
     COLUMNS,
     HEAD,
     JOURNAL_VERSION,
-    Entry,
-    JournalReader,
+    JournalEntry,
+    RedisJournalReader,
     entries_of,
 )
 
-__all__ = ["keep", "lines_of", "variables"]
+__all__ = ["keep_journal", "lines_of", "variables"]
 
 _URL = "TASKQUEUE_REDIS_URL"
 _SLACK = 60.0
@@ -34,7 +34,7 @@ def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - a Redis writes
     return {}
 
 
-async def keep(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
+async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
     """Write a queue's transitions as lines, numbered anew from 1: a number is left out where some are missing.
 
     Where the journal no longer goes back to ``since`` they begin at 2, as what came before is not known.
@@ -42,7 +42,7 @@ async def keep(key: str, path: Path, since: float, store: Mapping[str, str]) -> 
     settings = RedisSettings(url=store[_URL]) if _URL in store else load_settings(RedisSettings)  # type: ignore[arg-type]
     wanted = key.encode()
     began = int((since - _SLACK) * _MICROSECONDS)
-    async with JournalReader(settings) as reader:
+    async with RedisJournalReader(settings) as reader:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for shard, partition in enumerate(await reader.discover()):
                 span = await reader.span(partition)
@@ -60,19 +60,19 @@ async def keep(key: str, path: Path, since: float, store: Mapping[str, str]) -> 
                                 number += 1
 
 
-def lines_of(entry: Entry, run: str, number: int) -> Iterator[dict[str, Any]]:
+def lines_of(entry: JournalEntry, run: str, number: int) -> Iterator[dict[str, Any]]:
     """Give each transition of an entry as a line of a journal has it, numbered from the one behind ``number``."""
     head = dict(zip(HEAD, map(bytes.decode, entry.values), strict=False))
     columns = [
         parts if len(parts) == entry.size else parts * entry.size
         for parts in (value.decode().split("\0") for value in entry.values[len(HEAD) :])
     ]
-    for place, values in enumerate(zip(*columns, strict=True), start=number + 1):
+    for index, values in enumerate(zip(*columns, strict=True), start=number + 1):
         own = dict(zip(COLUMNS, values, strict=True))
         yield {
             "v": JOURNAL_VERSION,
             "run": run,
-            "seq": place,
+            "seq": index,
             "ts": int(head["ts"]) / _MICROSECONDS,
             "event": head["event"],
             "key": head["key"],

@@ -21,11 +21,11 @@ __all__ = [
     "COLUMNS",
     "HEAD",
     "JOURNAL_VERSION",
-    "Entry",
-    "JournalReader",
+    "JournalEntry",
+    "JournalSpan",
+    "JournalSteps",
+    "RedisJournalReader",
     "Reply",
-    "Span",
-    "Steps",
     "entries_of",
     "installed",
     "steps_of",
@@ -37,11 +37,11 @@ async def installed(link: Link) -> Partitions:
 
     Raises `BackendUnavailable`.
     """
-    told = Partitions(link.settings.prefix, link.settings.partitions_of)
-    first = told.names[0]
+    partitions = Partitions(link.settings.prefix, link.settings.partitions_of)
+    first = partitions.names[0]
     with translated():
         number = await link.command(first, "HGET", f"{first}:meta", "partitions")
-    return told if number is None else Partitions(link.settings.prefix, int(number))
+    return partitions if number is None else Partitions(link.settings.prefix, int(number))
 
 
 JOURNAL_VERSION = 2
@@ -53,7 +53,7 @@ COLUMNS = (
 """fields behind these: a value per transition with NUL between them, or (but for the ids) one for all"""
 _NAMES = [name.encode() for name in (*HEAD, *COLUMNS)]
 _VERSION = str(JOURNAL_VERSION).encode()
-_WORDS = 2 * len(_NAMES)
+_FIELDS = 2 * len(_NAMES)
 _IDS = 2 * len(HEAD) + 1
 _AT_ONCE = 512 * 1024
 """bytes that a reply is meant to have: Redis serves nobody else while it writes one"""
@@ -65,7 +65,7 @@ _SAMPLE = 20
 """entries whose size is taken for that of all"""
 
 
-class Span(NamedTuple):
+class JournalSpan(NamedTuple):
     """What a partition's journal has."""
 
     epoch: str
@@ -76,7 +76,7 @@ class Span(NamedTuple):
     """the number of the last one, 0 if there never was any"""
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """A step; or what a foreign hand has written, which has no transitions."""
 
     seq: int
@@ -87,7 +87,7 @@ class Entry(NamedTuple):
     """how many transitions it has"""
 
 
-class Steps(NamedTuple):
+class JournalSteps(NamedTuple):
     """Some steps after one another, by column."""
 
     seqs: Sequence[int]
@@ -98,13 +98,13 @@ class Steps(NamedTuple):
     """of `HEAD` and `COLUMNS`, each with a value per step"""
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Self:
+    def of(cls, entries: Iterable[JournalEntry]) -> Self:
         """Return entries, none of them foreign, and at least one."""
         seqs, values, sizes = zip(*entries, strict=True)
         return cls(seqs, sizes, [*zip(*values, strict=True)])
 
     @classmethod
-    def joined(cls, several: Sequence[Steps]) -> Self:
+    def joined(cls, several: Sequence[JournalSteps]) -> Self:
         """Return what stands in several, as one."""
         seqs, sizes, columns = zip(*several, strict=True)
         return cls(
@@ -123,20 +123,20 @@ Reply: TypeAlias = Sequence[tuple[bytes, list[bytes]]]
 """entries of a stream as Redis tells them: their ids and their words"""
 
 
-def steps_of(reply: Reply) -> Steps | None:
+def steps_of(reply: Reply) -> JournalSteps | None:
     """Return what a reply tells, all at once; ``None`` where not everything of it is ours, or there is nothing."""
     if not reply:
         return None
-    places, words = zip(*reply, strict=True)
-    if {*map(len, words)} != {_WORDS}:
+    positions, args = zip(*reply, strict=True)
+    if {*map(len, args)} != {_FIELDS}:
         return None
-    columns = [*zip(*words, strict=True)]
+    columns = [*zip(*args, strict=True)]
     names, values, number = columns[::2], columns[1::2], len(reply)
-    ids = b" ".join(places)
+    ids = b" ".join(positions)
     if (
         ids.count(b"-0 ") != number - 1
         or not ids.endswith(b"-0")
-        or any(told.count(name) != number for told, name in zip(names, _NAMES, strict=True))
+        or any(reply.count(name) != number for reply, name in zip(names, _NAMES, strict=True))
         or values[0].count(_VERSION) != number
         or not all(map(bytes.isdigit, values[1]))
     ):
@@ -145,49 +145,51 @@ def steps_of(reply: Reply) -> Steps | None:
     sizes = (
         [1] * number if b"\0" not in b"".join(tasks) else [each.count(b"\0") + 1 for each in tasks]
     )
-    return Steps([*map(int, ids[:-2].split(b"-0 "))], sizes, values)
+    return JournalSteps([*map(int, ids[:-2].split(b"-0 "))], sizes, values)
 
 
-def entries_of(reply: Reply) -> list[Entry]:
+def entries_of(reply: Reply) -> list[JournalEntry]:
     """Return what a reply tells, entry by entry."""
     return [
-        Entry(int(place[:-2]), words[1::2], words[_IDS].count(b"\0") + 1)
-        if len(words) == _WORDS
-        and words[::2] == _NAMES
-        and words[1] == _VERSION
-        and words[3].isdigit()
-        and place[-2:] == b"-0"
-        else Entry(int(place.partition(b"-")[0]), [place], 0)
-        for place, words in reply
+        JournalEntry(int(position[:-2]), args[1::2], args[_IDS].count(b"\0") + 1)
+        if len(args) == _FIELDS
+        and args[::2] == _NAMES
+        and args[1] == _VERSION
+        and args[3].isdigit()
+        and position[-2:] == b"-0"
+        else JournalEntry(int(position.partition(b"-")[0]), [position], 0)
+        for position, args in reply
     ]
 
 
 class _Window(NamedTuple):
     """What is asked for at once, so that the reply has about as many bytes as it is meant to have."""
 
-    place: str
+    position: str
     """where it begins"""
     most: int
     """no entry in it begins behind this number"""
     entries: int
     """how many at most"""
 
-    def following(self, reply: Reply, place: str, at_once: int) -> Self:
+    def following(self, reply: Reply, position: str, at_once: int) -> Self:
         """Return the one behind a reply, from a place on: at most twice as much, as the next may be larger."""
         number = len(reply)
-        some = reply[:: max(1, number // _SAMPLE)]
-        size = max(1, sum(sum(map(len, words)) for _, words in some) * number // len(some))
-        last, words = reply[-1]
+        batch = reply[:: max(1, number // _SAMPLE)]
+        size = max(1, sum(sum(map(len, args)) for _, args in batch) * number // len(batch))
+        last, args = reply[-1]
         behind = int(last.partition(b"-")[0])
-        behind += words[_IDS].count(b"\0") + 1 if len(words) == _WORDS else 0
-        told = max(1, behind - int(reply[0][0].partition(b"-")[0]))
-        if place[0] != "(":
-            behind = int(place)
+        behind += args[_IDS].count(b"\0") + 1 if len(args) == _FIELDS else 0
+        value = max(1, behind - int(reply[0][0].partition(b"-")[0]))
+        if position[0] != "(":
+            behind = int(position)
         count = max(1, min(at_once, 2 * self.entries, _AT_ONCE * number // size))
-        return type(self)(place, behind + max(1, min(2 * told, _AT_ONCE * told // size)), count)
+        return type(self)(
+            position, behind + max(1, min(2 * value, _AT_ONCE * value // size)), count
+        )
 
 
-class JournalReader:
+class RedisJournalReader:
     """Reads the journals of an installation. An async context manager; belongs to one event loop."""
 
     def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
@@ -213,18 +215,18 @@ class JournalReader:
         self.partitions = (await installed(self._link)).names
         return self.partitions
 
-    async def span(self, partition: str, known: Span | None = None) -> Span:
+    async def span(self, partition: str, known: JournalSpan | None = None) -> JournalSpan:
         """Return what is there now. Raises `BackendUnavailable`.
 
         ``known``: what was there before; if nothing has come since, that is the answer, and costs least.
         """
-        told = await self._ask(partition, "HMGET", f"{partition}:meta", "epoch", "journal_seq")
-        epoch, number = told[0] or b"", int(told[1] or 0)
+        reply = await self._ask(partition, "HMGET", f"{partition}:meta", "epoch", "journal_seq")
+        epoch, number = reply[0] or b"", int(reply[1] or 0)
         if known is not None and (known.epoch.encode(), known.last) == (epoch, number):
             return known
         head = await self._next(partition, "-")
         first = number + 1 if head is None else min(head.seq, number + 1)
-        return Span(epoch.decode(), first, number)
+        return JournalSpan(epoch.decode(), first, number)
 
     async def at(
         self, partition: str, time: int, low: int | None = None, high: int | None = None
@@ -267,74 +269,76 @@ class JournalReader:
         first = await self._around(partition, start - 1) or await self._around(partition, start)
         low = start if first is None else first.seq
         window = _Window(str(low), low + 20 * _FIRST, min(_FIRST, self._at_once))
-        asked = asyncio.ensure_future(self._some(partition, window, end))
+        requested = asyncio.ensure_future(self._next_batch(partition, window, end))
         try:
             while True:
-                reply, place = await asked
-                if place is None:
+                reply, position = await requested
+                if position is None:
                     if reply:
                         yield reply
                     return
-                window = window.following(reply, place, self._at_once)
+                window = window.following(reply, position, self._at_once)
                 # The next are on their way while these are worked on.
-                asked = asyncio.ensure_future(self._some(partition, window, end))
+                requested = asyncio.ensure_future(self._next_batch(partition, window, end))
                 await asyncio.sleep(0)
                 yield reply
         finally:
-            asked.cancel()
+            requested.cancel()
 
-    async def before(self, partition: str, number: int) -> Entry | None:
+    async def before(self, partition: str, number: int) -> JournalEntry | None:
         """Return the last entry that begins with a number or before it; ``None`` if there is none."""
         return await self._ours(partition, "XREVRANGE", f"{number}", "-")
 
     async def strays(self, partition: str, last: int) -> AsyncGenerator[list[bytes]]:
         """Give the ids of foreign entries that are beyond a number, as those of a plain XADD are; some at a time."""
-        place = str(last + 1)
-        while told := await self._range(partition, place, "+", _FIRST):
-            yield [entry.values[0] for entry in entries_of(told) if not entry.size]
-            place = "(" + told[-1][0].decode()
+        position = str(last + 1)
+        while reply := await self._range(partition, position, "+", _FIRST):
+            yield [entry.values[0] for entry in entries_of(reply) if not entry.size]
+            position = "(" + reply[-1][0].decode()
 
-    async def _some(self, partition: str, window: _Window, end: int) -> tuple[Reply, str | None]:
+    async def _next_batch(
+        self, partition: str, window: _Window, end: int
+    ) -> tuple[Reply, str | None]:
         """Return what a window has, else what comes next; and where it goes on, ``None`` at the end."""
         most, count = min(window.most, end), window.entries
-        told = await self._range(partition, window.place, most, count)
-        if not told and most < end:
-            told, count = await self._range(partition, str(most + 1), end, 1), 1
-        if len(told) == count:
-            return told, "(" + told[-1][0].decode()
-        return told, str(most + 1) if told and most < end else None
+        reply = await self._range(partition, window.position, most, count)
+        if not reply and most < end:
+            reply, count = await self._range(partition, str(most + 1), end, 1), 1
+        if len(reply) == count:
+            return reply, "(" + reply[-1][0].decode()
+        return reply, str(most + 1) if reply and most < end else None
 
     async def _range(self, partition: str, start: str, end: int | str, count: int) -> Reply:
-        told: Reply = await self._ask(
+        reply: Reply = await self._ask(
             partition, "XRANGE", _journal(partition), start, end, "COUNT", count
         )
-        return told
+        return reply
 
-    async def _around(self, partition: str, number: int) -> Entry | None:
+    async def _around(self, partition: str, number: int) -> JournalEntry | None:
         """Return the entry that a transition is in."""
         entry = await self.before(partition, number)
         return entry if entry is not None and entry.seq + entry.size > number else None
 
-    async def _next(self, partition: str, place: str) -> Entry | None:
+    async def _next(self, partition: str, position: str) -> JournalEntry | None:
         """Return the first entry from a place on."""
-        return await self._ours(partition, "XRANGE", place, "+")
+        return await self._ours(partition, "XRANGE", position, "+")
 
-    async def _ours(self, partition: str, verb: str, start: str, end: str) -> Entry | None:
+    async def _ours(self, partition: str, verb: str, start: str, end: str) -> JournalEntry | None:
         count = 1
-        while told := await self._ask(
+        while reply := await self._ask(
             partition, verb, _journal(partition), start, end, "COUNT", count
         ):
-            for entry in entries_of(told):
+            for entry in entries_of(reply):
                 if entry.size:
                     return entry
-            if len(told) < count:
+            if len(reply) < count:
                 break
-            start, count = "(" + told[-1][0].decode(), 100
+            start, count = "(" + reply[-1][0].decode(), 100
         return None
 
-    async def _ask(self, partition: str, *words: str | int) -> Any:
+    async def _ask(self, partition: str, *args: str | int) -> Any:
         with translated():
-            return await self._link.command(partition, *words)
+            return await self._link.command(partition, *args)
 
 
 def _journal(partition: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 
-__all__ = ["Partitions", "bell", "process_channel", "room_channel", "slots_channel"]
+__all__ = ["Partitions", "process_channel", "room_channel", "signal_channel", "slots_channel"]
 
 
-def bell(partition: str, key: str) -> str:
+def signal_channel(partition: str, key: str) -> str:
     """Return the channel that rings when a queue gets work; without a key, when something falls due earlier."""
     return f"{partition}:bell:{key}"
 

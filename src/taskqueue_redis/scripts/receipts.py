@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-__all__ = ["Holder", "Receipt", "Receipts", "readable"]
+__all__ = ["Holder", "IssuedReceipt", "Receipts", "readable"]
 
 _RECEIPT = re.compile(r"([0-9]{1,17})\.([sr][0-9])\.([0-9a-f]{1,64}-[0-9]{1,12})\.(.{1,200})")
 
 
-class Receipt(NamedTuple):
+class IssuedReceipt(NamedTuple):
     """What a receipt says."""
 
     fence: str
@@ -23,10 +23,10 @@ class Receipt(NamedTuple):
     key: str
 
 
-def readable(receipt: str) -> Receipt | None:
+def readable(receipt: str) -> IssuedReceipt | None:
     """Read a receipt; ``None`` for one that was never issued."""
     parts = _RECEIPT.fullmatch(receipt)
-    return None if parts is None else Receipt(parts[1], parts[2], parts[3], parts[4])
+    return None if parts is None else IssuedReceipt(parts[1], parts[2], parts[3], parts[4])
 
 
 class Holder(Protocol):
@@ -46,15 +46,15 @@ class Receipts:
         self._holders: dict[str, Holder] = {}
         self._doubted: set[str] = set()
 
-    def doubt(self) -> None:
+    def mark_uncertain(self) -> None:
         """Take nothing that is out for granted any more: the store has gone back, and may have given it to others."""
         self._doubted = set(self._holders)
 
-    def vouches(self, receipt: str) -> bool:
+    def is_known(self, receipt: str) -> bool:
         """Whether somebody here has seen it, and no failover since can have undone that it is theirs."""
         return receipt in self._holders and receipt not in self._doubted
 
-    def keep(self, receipt: str, holder: Holder) -> None:
+    def add(self, receipt: str, holder: Holder) -> None:
         """Note a delivery."""
         self._holders[receipt] = holder
 

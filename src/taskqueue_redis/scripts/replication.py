@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from taskqueue_redis.connection.failures import AnswerLost
-from taskqueue_redis.scripts.runner import Scripts, Word
+from taskqueue_redis.scripts.runner import Arg, Scripts
 
-__all__ = ["Confirming"]
+__all__ = ["ReplicaWait"]
 
 _REMEMBERED = 10_000
 
 
-class Confirming:
+class ReplicaWait:
     """Runs scripts whose answer counts only once enough replicas have what they wrote."""
 
     def __init__(self, scripts: Scripts, timeout: float) -> None:
@@ -27,27 +27,27 @@ class Confirming:
         """Say whether one of these queues is known to wait for replicas."""
         return not self._replicated.isdisjoint(keys)
 
-    async def run(self, name: str, partition: str, keys: Iterable[str], *words: Word) -> list[Any]:
+    async def run(self, name: str, partition: str, keys: Iterable[str], *args: Arg) -> list[Any]:
         """Run an idempotent script that answers how many replicas must have it, and its results; return these.
 
         Raises `AnswerLost` where the replicas do not confirm in time, and what `Scripts.run` raises.
         """
-        told: list[Any]
+        reply: list[Any]
         if not self.waits_for(keys):
-            told = await self._scripts.run(name, partition, *words)
-            if not told[0]:
-                return told[1:]
+            reply = await self._scripts.run(name, partition, *args)
+            if not reply[0]:
+                return reply[1:]
             # WAIT counts what was written by its own connection, and to the master of that moment: so the whole again,
             # which changes nothing where the first time counts, and is made up for where a failover came between.
             if len(self._replicated) < _REMEMBERED:
                 self._replicated.update(keys)
-            again, reached = await self._scripts.run(name, partition, *words, follow=self._wait)
-            told[0] = again[0]
+            again, reached = await self._scripts.run(name, partition, *args, follow=self._wait)
+            reply[0] = again[0]
         else:
-            told, reached = await self._scripts.run(name, partition, *words, follow=self._wait)
-        if told[0] and (reached or 0) < told[0]:
-            raise AnswerLost(f"{reached} of {told[0]} replicas have confirmed")
-        return told[1:]
+            reply, reached = await self._scripts.run(name, partition, *args, follow=self._wait)
+        if reply[0] and (reached or 0) < reply[0]:
+            raise AnswerLost(f"{reached} of {reply[0]} replicas have confirmed")
+        return reply[1:]
 
-    def _wait(self, told: Any) -> Sequence[Word] | None:
-        return ("WAIT", told[0], round(self._timeout * 1000)) if told[0] else None
+    def _wait(self, reply: Any) -> Sequence[Arg] | None:
+        return ("WAIT", reply[0], round(self._timeout * 1000)) if reply[0] else None

@@ -19,7 +19,7 @@ from taskqueue_redis.connection.errors import QueueReset
 from taskqueue_redis.connection.failures import NoScript, ScriptError
 from taskqueue_redis.scripts.keys import Partitions
 
-__all__ = ["LAYOUT", "Scripts", "Word", "microseconds", "seconds", "source"]
+__all__ = ["LAYOUT", "Arg", "Scripts", "microseconds", "seconds", "source"]
 
 LAYOUT = "5"
 """grows when older versions could not read what newer ones write"""
@@ -28,7 +28,7 @@ _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
 
 _log = logging.getLogger("taskqueue.redis")
 
-Word = bytes | str | int | float
+Arg = bytes | str | int | float
 
 
 def microseconds(time: float) -> int:
@@ -103,7 +103,7 @@ class Scripts:
         self,
         name: str,
         partition: str,
-        *words: Word,
+        *args: Arg,
         resend: bool = True,
         follow: Callable[[Any], Sequence[Any] | None] | None = None,
     ) -> Any:
@@ -113,8 +113,8 @@ class Scripts:
         `taskqueue_redis.connection.failures`.
         """
         epoch = self._epochs.get(partition) or await self._install(partition)
-        now: Word = "" if self._clock is None else microseconds(self._clock.now())
-        arguments = (*self._declared(partition), epoch, now, *words)
+        now: Arg = "" if self._clock is None else microseconds(self._clock.now())
+        arguments = (*self._declared(partition), epoch, now, *args)
         try:
             return await self._evaluate(name, partition, arguments, resend=resend, follow=follow)
         except ScriptError as error:
@@ -128,7 +128,7 @@ class Scripts:
                 f"the partition {partition} was emptied or replaced: what it held is gone"
             ) from error
 
-    def _declared(self, partition: str) -> tuple[Word, ...]:
+    def _declared(self, partition: str) -> tuple[Arg, ...]:
         """Return the keys that a script declares, behind their number.
 
         A cluster runs what declares one absent key wherever it is asked to, on either side of a slot that is moving,
@@ -142,7 +142,7 @@ class Scripts:
         self,
         name: str,
         partition: str,
-        arguments: tuple[Word, ...],
+        arguments: tuple[Arg, ...],
         *,
         resend: bool = True,
         follow: Callable[[Any], Sequence[Any] | None] | None = None,
@@ -162,12 +162,12 @@ class Scripts:
             await self._check()
         fresh = secrets.token_hex(8)
         number = str(len(self.partitions.names))
-        told = await self._evaluate(
+        reply = await self._evaluate(
             "install",
             partition,
             (*self._declared(partition), fresh, LAYOUT, number, self._journal_length or ""),
         )
-        epoch, layout, partitions = (str(value, "ascii") for value in told)
+        epoch, layout, partitions = (str(value, "ascii") for value in reply)
         if layout != LAYOUT:
             raise ConfigurationError(
                 f"the store has layout {layout}, this version writes {LAYOUT}: "

@@ -58,11 +58,11 @@ class _Record(msgspec.Struct, frozen=True):
     updated_at: float
 
 
-def status_of(key: str, task_id: str, told: list[Any]) -> TaskStatus | None:
+def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
     """Read the answer of the script ``status``."""
-    if not told:
+    if not reply:
         return None
-    packed, in_flight, cold, progress = told
+    packed, in_flight, cold, progress = reply
     record = _record(packed)
     history, reason = _cold(cold)
     return TaskStatus(
@@ -77,9 +77,9 @@ def status_of(key: str, task_id: str, told: list[Any]) -> TaskStatus | None:
     )
 
 
-def dead_letter_of(key: str, told: list[Any]) -> DeadLetter:
+def dead_letter_of(key: str, reply: list[Any]) -> DeadLetter:
     """Read one answer of the script ``dead_letters``."""
-    task_id, packed, cold, body = told[0].decode(), *told[1:]
+    task_id, packed, cold, body = reply[0].decode(), *reply[1:]
     record = _record(packed)
     history, reason = _cold(cold)
     return DeadLetter(
@@ -94,7 +94,7 @@ def dead_letter_of(key: str, told: list[Any]) -> DeadLetter:
 
 def rest_of(packed: bytes) -> Rest:
     """Read a record without the rest of the books."""
-    state, place, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
+    state, position, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
     tenant, _, entity = packed[_RECORD.size + _MARKS :].decode().partition("/")
     return Rest(
         state=_STATES[state - 1],
@@ -104,7 +104,7 @@ def rest_of(packed: bytes) -> Rest:
         tenant=tenant or None,
         ordering_key=entity or None,
         since=int.from_bytes(at, "big"),
-        stream=f"{_KINDS[place]}{priority}" if place in _KINDS else None,
+        stream=f"{_KINDS[position]}{priority}" if position in _KINDS else None,
         fence=int.from_bytes(fence, "big"),
     )
 
@@ -114,9 +114,9 @@ def ledger_of(counters: Mapping[str, str]) -> Ledger:
     return Ledger(**{name: int(counters.get(name, 0)) for name in Ledger.__struct_fields__})
 
 
-def pairs(told: list[bytes]) -> dict[str, str]:
+def pairs(reply: list[bytes]) -> dict[str, str]:
     """Read the fields of a hash."""
-    return {told[n].decode(): told[n + 1].decode() for n in range(0, len(told), 2)}
+    return {reply[n].decode(): reply[n + 1].decode() for n in range(0, len(reply), 2)}
 
 
 def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:

@@ -15,14 +15,14 @@ from taskqueue_redis.connection.client import Ask, Link
 from taskqueue_redis.connection.failures import Failure, Misconfigured, ScriptError
 from taskqueue_redis.setup.checks import parsed
 
-__all__ = ["Look", "rewrite_logs"]
+__all__ = ["AofReading", "rewrite_logs"]
 
 _NO = "0"
 _SEVERAL_FILES = 7
 """the version since which the log is in several of them"""
 
 
-class Look(NamedTuple):
+class AofReading(NamedTuple):
     """What was found."""
 
     whole: bool
@@ -31,38 +31,40 @@ class Look(NamedTuple):
     """why a file is not rewritten"""
 
 
-async def rewrite_logs(link: Link) -> Look:
+async def rewrite_logs(link: Link) -> AofReading:
     """Have each master rewrite its file in the background, unless it has done so since its start.
 
     Raises a `Failure` where it is not known who they are.
     """
-    looks = await link.at_each_master(_look_at)
-    obstacles = (look.obstacle for look in looks if look.obstacle)
-    return Look(all(look.whole for look in looks), next(obstacles, ""))
+    looks = await link.at_each_master(_read_persistence)
+    obstacles = (reading.obstacle for reading in looks if reading.obstacle)
+    return AofReading(all(reading.whole for reading in looks), next(obstacles, ""))
 
 
-async def _look_at(ask: Ask) -> Look:
+async def _read_persistence(ask: Ask) -> AofReading:
     try:
         facts = parsed(await ask(("INFO",)))
         if facts.get("loading", _NO) != _NO:
-            return Look(whole=False)
+            return AofReading(whole=False)
         if _is_whole(facts):
-            return Look(whole=True)
+            return AofReading(whole=True)
         if facts.get("aof_rewrite_in_progress") != _NO or facts.get("aof_rewrite_scheduled") != _NO:
-            return Look(whole=False)
+            return AofReading(whole=False)
         return await _rewrite(ask, failed=facts.get("aof_last_bgrewrite_status") != "ok")
     except Failure:
-        return Look(whole=False)  # it is out of reach
+        return AofReading(whole=False)  # it is out of reach
 
 
-async def _rewrite(ask: Ask, *, failed: bool) -> Look:
+async def _rewrite(ask: Ask, *, failed: bool) -> AofReading:
     try:
         await ask(("BGREWRITEAOF",))
     except Misconfigured as failure:
-        return Look(whole=True, obstacle=str(failure))  # nothing that time would change
+        return AofReading(whole=True, obstacle=str(failure))  # nothing that time would change
     except ScriptError as error:  # another process may have asked in the same moment
         failed = "in progress" not in error.text
-    return Look(whole=False, obstacle="Redis cannot, and its own log says why" if failed else "")
+    return AofReading(
+        whole=False, obstacle="Redis cannot, and its own log says why" if failed else ""
+    )
 
 
 def _is_whole(facts: Mapping[str, str]) -> bool:

@@ -110,7 +110,7 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
     except Misconfigured as failure:
         raise ConfigurationError(str(failure)) from None
     append_only = all(info.get("aof_enabled") == "1" for info in infos)
-    product, version = min((_server(info) for info in infos), key=lambda one: _numbers(one[1]))
+    product, version = min((_server(info) for info in infos), key=lambda pair: _numbers(pair[1]))
     replicas = min(int(info.get("connected_slaves", 0)) for info in infos)
     return ServerFacts(
         address=settings.address.shown,
@@ -178,20 +178,20 @@ async def _appendfsync(link: Link, settings: RedisSettings) -> str:
         replies = await link.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
     except Misconfigured:
         return settings.appendfsync or "unknown"  # the access list that ships keeps it secret
-    found: list[str] = [reply[1].decode() for reply in replies]
-    return min(found, key=lambda word: _SYNCS.get(word, 0))
+    matches: list[str] = [reply[1].decode() for reply in replies]
+    return min(matches, key=lambda name: _SYNCS.get(name, 0))
 
 
 async def _check_scripts(link: Link, settings: RedisSettings) -> None:
     key = _KEY % settings.prefix
-    words: list[str] = []
+    args: list[str] = []
     for command in SCRIPT_COMMANDS:
-        words += [str(len(command)), *(key if word == "KEY" else word for word in command)]
+        args += [str(len(command)), *(key if name == "KEY" else name for name in command)]
     await _direct(link, key, "PING")
     await _direct(link, key, "WAIT", 0, 0)
     await _direct(link, key, "EVAL", "return 1", 1, key)
     digest = (await link.everywhere("SCRIPT", "LOAD", _RIGHTS))[0].decode()
-    denied = await _direct(link, key, "EVALSHA", digest, 1, key, *words)
+    denied = await _direct(link, key, "EVALSHA", digest, 1, key, *args)
     if denied:
         names = ", ".join(sorted({name.decode() for name in denied}))
         raise ConfigurationError(
@@ -199,12 +199,12 @@ async def _check_scripts(link: Link, settings: RedisSettings) -> None:
         )
 
 
-async def _direct(link: Link, key: str, *words: str | int) -> Any:
+async def _direct(link: Link, key: str, *args: str | int) -> Any:
     try:
-        return await link.command(key, *words)
+        return await link.command(key, *args)
     except Misconfigured as failure:
         text = str(failure)
-        name = "" if text.startswith(str(words[0])) else f"{words[0]}: "
+        name = "" if text.startswith(str(args[0])) else f"{args[0]}: "
         raise ConfigurationError(f"{name}{text}") from None
 
 
@@ -213,15 +213,15 @@ async def _check_channels(link: Link, settings: RedisSettings) -> None:
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
     _, wire = await link.listener()
     try:
-        for word in ("SUBSCRIBE", "UNSUBSCRIBE"):
+        for name in ("SUBSCRIBE", "UNSUBSCRIBE"):
             try:
-                await wire.call(word, channel)
+                await wire.call(name, channel)
             except ErrorReply as error:
                 _, failure = judge(error)
                 if not isinstance(failure, Misconfigured):
                     raise failure from None
                 raise ConfigurationError(
-                    f"the Redis user may not {word} on channels named {_named(settings)}: {_cure(settings)}"
+                    f"the Redis user may not {name} on channels named {_named(settings)}: {_cure(settings)}"
                 ) from None
     except Lost as lost:
         raise NotReached(lost.reason) from None
@@ -233,9 +233,9 @@ async def _loads(link: Link, settings: RedisSettings) -> bool:
     """Return whether it is known that every server may load its file at its next start."""
     key = _KEY % settings.prefix
     writes = [
-        [key if word == "KEY" else word for word in words]
-        for words in SCRIPT_COMMANDS
-        if words[0] in _OF_EACH_KIND
+        [key if name == "KEY" else name for name in args]
+        for args in SCRIPT_COMMANDS
+        if args[0] in _OF_EACH_KIND
     ]
 
     async def may(ask: Ask) -> bool | None:
@@ -246,7 +246,7 @@ async def _loads(link: Link, settings: RedisSettings) -> bool:
         if not (7, 0) <= _numbers(version) < _LOADS_UNASKED[product]:
             return True
         try:
-            replies = [await ask(("ACL", "DRYRUN", "default", *words)) for words in writes]
+            replies = [await ask(("ACL", "DRYRUN", "default", *args)) for args in writes]
         except (Misconfigured, ScriptError):
             return None
         return all(reply == b"OK" for reply in replies)

@@ -88,7 +88,7 @@ CLIENT_COMMANDS = (
 
 def access_list(prefix: str, user: str = "taskqueue", password: str = NO_PASSWORD) -> str:
     """Return the content of an ACL file for Redis 6.2 and later. ``password`` begins with ``>`` or ``#``."""
-    scripts = {words[0] for words in SCRIPT_COMMANDS}
+    scripts = {args[0] for args in SCRIPT_COMMANDS}
     commands = [name.replace(" ", "|") for name in (*CLIENT_COMMANDS, *scripts)]
     allowed = " ".join(f"+{name.lower()}" for name in sorted(commands))
     rules = f"resetkeys ~{{{prefix}:* resetchannels &{{{prefix}:* -@all -@dangerous {allowed}"

@@ -35,11 +35,11 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.limits import LIMITS, check_duration, check_label
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure
-from taskqueue_redis.context import Home
+from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.keys import slots_channel
-from taskqueue_redis.scripts.runner import Word, microseconds, seconds
-from taskqueue_redis.slots.records import Place, Shown, granted, lease_of, read_place
-from taskqueue_redis.wakeups import RedisRoomBell
+from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
+from taskqueue_redis.slots.records import EndpointRecord, SlotRecord, granted, lease_of, read_record
+from taskqueue_redis.wakeups import RedisRoomSignal
 
 __all__ = ["RedisSlots"]
 
@@ -51,20 +51,20 @@ _STRANGE = 1
 class RedisSlots:
     """See `taskqueue_core.capabilities.SlotPool`."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, context: RedisContext) -> None:
         """Do no input or output."""
-        self._home = home
-        self._partition = home.scripts.partitions.names[0]
+        self._context = context
+        self._partition = context.scripts.partitions.names[0]
 
     # endpoints
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
         """See `taskqueue_core.capabilities.SlotPool.register`."""
-        _, now, told = await self._run(
+        _, now, reply = await self._run(
             "slots_register", endpoint.model, endpoint.server, endpoint.url, endpoint.slots,
             endpoint.priority, "1" if endpoint.reports else "", endpoint.together or 0,
         )  # fmt: skip
-        return read_place(told, seconds(now)).info
+        return read_record(reply, seconds(now)).info
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
         """See `taskqueue_core.capabilities.SlotPool.drain`."""
@@ -91,21 +91,22 @@ class RedisSlots:
 
     async def documents(self) -> dict[str, bytes]:
         """See `taskqueue_core.capabilities.SlotPool.documents`."""
-        told = await self._run("slots_documents")
+        reply = await self._run("slots_documents")
         return {
-            model.decode(): document for model, document in zip(told[::2], told[1::2], strict=True)
+            model.decode(): document
+            for model, document in zip(reply[::2], reply[1::2], strict=True)
         }
 
-    async def look(self, model: str | None = None) -> PoolView:
+    async def inspect(self, model: str | None = None) -> PoolView:
         """See `taskqueue_core.capabilities.SlotPool.look`."""
         if model is not None:
             check_label("model", model)
-        epoch, now, *told = await self._run("slots_look", model or "")
-        places = sorted((read_place(each, seconds(now)) for each in told), key=_by_model)
-        leases = (lease for place in places for lease in place.leases)
+        epoch, now, *reply = await self._run("slots_look", model or "")
+        records = sorted((read_record(each, seconds(now)) for each in reply), key=_by_model)
+        leases = (lease for record in records for lease in record.leases)
         return PoolView(
             epoch=epoch.decode(),
-            endpoints=tuple(place.info for place in places),
+            endpoints=tuple(record.info for record in records),
             leases=tuple(sorted(leases, key=_by_fence)),
         )
 
@@ -124,33 +125,33 @@ class RedisSlots:
         """See `taskqueue_core.capabilities.SlotPool.acquire`."""
         check_acquire(model, holder, limit, releasing, idle)
         check_ttl(ttl)
-        words = (
+        args = (
             model,
             holder,
             microseconds(ttl),
             limit,
             "" if idle is None else microseconds(idle),
         )
-        asking = asyncio.create_task(self._acquire(words, releasing))
-        self._home.asking.add(asking)
-        asking.add_done_callback(self._home.asking.discard)
+        asking = asyncio.create_task(self._acquire(args, releasing))
+        self._context.asking.add(asking)
+        asking.add_done_callback(self._context.asking.discard)
         try:
-            told = await asyncio.shield(asking)
+            reply = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._home.background.start(self._give_back(asking, model, holder))
+            self._context.background.start(self._give_back(asking, model, holder))
             raise
-        return granted(told, model, holder)
+        return granted(reply, model, holder)
 
-    async def _acquire(self, words: tuple[Word, ...], releasing: Sequence[SlotLease]) -> Any:
+    async def _acquire(self, args: tuple[Arg, ...], releasing: Sequence[SlotLease]) -> Any:
         seed, tokens = secrets.token_hex(16), _tokens(releasing)
         try:
-            return await self._run("slots_acquire", *words, seed, "", *tokens, resend=False)
+            return await self._run("slots_acquire", *args, seed, "", *tokens, resend=False)
         except BackendUnavailable as error:
             failure = error.__cause__
             if not (isinstance(failure, Failure) and failure.uncertain):
                 raise
         # What was given then has not come here: this finds it again.
-        return await self._run("slots_acquire", *words, seed, "1", *tokens)
+        return await self._run("slots_acquire", *args, seed, "1", *tokens)
 
     async def _give_back(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
         # What fails here comes back by its time.
@@ -158,7 +159,7 @@ class RedisSlots:
             leases = granted(await asking, model, holder)
             if leases:
                 tokens = _tokens(leases)
-                await self._home.scripts.run("slots_release", self._partition, *tokens)
+                await self._context.scripts.run("slots_release", self._partition, *tokens)
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -168,11 +169,11 @@ class RedisSlots:
         check_ttl(ttl)
         if not pairs:
             return ()
-        words: list[Word] = []
+        args: list[Arg] = []
         for (lease, job), token in zip(pairs, _tokens([lease for lease, _ in pairs]), strict=True):
-            words += token, lease.model, job
-        told = await self._run("slots_assign", microseconds(ttl), *words)
-        return _answered([lease for lease, _ in pairs], told)
+            args += token, lease.model, job
+        reply = await self._run("slots_assign", microseconds(ttl), *args)
+        return _answered([lease for lease, _ in pairs], reply)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         """See `taskqueue_core.capabilities.SlotPool.detach`."""
@@ -180,8 +181,8 @@ class RedisSlots:
         check_ttl(ttl)
         if not leases:
             return ()
-        told = await self._run("slots_renew", microseconds(ttl), "1", *_tokens(leases))
-        return _answered(leases, told)
+        reply = await self._run("slots_renew", microseconds(ttl), "1", *_tokens(leases))
+        return _answered(leases, reply)
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         """See `taskqueue_core.capabilities.SlotPool.renew`."""
@@ -189,26 +190,26 @@ class RedisSlots:
         check_ttl(ttl)
         if not leases:
             return ()
-        told = await self._run("slots_renew", microseconds(ttl), "", *_tokens(leases))
-        kept = list(_answered(leases, told))
+        reply = await self._run("slots_renew", microseconds(ttl), "", *_tokens(leases))
+        retained = list(_answered(leases, reply))
         strange = [
-            place
-            for place, (lease, answer) in enumerate(zip(leases, told[1], strict=True))
+            index
+            for index, (lease, answer) in enumerate(zip(leases, reply[1], strict=True))
             if answer == _STRANGE and check_remade(lease)
         ]
         if strange:
-            for place, lease in zip(
-                strange, await self._restore([leases[place] for place in strange], ttl), strict=True
+            for index, lease in zip(
+                strange, await self._restore([leases[index] for index in strange], ttl), strict=True
             ):
-                kept[place] = lease
-        return tuple(kept)
+                retained[index] = lease
+        return tuple(retained)
 
     async def _restore(self, leases: list[SlotLease], ttl: float) -> tuple[SlotLease | None, ...]:
-        words: list[Word] = []
+        args: list[Arg] = []
         for lease, token in zip(leases, _tokens(leases), strict=True):
-            words += token, lease.model, lease.server, lease.holder, lease.job or ""
-            words += _STATES.index(lease.state), int(lease.switched)
-        return _answered(leases, await self._run("slots_restore", microseconds(ttl), *words))
+            args += token, lease.model, lease.server, lease.holder, lease.job or ""
+            args += _STATES.index(lease.state), int(lease.switched)
+        return _answered(leases, await self._run("slots_restore", microseconds(ttl), *args))
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         """See `taskqueue_core.capabilities.SlotPool.release`."""
@@ -224,8 +225,8 @@ class RedisSlots:
         check_job(model, job)
         check_note(note)
         presented = token if Token.read(token) else ""
-        told = await self._run("slots_leave", model, job, presented, note, secrets.token_hex(8))
-        return Left.TAKEN if told else Left.LATE
+        reply = await self._run("slots_leave", model, job, presented, note, secrets.token_hex(8))
+        return Left.TAKEN if reply else Left.LATE
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
         """See `taskqueue_core.capabilities.SlotPool.late`."""
@@ -233,37 +234,37 @@ class RedisSlots:
         return tuple(await self._run("slots_late", model, job))
 
     async def reconcile(
-        self, model: str, server: str, seen: Seen | None, *, settled: float
+        self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
         """See `taskqueue_core.capabilities.SlotPool.reconcile`."""
         check_endpoint(model, server)
-        check_seen(seen, settled)
-        active: Word = "" if seen is None else seen.active
-        jobs = () if seen is None else seen.jobs or ()
-        which = "1" if seen is not None and seen.jobs is not None else ""
+        check_seen(observed, settled)
+        active: Arg = "" if observed is None else observed.active
+        jobs = () if observed is None else observed.jobs or ()
+        which = "1" if observed is not None and observed.jobs is not None else ""
         names = [job.encode(errors="replace") for job in jobs if len(job) <= LIMITS.name]
         # The same observation twice would be two that agree, so it is not sent again.
-        epoch, told = await self._run(
+        epoch, reply = await self._run(
             "slots_reconcile", model, server, microseconds(settled), active, which, *names,
             resend=False,
         )  # fmt: skip
         leases = []
-        for number, fence, _, url, packed in told:
-            place = Place(model, server, url.decode())
-            leases.append(lease_of(epoch, place, (number, fence, packed, None), hidden=True))
+        for number, fence, _, url, packed in reply:
+            record = SlotRecord(model, server, url.decode())
+            leases.append(lease_of(epoch, record, (number, fence, packed, None), hidden=True))
         return tuple(leases)
 
-    def bell(self, *models: str) -> RedisRoomBell:
+    def slot_signal(self, *models: str) -> RedisRoomSignal:
         """See `taskqueue_core.capabilities.SlotPool.bell`."""
         names = checked_models(models)
-        self._home.demand_open()
+        self._context.ensure_open()
         channels = (slots_channel(self._partition, model) for model in names)
-        return RedisRoomBell(self._home.wakeups, tuple(channels))
+        return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
-    async def _run(self, script: str, *words: Word, resend: bool = True) -> Any:
-        self._home.demand_open()
+    async def _run(self, script: str, *args: Arg, resend: bool = True) -> Any:
+        self._context.ensure_open()
         with translated():
-            return await self._home.scripts.run(script, self._partition, *words, resend=resend)
+            return await self._context.scripts.run(script, self._partition, *args, resend=resend)
 
 
 def _tokens(leases: Sequence[SlotLease]) -> list[str]:
@@ -271,8 +272,8 @@ def _tokens(leases: Sequence[SlotLease]) -> list[str]:
     return [lease.token if Token.read(lease.token) else "" for lease in leases]
 
 
-def _answered(leases: Sequence[SlotLease], told: Any) -> tuple[SlotLease | None, ...]:
-    epoch, answers = told
+def _answered(leases: Sequence[SlotLease], reply: Any) -> tuple[SlotLease | None, ...]:
+    epoch, answers = reply
     return tuple(
         _answer(epoch, lease, answer) for lease, answer in zip(leases, answers, strict=True)
     )
@@ -282,12 +283,12 @@ def _answer(epoch: bytes, lease: SlotLease, answer: Any) -> SlotLease | None:
     if not isinstance(answer, list):
         return None
     number, fence, server, url, packed, note = answer
-    place = Place(lease.model, server.decode(), url.decode())
-    return lease_of(epoch, place, (number, fence, packed, note))
+    record = SlotRecord(lease.model, server.decode(), url.decode())
+    return lease_of(epoch, record, (number, fence, packed, note))
 
 
-def _by_model(place: Shown) -> tuple[str, int]:
-    return place.info.endpoint.model, place.number
+def _by_model(record: EndpointRecord) -> tuple[str, int]:
+    return record.info.endpoint.model, record.number
 
 
 def _by_fence(lease: SlotLease) -> int:

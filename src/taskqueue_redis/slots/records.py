@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, Permit, SlotLease
 from taskqueue_redis.scripts.runner import seconds
 
-__all__ = ["Place", "Shown", "granted", "lease_of", "read_place"]
+__all__ = ["EndpointRecord", "SlotRecord", "granted", "lease_of", "read_record"]
 
-_PLACE = Struct("<4B9d")
+_RECORD_FIELDS = Struct("<4B9d")
 _LEASE = Struct("<4B4d32s")
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _GRANT = 6
 """words that the answer to ``slots_acquire`` has per lease"""
 
 
-class Place(NamedTuple):
+class SlotRecord(NamedTuple):
     """Where a lease is."""
 
     model: str
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     url: str
 
 
-class Shown(NamedTuple):
+class EndpointRecord(NamedTuple):
     """An endpoint with its leases, without their tokens."""
 
     number: int
@@ -39,12 +39,12 @@ def _token(epoch: str, number: str, fence: str, secret: bytes) -> str:
     return f"{epoch}.{fence}.{number}x{secret.decode()}"
 
 
-def granted(told: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease, ...]:
+def granted(reply: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease, ...]:
     """Read the answer to ``slots_acquire``."""
-    epoch, expires_at = told[0].decode(), seconds(told[1])
+    epoch, expires_at = reply[0].decode(), seconds(reply[1])
     leases = []
-    for at in range(2, len(told), _GRANT):
-        number, fence, secret, server, url, switched = told[at : at + _GRANT]
+    for at in range(2, len(reply), _GRANT):
+        number, fence, secret, server, url, switched = reply[at : at + _GRANT]
         leases.append(
             SlotLease(
                 model=model, server=server.decode(), url=url.decode(), holder=holder,
@@ -55,36 +55,38 @@ def granted(told: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease, 
     return tuple(leases)
 
 
-def lease_of(epoch: bytes, place: Place, told: Sequence[Any], *, hidden: bool = False) -> SlotLease:
+def lease_of(
+    epoch: bytes, record: SlotRecord, reply: Sequence[Any], *, hidden: bool = False
+) -> SlotLease:
     """Read a lease, told as the endpoint's id, its fence, how it lies in the store and its note.
 
     ``hidden``: without its token, which is its holder's alone.
     """
-    number, fence, packed, note = told
+    number, fence, packed, note = reply
     state, switched, resumed, _, expires_at, _, _, _, secret = _LEASE.unpack_from(packed)
     holder, _, job = packed[_LEASE.size :].decode().partition("\0")
     return SlotLease(
-        model=place.model, server=place.server, url=place.url, holder=holder,
+        model=record.model, server=record.server, url=record.url, holder=holder,
         token="" if hidden else _token(epoch.decode(), number.decode(), fence.decode(), secret),
         fence=int(fence), state=_STATES[state], job=job or None, expires_at=expires_at / 1_000_000,
         switched=bool(switched), resumed=bool(resumed), note=note,
     )  # fmt: skip
 
 
-def read_place(told: Sequence[Any], now: float) -> Shown:
+def read_record(reply: Sequence[Any], now: float) -> EndpointRecord:
     """Read what ``slots_look`` says of an endpoint."""
-    number, last_model, fields = told
-    found: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
-    packed = found.pop(b"h")
-    url = found.pop(b"u").decode()
-    reports, well, draining, removed, slots, priority, together, rests, *_ = _PLACE.unpack_from(
-        packed
+    number, last_model, fields = reply
+    matches: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
+    packed = matches.pop(b"h")
+    url = matches.pop(b"u").decode()
+    reports, well, draining, removed, slots, priority, together, rests, *_ = (
+        _RECORD_FIELDS.unpack_from(packed)
     )
-    model, _, server = packed[_PLACE.size :].decode().partition("\0")
-    place = Place(model, server, url)
+    model, _, server = packed[_RECORD_FIELDS.size :].decode().partition("\0")
+    record = SlotRecord(model, server, url)
     leases = [
-        lease_of(b"", place, (number, fence, lease, None), hidden=True)
-        for fence, lease in found.items()
+        lease_of(b"", record, (number, fence, lease, None), hidden=True)
+        for fence, lease in matches.items()
     ]
     states = [lease.state for lease in leases]
     info = EndpointInfo(
@@ -102,4 +104,4 @@ def read_place(told: Sequence[Any], now: float) -> Shown:
         overdue=sum(lease.job is not None and lease.expires_at <= now for lease in leases),
         last_model=last_model.decode() or None,
     )  # fmt: skip
-    return Shown(int(number), info, leases)
+    return EndpointRecord(int(number), info, leases)

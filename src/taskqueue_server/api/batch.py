@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 from starlette.responses import Response
 
-from taskqueue_core.authoring.helpers import demand_no_keys
+from taskqueue_core.authoring.helpers import reject_ordering_keys
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
@@ -17,7 +17,7 @@ from taskqueue_core.tasks import Task
 from taskqueue_server.api.models import ConfirmationOut, InvalidLine, TaskIn
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
-from taskqueue_server.routing.operations import Call, Operation, Scope, spliced
+from taskqueue_server.routing.operations import Operation, RequestContext, Scope, spliced
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker
 
 __all__ = ["MAX_LINES", "OPERATIONS"]
@@ -28,7 +28,7 @@ _LINE = LIMITS.payload + 64 * 1024
 _encoder = msgspec.json.Encoder()
 
 
-async def publish(call: Call) -> Response:
+async def publish(call: RequestContext) -> Response:
     """Publish many tasks. Answers one line per line, in order; empty lines are passed over.
 
     A line that is no valid task is answered as such, and the others are published. Where the whole answer is an
@@ -43,11 +43,11 @@ async def publish(call: Call) -> Response:
 
 
 class _Batch:
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: RequestContext) -> None:
         self.answers: list[bytes] = []
         self._call = call
         self._id_of = id_maker(call)
-        self._orders = has(call.hub.backend, Capability.ORDER)
+        self._orders = has(call.context.backend, Capability.ORDER)
         self._number = 0
         self._waiting: list[tuple[int, Task]] = []
 
@@ -62,11 +62,11 @@ class _Batch:
         if not line.strip():
             return
         try:
-            told = bodies.decode(TaskIn, line)
-            task_id = self._id_of(told.key, told.id, self._number)
-            task = told.to_task(self._call.hub.backend.now(), task_id)
+            body = bodies.decode(TaskIn, line)
+            task_id = self._id_of(body.key, body.id, self._number)
+            task = body.to_task(self._call.context.backend.now(), task_id)
             if not self._orders:
-                demand_no_keys((task,))
+                reject_ordering_keys((task,))
             self._call.demand(task.key)
         except ProblemError as error:
             problem = error.problem
@@ -85,10 +85,10 @@ class _Batch:
             return
         tasks = [task for _, task in waiting]
         if self._call.identity is not None:
-            self._call.hub.usage.spend(self._call.identity, len(tasks))
-        confirmations = await self._call.hub.queue.publish_many(tasks)
-        for (place, _), confirmation in zip(waiting, confirmations, strict=True):
-            self.answers[place] = _encoder.encode(ConfirmationOut.of(confirmation))
+            self._call.context.usage.spend(self._call.identity, len(tasks))
+        confirmations = await self._call.context.queue.publish_many(tasks)
+        for (index, _), confirmation in zip(waiting, confirmations, strict=True):
+            self.answers[index] = _encoder.encode(ConfirmationOut.of(confirmation))
         await asyncio.sleep(0)  # a store within the process answers at once: others have their turn
 
     def _refuse(self, code: str, field: str | None, detail: str) -> None:

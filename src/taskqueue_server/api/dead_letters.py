@@ -13,8 +13,8 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import DeadLetter
 from taskqueue_server.api.models import Acted, Count, DeadLetterOut, DeadLettersOut, Selection
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Call, Operation, Query, answer, spliced
-from taskqueue_server.routing.parameters import AFTER, LIMIT, asked, link
+from taskqueue_server.routing.operations import Operation, Query, RequestContext, answer, spliced
+from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import CENTURY, END_OF_TIME
 
 __all__ = ["OPERATIONS"]
@@ -22,7 +22,7 @@ __all__ = ["OPERATIONS"]
 _encoder = msgspec.json.Encoder()
 
 
-async def page(call: Call) -> Response:
+async def page(call: RequestContext) -> Response:
     """Return dead letters, oldest first, page by page: those that a filter lets through, or all.
 
     Ask again with ``next`` as ``after`` until there is none. A page may be short, or empty, and not be the last: it
@@ -30,41 +30,41 @@ async def page(call: Call) -> Response:
     any more, it starts from the beginning: who redrives page by page misses none.
     """
     key = call.name("key")
-    limit, after = asked(call)
-    sieve = dead_letter_filter.Sieve.of(
-        call.hub.backend.now(),
+    limit, after = page_query(call)
+    conditions = dead_letter_filter.DeadLetterFilter.of(
+        call.context.backend.now(),
         reason=call.text("reason"),
         error=call.text("error"),
         failed_before=call.real("failed_before", END_OF_TIME),
         older_than=call.real("older_than", CENTURY),
     )
-    found, following = await dead_letter_filter.page(
-        call.hub.dead_letters, key, sieve, limit=limit, after=after
+    dead_letters, following = await dead_letter_filter.page(
+        call.context.dead_letters, key, conditions, limit=limit, after=after
     )
-    answered = spliced(_array(found, following))
+    answered = spliced(_array(dead_letters, following))
     answered.headers.update(link(call, following))
     return answered
 
 
-async def one(call: Call) -> Response:
+async def get_dead_letter(call: RequestContext) -> Response:
     """Return one dead letter."""
-    found = await call.hub.dead_letters.get(call.name("key"), call.name("id"))
-    if found is None:
+    dead_letter = await call.context.dead_letters.get(call.name("key"), call.name("id"))
+    if dead_letter is None:
         raise ProblemError(404, "no_dead_letter", "no such task, or not dead")
-    return answer(DeadLetterOut.of(found))
+    return answer(DeadLetterOut.of(dead_letter))
 
 
-async def redrive_one(call: Call) -> Response:
+async def redrive_one(call: RequestContext) -> Response:
     """Make one dead task waiting again. A task that is not dead is passed over, and the count is 0."""
-    return answer(Count(await call.hub.dead_letters.redrive(call.name("key"), call.name("id"))))
+    return answer(Count(await call.context.dead_letters.redrive(call.name("key"), call.name("id"))))
 
 
-async def discard_one(call: Call) -> Response:
+async def discard_one(call: RequestContext) -> Response:
     """Give one dead task up for good. A task that is not dead is passed over, and the count is 0."""
-    return answer(Count(await call.hub.dead_letters.discard(call.name("key"), call.name("id"))))
+    return answer(Count(await call.context.dead_letters.discard(call.name("key"), call.name("id"))))
 
 
-async def redrive(call: Call) -> Response:
+async def redrive(call: RequestContext) -> Response:
     """Make dead tasks waiting again: some ids, or all, or those that a filter finds. Idempotent.
 
     Ids that are not dead are passed over. With a filter so many letters are looked at in one call, and none that failed
@@ -73,7 +73,7 @@ async def redrive(call: Call) -> Response:
     return await _act(call, "redrive")
 
 
-async def discard(call: Call) -> Response:
+async def discard(call: RequestContext) -> Response:
     """Give dead tasks up for good: some ids, or with ``confirm`` all, or those that a filter finds. Idempotent.
 
     Otherwise as redrive.
@@ -81,29 +81,31 @@ async def discard(call: Call) -> Response:
     return await _act(call, "discard")
 
 
-async def _act(call: Call, verb: str) -> Response:
+async def _act(call: RequestContext, verb: str) -> Response:
     key = call.name("key")
     chosen = await call.body(Selection)
     ids = chosen.checked()
     if verb == "discard" and not ids:
         call.confirm(key)
-    letters = call.hub.dead_letters
-    act = letters.redrive if verb == "redrive" else letters.discard
+    dead_letters = call.context.dead_letters
+    act = dead_letters.redrive if verb == "redrive" else dead_letters.discard
     if chosen.filter is None:
         return answer(Acted(count=await act(key, *ids)))
-    told = {name: getattr(chosen.filter, name) for name in chosen.filter.__struct_fields__}
-    sieve = dead_letter_filter.Sieve.of(call.hub.backend.now(), **told)
-    if sieve.lets_all_through:
+    fields = {name: getattr(chosen.filter, name) for name in chosen.filter.__struct_fields__}
+    conditions = dead_letter_filter.DeadLetterFilter.of(call.context.backend.now(), **fields)
+    if conditions.lets_all_through:
         raise InvalidInput("filter", "no condition", 'at least one, or "all": true')
-    count, following = await dead_letter_filter.act(letters, key, sieve, act, after=chosen.after)
+    count, following = await dead_letter_filter.act(
+        dead_letters, key, conditions, act, after=chosen.after
+    )
     return answer(Acted(count=count, next=following))
 
 
-def _array(letters: Iterable[DeadLetter], following: str | None) -> Iterator[bytes]:
+def _array(dead_letters: Iterable[DeadLetter], following: str | None) -> Iterator[bytes]:
     yield b'{"dead_letters":['
     comma = b""
-    for letter in letters:
-        yield comma + _encoder.encode(DeadLetterOut.of(letter))
+    for dead_letter in dead_letters:
+        yield comma + _encoder.encode(DeadLetterOut.of(dead_letter))
         comma = b","
     yield b"]}" if following is None else b'],"next":' + _encoder.encode(following) + b"}"
 
@@ -173,7 +175,7 @@ OPERATIONS = (
         id="dead_letters_one",
         method="GET",
         path=_KEY + "/{id}",
-        handler=one,
+        handler=get_dead_letter,
         verb="admin",
         answers={200: DeadLetterOut},
         problems=(404, 503),

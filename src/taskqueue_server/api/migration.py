@@ -11,8 +11,8 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.limits import LIMITS, Limits
 from taskqueue_core.migration import (
     MigratingBackend,
+    MigrationPhase,
     MigrationStatus,
-    Phase,
     QueueOnTheMove,
     finish,
     rollback,
@@ -21,7 +21,7 @@ from taskqueue_core.migration import (
 )
 from taskqueue_core.migration.steps import MigrationUnfinished
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
+from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 
 __all__ = ["OPERATIONS"]
 
@@ -36,7 +36,7 @@ class LimitsOut(msgspec.Struct, frozen=True, kw_only=True):
 class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
     """How far the migration between two backends is."""
 
-    phase: Phase
+    phase: MigrationPhase
     leaves: str
     """the side that is left"""
     remembered: float
@@ -57,29 +57,29 @@ class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def limits(call: Call) -> Response:
+async def limits(call: RequestContext) -> Response:
     """Return the limits on what comes from outside, and what the backend can do."""
-    names = sorted(call.hub.backend.capabilities.names)
+    names = sorted(call.context.backend.capabilities.names)
     return answer(LimitsOut(limits=LIMITS, capabilities=names))
 
 
-async def look(call: Call) -> Response:
+async def get_migration(call: RequestContext) -> Response:
     """Say how far the migration is, and what is left where. 404 where this server serves one backend only."""
     return await _act(call, status)
 
 
-async def begin(call: Call) -> Response:
+async def begin(call: RequestContext) -> Response:
     """Close the old side's intake, queue by queue, and have the new side take in. Settings are copied. Idempotent."""
     return await _act(call, start)
 
 
-async def end(call: Call) -> Response:
+async def end(call: RequestContext) -> Response:
     """Note that nothing is left behind. 409 while there is, unless it is forced. Idempotent."""
     force = _force(call)
     return await _act(call, lambda backend: finish(backend, force=force))
 
 
-async def back(call: Call) -> Response:
+async def back(call: RequestContext) -> Response:
     """Close the new side's intake, queue by queue, and have the old side take in again. Idempotent.
 
     With ``force`` only the old side is opened: the new one is lost.
@@ -88,16 +88,16 @@ async def back(call: Call) -> Response:
     return await _act(call, lambda backend: rollback(backend, force=force))
 
 
-def _force(call: Call) -> bool:
+def _force(call: RequestContext) -> bool:
     if (force := call.flag("force")) or "confirm" in call.request.query_params:
         call.confirm("force")
     return force
 
 
 async def _act(
-    call: Call, step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]
+    call: RequestContext, step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]
 ) -> Response:
-    backend = call.hub.backend.inner
+    backend = call.context.backend.inner
     if not isinstance(backend, MigratingBackend):
         raise ProblemError(404, "not_migrating", "this server serves one backend only")
     try:
@@ -123,7 +123,7 @@ OPERATIONS = (
         id="migration_look",
         method="GET",
         path="/v1/migration",
-        handler=look,
+        handler=get_migration,
         verb="admin",
         scope=Scope.SERVER,
         answers={200: MigrationOut},

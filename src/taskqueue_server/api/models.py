@@ -40,7 +40,6 @@ from taskqueue_server.routing.schemas import (
 
 __all__ = [
     "Acted",
-    "AgainIn",
     "AliveOut",
     "Cancelled",
     "ConfirmationOut",
@@ -59,6 +58,7 @@ __all__ = [
     "RateLimitOut",
     "ReadyOut",
     "RetryIn",
+    "RetryTaskIn",
     "Selection",
     "StatusesOut",
     "TaskIn",
@@ -117,7 +117,7 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     token: Token | None = None
 
 
-class AgainIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The next attempt of the task that the path names: at once, at a time, or after a delay.
 
     Without ``payload`` the task must be dead, for then its payload is known.
@@ -224,10 +224,10 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, settings: QueueSettings) -> FlowOut:
         """Leave out what is at its default, and the other settings."""
-        told = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
-        told["weighted"] = len(settings.weights)
-        told["shards"] = settings.shards
-        return msgspec.convert(told, cls)
+        fields = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
+        fields["weighted"] = len(settings.weights)
+        fields["shards"] = settings.shards
+        return msgspec.convert(fields, cls)
 
 
 class QueueOut(QueueStats, frozen=True, kw_only=True):
@@ -359,15 +359,15 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[Failure, ...]
 
     @classmethod
-    def of(cls, letter: DeadLetter) -> DeadLetterOut:
+    def of(cls, dead_letter: DeadLetter) -> DeadLetterOut:
         """Share the payload's bytes."""
         return cls(
-            task=to_wire_task(letter.task),
-            attempt=letter.attempt,
-            losses=letter.losses,
-            reason=letter.reason,
-            failed_at=letter.failed_at,
-            history=letter.history,
+            task=to_wire_task(dead_letter.task),
+            attempt=dead_letter.attempt,
+            losses=dead_letter.losses,
+            reason=dead_letter.reason,
+            failed_at=dead_letter.failed_at,
+            history=dead_letter.history,
         )
 
 

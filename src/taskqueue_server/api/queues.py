@@ -6,9 +6,9 @@ import asyncio
 
 from starlette.responses import Response
 
-from taskqueue_core.concurrency import together
+from taskqueue_core.concurrency import gather_all
 from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
-from taskqueue_server.routing.operations import Call, Operation, Query, Scope, answer
+from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 from taskqueue_server.routing.schemas import NAME
 
@@ -17,43 +17,45 @@ __all__ = ["OPERATIONS"]
 _AT_ONCE = 20
 
 
-async def queues(call: Call) -> Response:
+async def queues(call: RequestContext) -> Response:
     """Return queues at a glance, by name, page by page: those that the token is for.
 
     Ask again with ``next`` as ``after`` until there is none; the header ``Link`` says the same.
     """
-    keys, following = page_of(call, filter(call.may, await call.hub.control.queues()))
-    found: list[QueueOut] = []
+    keys, following = page_of(call, filter(call.is_allowed, await call.context.control.queues()))
+    matches: list[QueueOut] = []
     for start in range(0, len(keys), _AT_ONCE):
-        found += await together(_look(call, key) for key in keys[start : start + _AT_ONCE])
-    return answer(QueuesOut(queues=found, next=following), headers=link(call, following))
+        matches += await gather_all(
+            _read_queue(call, key) for key in keys[start : start + _AT_ONCE]
+        )
+    return answer(QueuesOut(queues=matches, next=following), headers=link(call, following))
 
 
-async def queue(call: Call) -> Response:
+async def queue(call: RequestContext) -> Response:
     """Return one queue at a glance; an unknown one is empty."""
-    return answer(await _look(call, call.name("key")))
+    return answer(await _read_queue(call, call.name("key")))
 
 
-async def _look(call: Call, key: str) -> QueueOut:
-    control = call.hub.control
+async def _read_queue(call: RequestContext, key: str) -> QueueOut:
+    control = call.context.control
     return QueueOut.of(*await asyncio.gather(control.stats(key), control.settings(key)))
 
 
-async def ledger(call: Call) -> Response:
+async def ledger(call: RequestContext) -> Response:
     """Return one queue's ledger, read in one step."""
-    return answer(LedgerOut.of(await call.hub.control.ledger(call.name("key"))))
+    return answer(LedgerOut.of(await call.context.control.ledger(call.name("key"))))
 
 
-async def total(call: Call) -> Response:
+async def total(call: RequestContext) -> Response:
     """Return the sum of all ledgers."""
-    return answer(LedgerOut.of(await call.hub.queue.ledger()))
+    return answer(LedgerOut.of(await call.context.queue.ledger()))
 
 
-async def purge(call: Call) -> Response:
+async def purge(call: RequestContext) -> Response:
     """Cancel all waiting and scheduled tasks; what runs is left alone. Idempotent. It cannot be undone."""
     key = call.name("key")
     call.confirm(key)
-    return answer(Count(await call.hub.control.purge(key)))
+    return answer(Count(await call.context.control.purge(key)))
 
 
 _KEY = "/v1/queues/{key}"

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_server.routing.operations import Call, Operation, Query, answer
+from taskqueue_server.routing.operations import Operation, Query, RequestContext, answer
 
 __all__ = ["OPERATIONS", "ScalingOut"]
 
@@ -32,11 +32,11 @@ class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
     """how many workers that takes; no more than the queue's limit lets work, and none while it is paused"""
 
 
-async def scaling(call: Call) -> Response:
+async def scaling(call: RequestContext) -> Response:
     """Return what there is to do in one queue; an unknown one is empty. For KEDA's metrics-api, and others like it."""
     key = call.name("key")
     per_worker = call.number("per_worker", _PER_WORKER, LIMITS.credit)
-    control = call.hub.control
+    control = call.context.control
     stats, settings = await asyncio.gather(control.stats(key), control.settings(key))
     waiting, running = stats.ledger.waiting, stats.ledger.in_flight
     at_once = waiting + running
@@ -45,7 +45,7 @@ async def scaling(call: Call) -> Response:
     elif settings.max_inflight:
         at_once = min(at_once, max(running, settings.max_inflight))
     oldest = stats.oldest_waiting
-    now = call.hub.backend.now()
+    now = call.context.backend.now()
     return answer(
         ScalingOut(
             key=key,

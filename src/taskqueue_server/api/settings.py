@@ -13,7 +13,7 @@ from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.queue_settings import pause_queue, read_settings, reset_settings
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
-from taskqueue_server.routing.operations import Call, Operation, Query
+from taskqueue_server.routing.operations import Operation, Query, RequestContext
 
 __all__ = ["OPERATIONS"]
 
@@ -21,12 +21,12 @@ _VERSIONS = 999_999_999
 _ETAG = re.compile(r'"([0-9]{1,9})"')
 
 
-async def read(call: Call) -> Response:
+async def read(call: RequestContext) -> Response:
     """Return the settings in force."""
-    return _answer(await call.hub.control.settings(call.name("key")))
+    return _answer(await call.context.control.settings(call.name("key")))
 
 
-async def replace(call: Call) -> Response:
+async def replace(call: RequestContext) -> Response:
     """Replace the settings. They act on the next call.
 
     The version in force must be told: as ``version`` in the body, where another one is answered with 409, or by its
@@ -39,25 +39,25 @@ async def replace(call: Call) -> Response:
     settings, version = read_settings(body), _if_match(call)
     if version is None:
         await _demand_targets(call, key, settings)
-        return _answer(await call.hub.control.configure(key, settings))
+        return _answer(await call.context.control.configure(key, settings))
     settings = settings.model_copy(update={"version": version})
     await _demand_targets(call, key, settings)
     with _precondition():
-        return _answer(await call.hub.control.configure(key, settings))
+        return _answer(await call.context.control.configure(key, settings))
 
 
-async def _demand_targets(call: Call, key: str, settings: QueueSettings) -> None:
+async def _demand_targets(call: RequestContext, key: str, settings: QueueSettings) -> None:
     """Refuse to bind the queue to others that who asks may not administer; what is bound already may stay."""
-    targets = {target for target in settings.bound_to if not call.may(target)}
+    targets = {target for target in settings.bound_to if not call.is_allowed(target)}
     if targets:
-        found = await call.hub.control.settings(key)
+        found = await call.context.control.settings(key)
         if found.version == settings.version:
             targets -= {*found.bound_to}
         for target in targets:
             call.demand(target)
 
 
-async def reset(call: Call) -> Response:
+async def reset(call: RequestContext) -> Response:
     """Return to the defaults. They act on the next call.
 
     The version in force must be told: as ``version`` in the query, or by its ``ETag`` in the header ``If-Match``.
@@ -66,21 +66,21 @@ async def reset(call: Call) -> Response:
     version = _if_match(call)
     if version is None:
         version = call.number("version", None, _VERSIONS, lowest=0)
-        return _answer(await reset_settings(call.hub.control, key, version=version))
+        return _answer(await reset_settings(call.context.control, key, version=version))
     if "version" in call.request.query_params:
         raise InvalidInput("version", "both a version and If-Match", "one of them")
     with _precondition():
-        return _answer(await reset_settings(call.hub.control, key, version=version))
+        return _answer(await reset_settings(call.context.control, key, version=version))
 
 
-def _if_match(call: Call) -> int | None:
+def _if_match(call: RequestContext) -> int | None:
     """Return the version of the header, if it is there. Raises `InvalidInput`."""
-    told = call.request.headers.getlist("if-match")
-    if not told:
+    results = call.request.headers.getlist("if-match")
+    if not results:
         return None
-    if len(told) > 1 or not (found := _ETAG.fullmatch(told[0])):
-        raise InvalidInput("If-Match", f"text of length {len(told[0])}", "one ETag of settings")
-    return int(found[1])
+    if len(results) > 1 or not (match := _ETAG.fullmatch(results[0])):
+        raise InvalidInput("If-Match", f"text of length {len(results[0])}", "one ETag of settings")
+    return int(match[1])
 
 
 @contextmanager
@@ -91,28 +91,30 @@ def _precondition() -> Iterator[None]:
         raise ProblemError(412, error.code, str(error)) from None
 
 
-async def pause(call: Call) -> Response:
+async def pause(call: RequestContext) -> Response:
     """Hand out nothing more, or with ``intake`` accept nothing more. The other goes on. Idempotent."""
     return await _pause(call, paused=True)
 
 
-async def resume(call: Call) -> Response:
+async def resume(call: RequestContext) -> Response:
     """Hand out again, or with ``intake`` accept again. Idempotent."""
     return await _pause(call, paused=False)
 
 
-async def _pause(call: Call, *, paused: bool) -> Response:
+async def _pause(call: RequestContext, *, paused: bool) -> Response:
     key, intake = call.name("key"), call.flag("intake")
-    return _answer(await pause_queue(call.hub.control, key, intake=intake, paused=paused))
+    return _answer(await pause_queue(call.context.control, key, intake=intake, paused=paused))
 
 
-def _answer(found: QueueSettings) -> Response:
-    headers = {"etag": f'"{found.version}"'}
-    return Response(found.model_dump_json(), headers=headers, media_type=bodies.JSON)
+def _answer(settings: QueueSettings) -> Response:
+    headers = {"etag": f'"{settings.version}"'}
+    return Response(settings.model_dump_json(), headers=headers, media_type=bodies.JSON)
 
 
 _KEY = "/v1/queues/{key}"
-_INTAKE = Query("intake", {"type": "boolean", "default": False}, "what publishers put in, instead")
+_INTAKE_PAUSED = Query(
+    "intake", {"type": "boolean", "default": False}, "what publishers put in, instead"
+)
 _VERSION = Query(
     "version",
     {"type": "integer", "minimum": 0, "maximum": _VERSIONS},
@@ -171,7 +173,7 @@ OPERATIONS = (
             path=f"{_KEY}/{name}",
             handler=handler,
             verb="admin",
-            query=(_INTAKE,),
+            query=(_INTAKE_PAUSED,),
             answers={200: QueueSettings},
             tag="queues",
             tells=("ETag",),

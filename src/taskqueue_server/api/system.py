@@ -10,8 +10,8 @@ from taskqueue_core.capabilities import Maintained
 from taskqueue_core.tasks import Health
 from taskqueue_server.api.models import AliveOut, HealthOut, ReadyOut, WorkersOut
 from taskqueue_server.auth.credentials import peer_of, token_of
-from taskqueue_server.context.server import VERSION, Hub
-from taskqueue_server.routing.operations import Call, Operation, Scope, answer
+from taskqueue_server.context.server import VERSION, ServerContext
+from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 
 __all__ = ["OPERATIONS"]
@@ -20,61 +20,61 @@ _HEALTH_SECONDS = 5.0
 _UNREADY = {"retry-after": "1"}
 
 
-async def health(call: Call) -> Response:
+async def health(call: RequestContext) -> Response:
     """Say whether the store can serve. Its details are for those who show a token, where tokens are asked for."""
-    hub, request = call.hub, call.request
-    told = await _health(hub)
-    known = hub.identify(token_of(request), peer_of(request)) is not None
+    context, request = call.context, call.request
+    told = await _health(context)
+    known = context.identify(token_of(request), peer_of(request)) is not None
     details = told.details if known else {}
     body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=details)
     return answer(body, 200 if told.ok else 503)
 
 
-async def alive(_: Call) -> Response:
+async def alive(_: RequestContext) -> Response:
     """Say that this process runs and answers, whatever becomes of its store: a restart would not bring that back."""
     return answer(AliveOut(version=VERSION))
 
 
-async def ready(call: Call) -> Response:
+async def ready(call: RequestContext) -> Response:
     """Say whether this server takes work now: not while it starts or drains, nor while its store is away."""
-    hub = call.hub
-    if not hub.started:
+    context = call.context
+    if not context.started:
         reason = "starting"
-    elif hub.draining.is_set():
+    elif context.draining.is_set():
         reason = "draining"
-    elif not (await _health(hub)).ok:
+    elif not (await _health(context)).ok:
         reason = "store"
     else:
         return answer(ReadyOut(ready=True, reason="ok"))
     return answer(ReadyOut(ready=False, reason=reason), 503, _UNREADY)
 
 
-async def _health(hub: Hub) -> Health:
+async def _health(context: ServerContext) -> Health:
     try:
         async with asyncio.timeout(_HEALTH_SECONDS):
-            return await hub.backend.health()
+            return await context.backend.health()
     except TimeoutError:
         return Health(ok=False, backend="silent")
 
 
-async def workers(call: Call) -> Response:
+async def workers(call: RequestContext) -> Response:
     """Return the workers with an open subscription, on any replica, by id, page by page.
 
     Those are left out that work on a queue that the token is not for.
     """
-    found = {
+    matches = {
         worker.worker_id: worker
-        for worker in await call.hub.control.workers()
-        if all(map(call.may, worker.keys))
+        for worker in await call.context.control.workers()
+        if all(map(call.is_allowed, worker.keys))
     }
-    names, following = page_of(call, sorted(found))
-    told = WorkersOut(workers=[found[name] for name in names], next=following)
-    return answer(told, headers=link(call, following))
+    names, following = page_of(call, sorted(matches))
+    body = WorkersOut(workers=[matches[name] for name in names], next=following)
+    return answer(body, headers=link(call, following))
 
 
-async def maintain(call: Call) -> Response:
+async def maintain(call: RequestContext) -> Response:
     """Do one pass of housekeeping. The server does so by itself; this is for those who cannot wait."""
-    return answer(await call.hub.control.maintain())
+    return answer(await call.context.control.maintain())
 
 
 OPERATIONS = (

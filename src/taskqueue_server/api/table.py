@@ -19,38 +19,41 @@ from taskqueue_server.api import (
     tasks,
 )
 from taskqueue_server.context.server import VERSION
-from taskqueue_server.routing.extensions import Part
+from taskqueue_server.routing.extensions import Extension
 from taskqueue_server.routing.openapi import document
-from taskqueue_server.routing.operations import Call, Operation, answer
+from taskqueue_server.routing.operations import Operation, RequestContext, answer
 from taskqueue_server.worker_socket import asyncapi
 
 __all__ = ["OPERATIONS", "Description"]
 
 
-async def describe(call: Call) -> Response:
+async def describe(call: RequestContext) -> Response:
     """Return this description."""
     known: Description = call.request.app.state.description
-    return answer(known.told(open_to_all=not call.hub.authenticates))
+    return answer(known.document(open_to_all=not call.context.authenticates))
 
 
 class Description:
     """What a server tells of itself, with its parts."""
 
-    def __init__(self, parts: Sequence[Part] = ()) -> None:
-        self._operations = (*OPERATIONS, *(one for part in parts for one in part.operations))
-        self._tags = {name: text for part in parts for name, text in part.tags.items()}
-        self._told: dict[bool, dict[str, Any]] = {}
+    def __init__(self, extensions: Sequence[Extension] = ()) -> None:
+        self._operations = (
+            *OPERATIONS,
+            *(operation for part in extensions for operation in part.operations),
+        )
+        self._tags = {name: text for part in extensions for name, text in part.tags.items()}
+        self._document: dict[bool, dict[str, Any]] = {}
 
-    def told(self, *, open_to_all: bool) -> dict[str, Any]:
+    def document(self, *, open_to_all: bool) -> dict[str, Any]:
         """Return the document, which is made when it is first asked for."""
-        if open_to_all not in self._told:
-            self._told[open_to_all] = document(
+        if open_to_all not in self._document:
+            self._document[open_to_all] = document(
                 self._operations, VERSION, open_to_all=open_to_all, tags=self._tags
             )
-        return self._told[open_to_all]
+        return self._document[open_to_all]
 
 
-async def describe_socket(_: Call) -> Response:
+async def describe_socket(_: RequestContext) -> Response:
     """Return the description of the workers' socket, as AsyncAPI 3.1."""
     return answer(_socket_described())
 

@@ -14,18 +14,18 @@ from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Task, TaskStatus
 from taskqueue_server.api.models import (
-    AgainIn,
     Cancelled,
     ConfirmationOut,
     Ids,
     RetryIn,
+    RetryTaskIn,
     StatusesOut,
     TaskIn,
 )
 from taskqueue_server.api.wait import WAIT, seconds, waited
 from taskqueue_server.problems import ProblemError, refusal_status, retry_after
 from taskqueue_server.routing.bodies import JSON
-from taskqueue_server.routing.operations import Call, Operation, Scope, answer, spliced
+from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer, spliced
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 __all__ = [
@@ -41,7 +41,7 @@ _STATUS = {
 _CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), *map(refusal_status, Refusal)), ConfirmationOut)
 
 
-async def publish(call: Call) -> Response:
+async def publish(call: RequestContext) -> Response:
     """Publish one task. Sending it again with the same id, or with the same ``Idempotency-Key``, is harmless.
 
     The same id with another payload is answered with 409, the same ``Idempotency-Key`` with another payload with 422.
@@ -51,59 +51,59 @@ async def publish(call: Call) -> Response:
     store is full. Refused for good: 409 where the queue has moved, the code says so then.
     """
     id_of = id_maker(call)
-    told = await call.body(TaskIn)
-    task_id = id_of(told.key, told.id, 0)
-    task = told.to_task(call.hub.backend.now(), task_id)
+    body = await call.body(TaskIn)
+    task_id = id_of(body.key, body.id, 0)
+    task = body.to_task(call.context.backend.now(), task_id)
     call.demand(task.key)
-    (confirmation,) = await call.hub.queue.publish_many([task])
+    (confirmation,) = await call.context.queue.publish_many([task])
     if task_id is not None and confirmation.status is Published.CONFLICT:
         raise reused()
     return _confirmed(confirmation)
 
 
-async def retry(call: Call) -> Response:
+async def retry(call: RequestContext) -> Response:
     """Schedule the next attempt of a task, live, dead, ended or forgotten. Idempotent by the token."""
-    asked = await call.body(RetryIn)
-    now = call.hub.backend.now()
-    if asked.task.id is None:
+    body = await call.body(RetryIn)
+    now = call.context.backend.now()
+    if body.task.id is None:
         raise InvalidInput("task.id", "nothing", "the id of the task")
-    task = asked.task.to_task(now)
+    task = body.task.to_task(now)
     call.demand(task.key)
-    at = instant(now, "delay", asked.delay, "at", asked.at)
+    at = instant(now, "delay", body.delay, "at", body.at)
     if at is None:
         raise InvalidInput("at", "nothing", "at or delay")
-    return await _retry(call, task, at, asked.error, asked.token)
+    return await _retry(call, task, at, body.error, body.token)
 
 
-async def again(call: Call) -> Response:
+async def schedule_retry(call: RequestContext) -> Response:
     """Schedule the next attempt of this task: at once, or at a time. Idempotent by the token.
 
     A dead task keeps all that it was. Of another one the payload must be told: the store may have forgotten it.
     409 where it is not told and the task is not dead.
     """
     key, task_id = call.name("key"), call.name("id")
-    asked = await call.body(AgainIn)
-    now = call.hub.backend.now()
-    at = instant(now, "delay", asked.delay, "at", asked.at)
-    if asked.payload is not UNSET:
-        task = Task(key=key, id=task_id, payload=bytes(asked.payload))
-    elif letter := await call.hub.dead_letters.get(key, task_id):
-        task = letter.task
+    body = await call.body(RetryTaskIn)
+    now = call.context.backend.now()
+    at = instant(now, "delay", body.delay, "at", body.at)
+    if body.payload is not UNSET:
+        task = Task(key=key, id=task_id, payload=bytes(body.payload))
+    elif dead_letter := await call.context.dead_letters.get(key, task_id):
+        task = dead_letter.task
     else:
         raise ProblemError(409, "not_dead", "not a dead task: tell its payload")
-    return await _retry(call, task, now if at is None else at, asked.error, asked.token)
+    return await _retry(call, task, now if at is None else at, body.error, body.token)
 
 
 async def _retry(
-    call: Call, task: Task, at: float, error: str | None, token: str | None
+    call: RequestContext, task: Task, at: float, error: str | None, token: str | None
 ) -> Response:
     check_time("at", at)
     if token is not None and not (0 < len(token) <= LIMITS.name and token.isprintable()):
         allowed = f"1 to {LIMITS.name} printable characters"
         raise InvalidInput("token", f"text of length {len(token)}", allowed)
-    kept = None if error is None else error[: LIMITS.text]
+    retained = None if error is None else error[: LIMITS.text]
     return _confirmed(
-        await call.hub.backend.publisher.schedule_retry(task, at, error=kept, token=token)
+        await call.context.backend.publisher.schedule_retry(task, at, error=retained, token=token)
     )
 
 
@@ -116,43 +116,43 @@ def _confirmed(confirmation: Confirmation) -> Response:
     return answer(ConfirmationOut.of(confirmation), refusal_status(confirmation.code), headers)
 
 
-async def status(call: Call) -> Response:
+async def status(call: RequestContext) -> Response:
     """Say what is known of a task.
 
     With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
-    (found,) = await call.hub.control.statuses(key, task_id)
+    (found,) = await call.context.control.statuses(key, task_id)
     if await waited(call, found, most):
-        (found,) = await call.hub.control.statuses(key, task_id)
+        (found,) = await call.context.control.statuses(key, task_id)
     if found is None:
         raise ProblemError(404, "unknown_task", "no such task, or forgotten")
     return answer(found)
 
 
-async def result(call: Call) -> Response:
+async def result(call: RequestContext) -> Response:
     """Return a task's result, as the worker wrote it.
 
     With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
-    (found,) = await call.hub.control.results(key, task_id)
+    (found,) = await call.context.control.results(key, task_id)
     if found is None and most:
-        (known,) = await call.hub.control.statuses(key, task_id)
+        (known,) = await call.context.control.statuses(key, task_id)
         await waited(call, known, most)
-        (found,) = await call.hub.control.results(key, task_id)
+        (found,) = await call.context.control.results(key, task_id)
     if found is None:
         raise ProblemError(404, "no_result", "no result, not yet or not any more")
     return Response(found, media_type=JSON)
 
 
-async def cancel(call: Call) -> Response:
+async def cancel(call: RequestContext) -> Response:
     """End a live task as cancelled, wherever it is; a running one is revoked."""
     key, task_id = call.name("key"), call.name("id")
-    cancelled = await call.hub.control.cancel(key, task_id)
-    call.hub.waiters.stir(key, task_id)
+    cancelled = await call.context.control.cancel(key, task_id)
+    call.context.waiters.check_now(key, task_id)
     return answer(Cancelled(cancelled))
 
 
@@ -190,10 +190,10 @@ OPERATIONS = (
         id="tasks_again",
         method="POST",
         path="/v1/tasks/{key}/{id}/retry",
-        handler=again,
+        handler=schedule_retry,
         verb="publish",
         tag="tasks",
-        body=AgainIn,
+        body=RetryTaskIn,
         example={"delay": 60, "token": "run 7"},
         answers=_RETRIED,
         problems=(409, 503),
@@ -233,19 +233,19 @@ OPERATIONS = (
 )
 
 
-async def statuses(call: Call) -> Response:
+async def statuses(call: RequestContext) -> Response:
     """Say what is known of tasks; null for unknown and forgotten ones."""
     key = call.name("key")
     ids = (await call.body(Ids)).checked()
-    found = await call.hub.control.statuses(key, *ids) if ids else ()
+    found = await call.context.control.statuses(key, *ids) if ids else ()
     return answer(StatusesOut(dict(zip(ids, found, strict=True))))
 
 
-async def results(call: Call) -> Response:
+async def results(call: RequestContext) -> Response:
     """Return results by id, as the workers wrote them; ids without one are absent."""
     key = call.name("key")
     ids = (await call.body(Ids)).checked()
-    found = await call.hub.control.results(key, *ids) if ids else ()
+    found = await call.context.control.results(key, *ids) if ids else ()
     return spliced(_object(zip(ids, found, strict=True)))
 
 

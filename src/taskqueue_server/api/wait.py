@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from taskqueue_core.concurrency import first
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_server.context.waiters import MAX_WAIT
-from taskqueue_server.routing.operations import Call, Query, unauthenticated
+from taskqueue_server.routing.operations import Query, RequestContext, unauthenticated
 
 __all__ = ["WAIT", "seconds", "waited"]
 
@@ -19,32 +19,32 @@ WAIT = Query(
 )
 
 
-def seconds(call: Call) -> int:
+def seconds(call: RequestContext) -> int:
     """Return for how long the query asks to wait. Raises `InvalidInput`."""
     return call.number("wait", 0, MAX_WAIT, lowest=0)
 
 
-async def waited(call: Call, found: TaskStatus | None, most: int) -> bool:
+async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> bool:
     """Wait ``most`` seconds, if the task may still end; tell whether anything can have changed.
 
     Raises `ProblemError` where too many wait, and where who asks may not any more.
     """
-    if not most or found is None or not found.state.live:
+    if not most or status is None or not status.state.live:
         return False
-    with call.stay() as dismissed:
-        gone = _gone(call, dismissed)
-        await call.hub.waiters.wait(found.key, found.task_id, most, gone, call.who)
+    with call.watch_access() as dismissed:
+        gone = _client_left(call, dismissed)
+        await call.context.waiters.wait(status.key, status.task_id, most, gone, call.client_name)
     if dismissed.is_set():
         raise unauthenticated()
     return True
 
 
-async def _gone(call: Call, dismissed: asyncio.Event) -> None:
+async def _client_left(call: RequestContext, dismissed: asyncio.Event) -> None:
     """Return when nobody is there any more who would read the answer, or who may."""
-    await first(_hung_up(call), _set(dismissed))
+    await first_completed(_hung_up(call), _set(dismissed))
 
 
-async def _hung_up(call: Call) -> None:
+async def _hung_up(call: RequestContext) -> None:
     while (await call.request.receive())["type"] != "http.disconnect":
         pass
 

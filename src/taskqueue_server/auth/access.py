@@ -14,9 +14,9 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_server.auth.tokens import Tokens, signature
 
-__all__ = ["CHECK_SECONDS", "LOOK_SECONDS", "OPEN", "Access", "check_host", "notice"]
+__all__ = ["CHECK_SECONDS", "OPEN", "RELOAD_SECONDS", "AccessControl", "check_host", "notice"]
 
-LOOK_SECONDS = 2.0
+RELOAD_SECONDS = 2.0
 """between two looks whether the tokens file was changed"""
 CHECK_SECONDS = 3.0
 """between two rounds in which everybody who is connected is asked about again"""
@@ -29,7 +29,7 @@ _log = logging.getLogger("taskqueue.server.access")
 Allowed = Callable[[Identity], bool]
 
 
-class _Stay:
+class AccessWatch:
     """One who is connected. Shows nothing of its token."""
 
     __slots__ = ("_allowed", "peer", "revoked", "token")
@@ -40,7 +40,7 @@ class _Stay:
         self.revoked = asyncio.Event()
         self._allowed = allowed
 
-    def judge(self, identity: Identity | None) -> None:
+    def check(self, identity: Identity | None) -> None:
         try:
             stays = identity is not None and self._allowed(identity)
         except Exception:  # noqa: BLE001 - an identity of a plugin may be anything; others must be judged, too
@@ -49,7 +49,7 @@ class _Stay:
             self.revoked.set()
 
 
-class Access:
+class AccessControl:
     """Asks the plugins, then the tokens file. One for each server."""
 
     def __init__(self, settings: Settings, hooks: Hooks) -> None:
@@ -58,11 +58,11 @@ class Access:
         self._path = settings.tokens_file
         self._signature = signature(self._path) if self._path else None
         self._tokens = Tokens.load(self._path) if self._path else None
-        self._stays: set[_Stay] = set()
+        self._stays: set[AccessWatch] = set()
         self._reading = asyncio.Lock()
         self._refused: int | None = None
         """the hash of what was last said about a file that is no good"""
-        self._asked = asyncio.Event()
+        self._checked_at = asyncio.Event()
 
     @property
     def authenticates(self) -> bool:
@@ -73,33 +73,33 @@ class Access:
         """Say who shows a token, ``None`` if nobody knows it. The first plugin that does counts, then the file."""
         if not self.authenticates:
             return OPEN
-        found = self._hooks.first("authenticate", token=token, peer=peer)
-        if found is not None and not isinstance(found, Identity):
+        result = self._hooks.first("authenticate", token=token, peer=peer)
+        if result is not None and not isinstance(result, Identity):
             _log.error("a plugin's answer is no Identity: nobody is let in by it")
             return None
-        if found is None and self._tokens is not None:
-            found = self._tokens.identify(token, time.time())
-        return found
+        if result is None and self._tokens is not None:
+            result = self._tokens.identify(token, time.time())
+        return result
 
     @contextlib.contextmanager
-    def stay(
+    def watch_access(
         self, token: str | None, peer: str, allowed: Allowed
     ) -> Generator[asyncio.Event, None, None]:
         """Keep an eye on who showed a token: the event is set once it stands for nobody who is ``allowed``.
 
         That is so within `CHECK_SECONDS` of an expiry or a plugin's change of mind, and at once after a changed file
-        was read; `LOOK_SECONDS` may pass until then. Forgotten at the end of the block.
+        was read; `RELOAD_SECONDS` may pass until then. Forgotten at the end of the block.
         """
-        one = _Stay(token, peer, allowed)
-        self._stays.add(one)
+        watch = AccessWatch(token, peer, allowed)
+        self._stays.add(watch)
         try:
-            yield one.revoked
+            yield watch.revoked
         finally:
-            self._stays.discard(one)
+            self._stays.discard(watch)
 
     def ask_to_reload(self) -> None:
         """Have `watch` read the tokens file at once, changed or not."""
-        self._asked.set()
+        self._checked_at.set()
 
     async def reload(self) -> bool:
         """Read the tokens file now, and end the stay of those who may no longer; return whether that was possible.
@@ -128,19 +128,19 @@ class Access:
     async def watch(self) -> None:
         """Look at the file and at everybody who is connected, for ever."""
         loop = asyncio.get_running_loop()
-        look_at = loop.time() + LOOK_SECONDS
+        look_at = loop.time() + RELOAD_SECONDS
         check_at = loop.time() + CHECK_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(look_at, check_at)):
-                    await self._asked.wait()
+                    await self._checked_at.wait()
             try:
-                if self._asked.is_set():
-                    self._asked.clear()
+                if self._checked_at.is_set():
+                    self._checked_at.clear()
                     await self.reload()
                 if loop.time() >= look_at:
-                    look_at = loop.time() + LOOK_SECONDS
-                    await self._look()
+                    look_at = loop.time() + RELOAD_SECONDS
+                    await self._reload_tokens()
                 if loop.time() >= check_at:
                     check_at = loop.time() + CHECK_SECONDS
                     await self.check()
@@ -152,19 +152,19 @@ class Access:
         if not self.authenticates:
             return
         known: dict[tuple[str | None, str], Identity | None] = {}
-        for one in tuple(self._stays):
-            shown = (one.token, one.peer)
+        for watch in tuple(self._stays):
+            shown = (watch.token, watch.peer)
             if shown not in known:
                 known[shown] = self.identify(*shown)
                 if len(known) % _PIECE == 0:
                     await asyncio.sleep(0)
-            one.judge(known[shown])
+            watch.check(known[shown])
 
-    async def _look(self) -> None:
+    async def _reload_tokens(self) -> None:
         if self._path is not None:
-            found = await asyncio.to_thread(signature, self._path)
+            result = await asyncio.to_thread(signature, self._path)
             # What could not be read may be readable now, though it did not change: who was revoked must not stay.
-            if found != self._signature or self._refused is not None:
+            if result != self._signature or self._refused is not None:
                 await self.reload()
 
 

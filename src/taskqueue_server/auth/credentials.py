@@ -93,8 +93,8 @@ def _is_secure(connection: HTTPConnection, origins: Collection[str]) -> bool:
 def _origins(connection: HTTPConnection, given: Collection[str] | None) -> Collection[str]:
     if given is not None:
         return given
-    found: Collection[str] = connection.app.state.hub.settings.origins
-    return found
+    matches: Collection[str] = connection.app.state.context.settings.origins
+    return matches
 
 
 def _session_of(connection: HTTPConnection) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from taskqueue_core.hooks import Identity
 from taskqueue_server.problems import ProblemError, retry_after
 
-__all__ = ["MAX_DEBT", "MAX_NAMES", "Place", "Usage"]
+__all__ = ["MAX_DEBT", "MAX_NAMES", "QuotaSlot", "Quotas"]
 
 MAX_NAMES = 10_000
 """names whose pace is remembered; the one that was longest away is forgotten first"""
@@ -17,7 +17,7 @@ MAX_DEBT = 100_000
 """tasks that a name may be ahead of its rate by batches: the largest one fits, and of many at a time only the first"""
 
 
-class Place:
+class QuotaSlot:
     """One of the sockets that a name may have. Harmless to leave twice."""
 
     def __init__(self, leave: Callable[[], None] | None = None) -> None:
@@ -30,13 +30,13 @@ class Place:
             leave()
 
 
-class Usage:
+class Quotas:
     """Counts, and says when it is too much. Names without limits cost nothing."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin with nothing used. ``clock`` tells seconds, and never goes back."""
         self._clock = clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._remaining: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._sockets: Counter[str] = Counter()
 
     def spend(self, identity: Identity, tasks: int = 0) -> None:
@@ -49,22 +49,22 @@ class Usage:
             return
         name, rate, now = identity.name, identity.rate, self._clock()
         most = max(1.0, rate if identity.burst is None else identity.burst)
-        left, at = self._left.get(name, (most, now))
-        left = min(most, left + (now - at) * rate)
-        lacking = (-MAX_DEBT if tasks else 1.0) - left
+        remaining, at = self._remaining.get(name, (most, now))
+        remaining = min(most, remaining + (now - at) * rate)
+        lacking = (-MAX_DEBT if tasks else 1.0) - remaining
         if lacking > 0:
             detail = f"more than {rate:g} requests and tasks a second with the tokens of this name"
             again = {"retry-after": retry_after(lacking / rate)}
             raise ProblemError(429, "rate_limited", detail, headers=again)
-        self._left[name] = (left - (tasks or 1), now)
-        self._left.move_to_end(name)
-        if len(self._left) > MAX_NAMES:
-            self._left.popitem(last=False)
+        self._remaining[name] = (remaining - (tasks or 1), now)
+        self._remaining.move_to_end(name)
+        if len(self._remaining) > MAX_NAMES:
+            self._remaining.popitem(last=False)
 
-    def enter(self, identity: Identity) -> Place | None:
+    def enter(self, identity: Identity) -> QuotaSlot | None:
         """Return a place for one more socket, ``None`` where the name has as many as it may."""
         if identity.connections is None:
-            return Place()
+            return QuotaSlot()
         name = identity.name
         if self._sockets[name] >= identity.connections:
             self._forget(name)
@@ -75,7 +75,7 @@ class Usage:
             self._sockets[name] -= 1
             self._forget(name)
 
-        return Place(leave)
+        return QuotaSlot(leave)
 
     def _forget(self, name: str) -> None:
         if not self._sockets[name]:

@@ -22,7 +22,7 @@ from taskqueue_core.limits import check_name, check_time, kind_of
 __all__ = [
     "MAX_ENTRIES",
     "VERBS",
-    "Entry",
+    "TokenEntry",
     "Tokens",
     "check_limits",
     "check_pattern",
@@ -48,7 +48,7 @@ _FIELDS = frozenset(
 )
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One token: the SHA-256 of it, whose it is and for what, until when."""
 
     name: str
@@ -95,7 +95,7 @@ def hashed(token: str) -> bytes:
 class Tokens:
     """All entries of a file, at one time."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
         """Several entries may have one name: then each of its tokens is good."""
         self.entries = tuple(entries)
         self._identities = tuple(entry.identity for entry in self.entries)
@@ -110,20 +110,20 @@ class Tokens:
         if token is None or len(token) > _TOKEN:
             return None
         shown = hashed(token)
-        found = None
+        result = None
         for entry, identity in zip(self.entries, self._identities, strict=True):
             if hmac.compare_digest(entry.sha256, shown) and entry.lives(now):
-                found = identity
-        return found
+                result = identity
+        return result
 
 
 def signature(path: Path) -> object:
     """Return what differs once a file was changed; ``None`` where there is none."""
     try:
-        found = path.stat()
+        result = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+    return result.st_mtime_ns, result.st_ctime_ns, result.st_size, result.st_ino
 
 
 def check_pattern(field: str, pattern: object) -> None:
@@ -136,17 +136,17 @@ def check_pattern(field: str, pattern: object) -> None:
         raise InvalidInput(field, error.got, allowed) from None
 
 
-def read_entries(text: bytes, path: Path) -> tuple[Entry, ...]:
+def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
     """Return the entries that a file tells. Raises `ConfigurationError`."""
     try:
-        told = tomllib.loads(text.decode())
+        decoded = tomllib.loads(text.decode())
     except UnicodeDecodeError:
         raise _wrong(path, "it is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         # What the parser says is about the place, and at most about one character.
         raise _wrong(path, f"it is not TOML: {error}") from None
-    rows = told.pop("token", [])
-    if told or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    rows = decoded.pop("token", [])
+    if decoded or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise _wrong(path, "it holds [[token]] tables and nothing else")
     if len(rows) > MAX_ENTRIES:
         raise _wrong(path, f"it has more than {MAX_ENTRIES} entries")
@@ -163,11 +163,11 @@ def load(path: Path) -> bytes:
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            result = os.fstat(file.fileno())
+            if not stat.S_ISREG(result.st_mode):
                 raise _wrong(path, "it is no plain file")
-            if _is_open(found):
-                mode = stat.S_IMODE(found.st_mode)
+            if _is_open(result):
+                mode = stat.S_IMODE(result.st_mode)
                 raise _wrong(
                     path,
                     f"others than its owner may use it (mode {mode:04o}): chmod 600, then start again",
@@ -178,13 +178,13 @@ def load(path: Path) -> bytes:
         raise _wrong(path, f"it cannot be read: {reason}") from None
 
 
-def _is_open(found: os.stat_result) -> bool:
+def _is_open(result: os.stat_result) -> bool:
     # Who may write it may come in as anybody. A group may read what root gave it to read, as Kubernetes mounts secrets.
-    given = stat.S_IRGRP if found.st_uid == 0 else 0
-    return bool(found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
+    given = stat.S_IRGRP if result.st_uid == 0 else 0
+    return bool(result.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
 
 
-def _entry(row: Mapping[str, Any], number: int, path: Path) -> Entry:
+def _entry(row: Mapping[str, Any], number: int, path: Path) -> TokenEntry:
     name = row.get("name")
     shown = f"token {number}"
 
@@ -202,7 +202,7 @@ def _entry(row: Mapping[str, Any], number: int, path: Path) -> Entry:
     digest = row.get("sha256")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest.lower()):
         wrong("sha256", "the SHA-256 of the token, as 64 hexadecimal digits")
-    return Entry(
+    return TokenEntry(
         name=str(name),
         sha256=bytes.fromhex(digest),
         verbs=frozenset(_verbs(row.get("verbs"), wrong)),
@@ -214,53 +214,53 @@ def _entry(row: Mapping[str, Any], number: int, path: Path) -> Entry:
 
 def check_limits(rate: object, burst: object, connections: object) -> None:
     """Raise `InvalidInput` for what limits nothing. ``None`` is no limit."""
-    for field, told, kind in (
+    for field, value, kind in (
         ("rate", rate, float),
         ("burst", burst, float),
         ("connections", connections, int),
     ):
-        number = isinstance(told, int | kind) and not isinstance(told, bool)
+        number = isinstance(value, int | kind) and not isinstance(value, bool)
         lowest = 1 / 3600 if field == "rate" else 1
-        if told is not None and not (number and lowest <= told <= _NUMBERS):  # type: ignore[operator]
+        if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
             what = (
                 "a number a second, at least one an hour" if field == "rate" else "a number from 1"
             )
-            raise InvalidInput(field, kind_of(told), f"{what}, up to {_NUMBERS}")
+            raise InvalidInput(field, kind_of(value), f"{what}, up to {_NUMBERS}")
     if burst is not None and rate is None:
         raise InvalidInput("burst", "a burst without a rate", "with a rate only")
 
 
 def _limits(row: Mapping[str, Any], wrong: Callable[[str, str], NoReturn]) -> dict[str, Any]:
-    told = {field: row.get(field) for field in ("rate", "burst", "connections")}
+    fields = {field: row.get(field) for field in ("rate", "burst", "connections")}
     try:
-        check_limits(**told)
+        check_limits(**fields)
     except InvalidInput as error:
         wrong(error.field, error.allowed)
-    return told
+    return fields
 
 
-def _verbs(told: object, wrong: Callable[[str, str], NoReturn]) -> list[str]:
-    if not isinstance(told, list) or not told or not all(verb in VERBS for verb in told):
+def _verbs(value: object, wrong: Callable[[str, str], NoReturn]) -> list[str]:
+    if not isinstance(value, list) or not value or not all(verb in VERBS for verb in value):
         wrong("verbs", f"an array of some of {', '.join(VERBS)}")
-    return told
+    return value
 
 
-def _keys(told: object, wrong: Callable[[str, str], NoReturn]) -> tuple[str, ...]:
-    if not isinstance(told, list) or not 0 < len(told) <= _PATTERNS:
+def _keys(value: object, wrong: Callable[[str, str], NoReturn]) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= _PATTERNS:
         wrong("keys", f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a beginning')
-    for pattern in told:
+    for pattern in value:
         try:
             check_pattern("keys", pattern)
         except InvalidInput as error:
             wrong("keys", error.allowed)
-    return tuple(told)
+    return tuple(value)
 
 
-def _expiry(told: object, wrong: Callable[[str, str], NoReturn]) -> float | None:
-    if told is None:
+def _expiry(value: object, wrong: Callable[[str, str], NoReturn]) -> float | None:
+    if value is None:
         return None
     try:
-        at = seconds_of(told)
+        at = seconds_of(value)
         check_time("expires_at", at)
     except (ValueError, OverflowError, InvalidInput):
         wrong(
@@ -270,17 +270,17 @@ def _expiry(told: object, wrong: Callable[[str, str], NoReturn]) -> float | None
     return at
 
 
-def seconds_of(told: object) -> float:
+def seconds_of(value: object) -> float:
     """Return Unix seconds, told as such, as a time or as its ISO text. Raises `ValueError`."""
-    if isinstance(told, int | float) and not isinstance(told, bool):
-        return float(told)
-    if isinstance(told, str):
-        told = datetime.fromisoformat(told)
-    if isinstance(told, date) and not isinstance(told, datetime):
-        told = datetime.combine(told, time())
-    if not isinstance(told, datetime):
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    if not isinstance(value, datetime):
         raise ValueError  # noqa: TRY004 - of the file, as the others
-    return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 
 def _wrong(path: Path, why: str) -> ConfigurationError:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_server.auth.tokens import Entry, hashed, load, read_entries
+from taskqueue_server.auth.tokens import TokenEntry, hashed, load, read_entries
 
 __all__ = ["add", "entries", "new_token", "remove"]
 
@@ -30,7 +30,7 @@ def new_token() -> str:
     return f"tq_{secrets.token_urlsafe(_RANDOM)}"
 
 
-def entries(path: Path) -> tuple[Entry, ...]:
+def entries(path: Path) -> tuple[TokenEntry, ...]:
     """Return the entries of a file, in its order. Raises `ConfigurationError`."""
     return read_entries(load(path), path)
 
@@ -46,7 +46,7 @@ def add(
     rate: float | None = None,
     burst: float | None = None,
     connections: int | None = None,
-) -> Entry:
+) -> TokenEntry:
     """Put an entry at the end of a file, which is made where there is none. Raises `ConfigurationError`."""
     lines: dict[str, object] = {
         "name": name,
@@ -55,9 +55,9 @@ def add(
         "keys": [*keys],
     }
     limits = {"rate": rate, "burst": burst, "connections": connections}
-    lines |= {field: told for field, told in limits.items() if told is not None}
+    lines |= {field: limit for field, limit in limits.items() if limit is not None}
     text = "".join(
-        f"{field} = {msgspec.json.encode(told).decode()}\n" for field, told in lines.items()
+        f"{field} = {msgspec.json.encode(line).decode()}\n" for field, line in lines.items()
     )
     if at is not None:
         text += f"expires_at = {datetime.fromtimestamp(int(at), UTC):%Y-%m-%dT%H:%M:%SZ}\n"
@@ -71,20 +71,20 @@ def add(
     return entry
 
 
-def remove(path: Path, unwanted: Callable[[Entry], bool]) -> tuple[Entry, ...]:
+def remove(path: Path, unwanted: Callable[[TokenEntry], bool]) -> tuple[TokenEntry, ...]:
     """Take entries out of a file and return them; all else stays as it is. Raises `ConfigurationError`."""
     with _alone(path):
         text = load(path)
-        found = read_entries(text, path)
+        result = read_entries(text, path)
         head, *parts = _START.split(text.decode())
-        if len(parts) != len(found):
+        if len(parts) != len(result):
             raise ConfigurationError(
                 f"the tokens file {path}: it is not written as [[token]] tables: change it by hand"
             )
-        gone = tuple(entry for entry in found if unwanted(entry))
-        kept = [part for part, entry in zip(parts, found, strict=True) if entry not in gone]
-        after = "".join((head, *kept))
-        if read_entries(after.encode(), path) != tuple(e for e in found if e not in gone):
+        gone = tuple(entry for entry in result if unwanted(entry))
+        retained = [part for part, entry in zip(parts, result, strict=True) if entry not in gone]
+        after = "".join((head, *retained))
+        if read_entries(after.encode(), path) != tuple(e for e in result if e not in gone):
             raise ConfigurationError(f"the tokens file {path}: change it by hand")
         if gone:
             _write(path, after)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-__all__ = ["MAX_CONNECTIONS", "MAX_STRANGERS", "Member", "Registry"]
+__all__ = ["MAX_CONNECTIONS", "MAX_STRANGERS", "Connection", "Connections"]
 
 MAX_CONNECTIONS = 10_000
 """sockets in all"""
@@ -14,7 +14,7 @@ MAX_STRANGERS = 100
 """sockets that have not said hello"""
 
 
-class Member(Protocol):
+class Connection(Protocol):
     """A connection, as the registry needs it."""
 
     @property
@@ -32,7 +32,7 @@ class Member(Protocol):
         ...
 
 
-class Registry:
+class Connections:
     """The connections of this process. Removing one touches no other."""
 
     def __init__(
@@ -41,9 +41,9 @@ class Registry:
         """Start empty."""
         self._max_connections = max_connections
         self._max_strangers = max_strangers
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, Connection] = {}
         self._strangers: dict[str, None] = {}
-        self._by_worker: dict[str, dict[str, Member]] = {}
+        self._by_worker: dict[str, dict[str, Connection]] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -58,19 +58,19 @@ class Registry:
             known or len(self._strangers) < self._max_strangers
         )
 
-    def add(self, member: Member, *, known: bool = False) -> None:
+    def add(self, member: Connection, *, known: bool = False) -> None:
         """Note a connection that has not said hello."""
         self._members[member.connection_id] = member
         if not known:
             self._strangers[member.connection_id] = None
         self._empty.clear()
 
-    def identify(self, member: Member, worker_id: str) -> None:
+    def identify(self, member: Connection, worker_id: str) -> None:
         """Note whose connection it is."""
         self._strangers.pop(member.connection_id, None)
         self._by_worker.setdefault(worker_id, {})[member.connection_id] = member
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: Connection) -> None:
         """Forget one connection. Harmless when repeated."""
         self._members.pop(member.connection_id, None)
         self._strangers.pop(member.connection_id, None)
@@ -82,16 +82,18 @@ class Registry:
         if not self._members:
             self._empty.set()
 
-    def claim(self, member: Member, worker_id: str, receipts: Iterable[str]) -> None:
+    def claim(self, member: Connection, worker_id: str, receipts: Iterable[str]) -> None:
         """Have the worker's other connections let go of receipts that ``member`` is about to adopt."""
         wanted = tuple(receipts)
         for other in self.others(member, worker_id):
             other.forget(wanted)
 
-    def others(self, member: Member, worker_id: str) -> tuple[Member, ...]:
+    def others(self, member: Connection, worker_id: str) -> tuple[Connection, ...]:
         """Return a worker's other connections."""
         known = self._by_worker.get(worker_id, {})
-        return tuple(one for name, one in known.items() if name != member.connection_id)
+        return tuple(
+            connection for name, connection in known.items() if name != member.connection_id
+        )
 
     def connections(self, worker_id: str) -> int:
         """Count a worker's connections."""
@@ -102,7 +104,7 @@ class Registry:
         """How many have not said hello."""
         return len(self._strangers)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[Connection]:
         """All connections."""
         return iter(tuple(self._members.values()))
 

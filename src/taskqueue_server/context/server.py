@@ -10,14 +10,14 @@ from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import control_of, dead_letters_of, has
 from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Hooks, Identity
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
-from taskqueue_server.auth.access import Access
-from taskqueue_server.auth.quotas import Usage
-from taskqueue_server.context.connections import Registry
-from taskqueue_server.context.waiters import Waiters
+from taskqueue_server.auth.access import AccessControl
+from taskqueue_server.auth.quotas import Quotas
+from taskqueue_server.context.connections import Connections
+from taskqueue_server.context.waiters import ResultWaiters
 
-__all__ = ["VERSION", "Hub"]
+__all__ = ["VERSION", "ServerContext"]
 
 _log = logging.getLogger("taskqueue.server")
 _HANDOVER_SECONDS = 2.0
@@ -30,39 +30,39 @@ except PackageNotFoundError:  # run from a source tree
     VERSION = "0"
 
 
-class Hub:
+class ServerContext:
     """The backend with its capabilities, who is connected, and whether the server is on its way out."""
 
     def __init__(
-        self, backend: Backend, settings: Settings, registry: Registry | None = None
+        self, backend: Backend, settings: Settings, registry: Connections | None = None
     ) -> None:
         """Own ``backend``.
 
         Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for a tokens
         file that is no good.
         """
-        if not isinstance(backend, ObservedBackend):
-            backend = ObservedBackend(backend, Hooks())
+        if not isinstance(backend, InstrumentedBackend):
+            backend = InstrumentedBackend(backend, Hooks())
         self.backend = backend
         self.hooks = backend.hooks
         self.control = control_of(backend)
         self.dead_letters = dead_letters_of(backend)
         self.queue = Queue(backend)
         self.settings = settings
-        self.access = Access(settings, self.hooks)
-        self.usage = Usage()
-        self.registry = registry if registry is not None else Registry()
+        self.access = AccessControl(settings, self.hooks)
+        self.usage = Quotas()
+        self.registry = registry if registry is not None else Connections()
         self.started = False
-        self.fault: Exception | None = None
+        self.startup_error: Exception | None = None
         """why it could not start, or did not end in order"""
         self.draining = asyncio.Event()
-        self.waiters = Waiters(self.control, self.hooks, self.draining)
-        self.brought: dict[str, object] = {}
+        self.waiters = ResultWaiters(self.control, self.hooks, self.draining)
+        self.extension_state: dict[str, object] = {}
         """what parts have brought, by their names: see `taskqueue_server.routing.extensions.Part.open`"""
         self._drained_at = 0.0
 
     def identify(self, token: str | None, peer: str) -> Identity | None:
-        """Say who a token stands for, ``None`` where nobody knows it: see `Access.identify`."""
+        """Say who a token stands for, ``None`` where nobody knows it: see `AccessControl.identify`."""
         return self.access.identify(token, peer)
 
     @property
@@ -75,7 +75,7 @@ class Hub:
         self.access.ask_to_reload()
 
     @property
-    def drain_left(self) -> float:
+    def drain_remaining(self) -> float:
         """Seconds that workers still have to settle what they run."""
         return max(0.0, self._drained_at - asyncio.get_running_loop().time())
 
@@ -95,7 +95,7 @@ class Hub:
             self.draining.set()
             _log.info("draining", extra={"connections": len(self.registry)})
         try:
-            async with asyncio.timeout(self.drain_left + self.handover + _SETTLE_SECONDS):
+            async with asyncio.timeout(self.drain_remaining + self.handover + _SETTLE_SECONDS):
                 await self.registry.empty()
         except TimeoutError:
             _log.warning("connections left behind", extra={"connections": len(self.registry)})

@@ -8,13 +8,13 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from taskqueue_core.capabilities import Control
-from taskqueue_core.concurrency import first
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.hooks import Hooks, hookimpl
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Expired
-from taskqueue_server.context.limited_slots import Room
+from taskqueue_server.context.limited_slots import LimitedSlots
 
-__all__ = ["MAX_WAIT", "Waiters"]
+__all__ = ["MAX_WAIT", "ResultWaiters"]
 
 MAX_WAIT = 30
 """seconds"""
@@ -26,7 +26,7 @@ _PERIOD = 0.5
 _Name = tuple[str, str]
 
 
-class Waiters:
+class ResultWaiters:
     """Those who wait at one server. What ends at this one wakes them at once, what ends elsewhere soon after.
 
     While nobody waits it does nothing at all.
@@ -47,9 +47,9 @@ class Waiters:
         self._draining = draining
         self._period = period
         self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
-        self._room = Room(most, "too_many_waiters", "wait here")
+        self._room = LimitedSlots(most, "too_many_waiters", "wait here")
         self._stirred: set[_Name] = set()
-        self._stir = asyncio.Event()
+        self._notify = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Waiters:
         task_id: str,
         seconds: float,
         gone: Coroutine[Any, Any, None],
-        who: str | None = None,
+        client: str | None = None,
     ) -> None:
         """Return when the task has ended, or after some seconds, or when the server drains, or who waits is ``gone``.
 
@@ -71,7 +71,7 @@ class Waiters:
         try:
             if self._draining.is_set():
                 return
-            with self._room.place(who):
+            with self._room.acquire(client):
                 await self._wait((key, task_id), seconds, gone)
         finally:
             gone.close()
@@ -80,7 +80,7 @@ class Waiters:
         future = self._enter(name)
         try:
             async with asyncio.timeout(seconds):
-                await first(_done(future), gone)
+                await first_completed(_done(future), gone)
         except TimeoutError:
             pass
         finally:
@@ -91,7 +91,7 @@ class Waiters:
         self._futures.setdefault(name, set()).add(future)
         if self._looking is None:
             self._hooks.register(self)
-            self._looking = asyncio.create_task(self._look())
+            self._looking = asyncio.create_task(self._poll_store())
         self._ended([name])  # it may have ended while it was not known that somebody waits
         return future
 
@@ -110,7 +110,7 @@ class Waiters:
     @hookimpl
     def settled(self, deliveries: Sequence[Delivery]) -> None:
         """Look at what was settled here."""
-        self._ended((one.task.key, one.task.id) for one in deliveries)
+        self._ended((delivery.task.key, delivery.task.id) for delivery in deliveries)
 
     @hookimpl
     def dead_lettered(self, delivery: Delivery) -> None:
@@ -120,30 +120,32 @@ class Waiters:
     @hookimpl
     def expired(self, tasks: Sequence[Expired]) -> None:
         """Look at what was found to be too late here."""
-        self._ended((one.key, one.task_id) for one in tasks)
+        self._ended((task.key, task.task_id) for task in tasks)
 
-    def stir(self, key: str, task_id: str) -> None:
+    def check_now(self, key: str, task_id: str) -> None:
         """Look at a task: this server has done something to it."""
         self._ended([(key, task_id)])
 
     def _ended(self, names: Iterable[_Name]) -> None:
         if waited_for := self._futures.keys() & set(names):
             self._stirred |= waited_for
-            self._stir.set()
+            self._notify.set()
 
-    async def _look(self) -> None:
+    async def _poll_store(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time() + self._period
         while not self._draining.is_set():
             try:
                 async with asyncio.timeout_at(due):
-                    await first(_event(self._stir), _event(self._draining))
+                    await first_completed(_event(self._notify), _event(self._draining))
             except TimeoutError:
                 self._stirred |= self._futures.keys()
                 due = loop.time() + self._period
-            self._stir.clear()
+            self._notify.clear()
             names, self._stirred = self._stirred, set()
-            await first(self._wake(names), _event(self._draining))  # a silent store keeps nobody
+            await first_completed(
+                self._wake(names), _event(self._draining)
+            )  # a silent store keeps nobody
         self._wake_up(self._futures.keys())
 
     async def _wake(self, names: set[_Name]) -> None:
@@ -152,10 +154,12 @@ class Waiters:
             by_key.setdefault(key, []).append(task_id)
         for key, ids in by_key.items():
             for start in range(0, len(ids), LIMITS.batch):
-                some = ids[start : start + LIMITS.batch]
+                batch = ids[start : start + LIMITS.batch]
                 with contextlib.suppress(Exception):  # who waits asks again in the end, and is told
-                    found = zip(some, await self._control.statuses(key, *some), strict=True)
-                    self._wake_up((key, i) for i, one in found if one is None or not one.state.live)
+                    matches = zip(batch, await self._control.statuses(key, *batch), strict=True)
+                    self._wake_up(
+                        (key, i) for i, status in matches if status is None or not status.state.live
+                    )
 
     def _wake_up(self, names: Iterable[_Name]) -> None:
         for name in names:

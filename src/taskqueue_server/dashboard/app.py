@@ -6,13 +6,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from taskqueue_server.dashboard import dead_letters, formatting, login, queues, tasks
-from taskqueue_server.dashboard.pages import add_templates, as_pages, render, sampler_of
+from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, render
 from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.static_files import static
 from taskqueue_server.dashboard.stream import live
-from taskqueue_server.dashboard.views import View, sees_all
-from taskqueue_server.routing.extensions import Part
-from taskqueue_server.routing.operations import Call, Handler, Operation, Scope, routes
+from taskqueue_server.dashboard.views import DashboardView, sees_all
+from taskqueue_server.routing.extensions import Extension
+from taskqueue_server.routing.operations import Handler, Operation, RequestContext, Scope, routes
 
 __all__ = [
     "OPERATIONS",
@@ -23,43 +23,43 @@ __all__ = [
 ]
 
 
-async def overview(call: Call) -> Response:
+async def overview(call: RequestContext) -> Response:
     """Show all queues, whether all tasks are accounted for, and who works."""
-    sampler = sampler_of(call)
-    sample = await sampler.fresh()
-    view = View(call, "overview")
-    keys = view.keys(sample)
+    poller = poller_of(call)
+    snapshot = await poller.fresh()
+    view = DashboardView(call, "overview")
+    keys = view.keys(snapshot)
     return await render(
         call,
         "overview.html",
-        200 if sample.error is None else 503,
+        200 if snapshot.error is None else 503,
         live="/live?view=overview",
-        sample=sample,
-        shape=view.shape(sample),
-        looks={key: sample.looks[key] for key in keys[:LISTED]},
+        snapshot=snapshot,
+        shape=view.shape(snapshot),
+        readings={key: snapshot.readings[key] for key in keys[:LISTED]},
         hidden=max(0, len(keys) - LISTED),
-        ledger=formatting.raw(view.total(sample)),
-        texts=view.texts(sample),
-        workers=view.workers(sample),
+        ledger=formatting.raw(view.total(snapshot)),
+        texts=view.texts(snapshot),
+        workers=view.workers(snapshot),
         everything=sees_all(call),
         server=str(call.request.base_url).rstrip("/"),
     )
 
 
-async def workers(call: Call) -> Response:
+async def workers(call: RequestContext) -> Response:
     """Show who is subscribed, on any server of the store."""
-    sampler = sampler_of(call)
-    sample = await sampler.fresh()
-    view = View(call, "workers")
+    poller = poller_of(call)
+    snapshot = await poller.fresh()
+    view = DashboardView(call, "workers")
     return await render(
         call,
         "workers.html",
         live="/live?view=workers",
-        sample=sample,
-        shape=view.shape(sample),
-        ledger=formatting.raw(view.total(sample)),
-        texts=view.texts(sample),
-        workers=view.workers(sample),
+        snapshot=snapshot,
+        shape=view.shape(snapshot),
+        ledger=formatting.raw(view.total(snapshot)),
+        texts=view.texts(snapshot),
+        workers=view.workers(snapshot),
         server=str(call.request.base_url).rstrip("/"),
     )
 
@@ -80,7 +80,7 @@ OPERATIONS = (
     _operation("POST", "/queues/{key}/pause", queues.pause),
     _operation("POST", "/queues/{key}/settings", queues.settings),
     _operation("POST", "/queues/{key}/purge", queues.purge),
-    _operation("GET", "/queues/{key}/dead", dead_letters.letters),
+    _operation("GET", "/queues/{key}/dead", dead_letters.dead_letters),
     _operation("POST", "/queues/{key}/dead", dead_letters.act),
     _operation("GET", "/tasks/{key}/{id}", tasks.task),
     _operation("POST", "/tasks/{key}/{id}", tasks.act),
@@ -92,7 +92,7 @@ OPERATIONS = (
 ROUTES = as_pages(routes(OPERATIONS))
 
 
-def page_routes(part: Part) -> list[Route]:
+def page_routes(part: Extension) -> list[Route]:
     """Return the routes of a part's pages, once their templates are known."""
     if part.templates is not None:
         add_templates(part.templates)

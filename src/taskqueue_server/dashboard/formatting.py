@@ -10,7 +10,7 @@ import msgspec
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Ledger, State
-from taskqueue_server.dashboard.snapshot import History, Look, Sample
+from taskqueue_server.dashboard.snapshot import History, Snapshot, StoreReading
 
 __all__ = [
     "PARTS",
@@ -91,19 +91,19 @@ def rate_limit(limit: RateLimit | None) -> str:
 
 def limits(settings: QueueSettings) -> list[tuple[str, str]]:
     """Say what limits and orders a queue, in pairs of what and how."""
-    told = [
+    results = [
         ("Capacity", "no limit" if settings.capacity is None else count(settings.capacity)),
         ("In flight", count(settings.max_inflight) if settings.max_inflight else "no limit"),
         ("Rate", rate_limit(settings.rate_limit)),
         ("Order", "tenants in turn" if settings.order is Order.FAIR else "first in, first out"),
     ]
     if settings.shards > 1:
-        told.append(("Shards", count(settings.shards)))
+        results.append(("Shards", count(settings.shards)))
     if settings.bound_to:
-        told.append(("Copied to", ", ".join(settings.bound_to)))
+        results.append(("Copied to", ", ".join(settings.bound_to)))
     if settings.moved_to:
-        told.append(("Moved to", settings.moved_to))
-    return told
+        results.append(("Moved to", settings.moved_to))
+    return results
 
 
 def balance(ledger: Ledger) -> tuple[str, str]:
@@ -117,41 +117,43 @@ def balance(ledger: Ledger) -> tuple[str, str]:
 
 def of_ledger(ledger: Ledger) -> dict[str, str]:
     """Name the texts of a ledger; what begins with ``@`` is a state, not a text."""
-    state, words = balance(ledger)
+    state, names = balance(ledger)
     texts = {f"ledger.{name}": count(getattr(ledger, name)) for name in ("published", *PARTS)}
-    return {**texts, "balance": words, "@balance": state}
+    return {**texts, "balance": names, "@balance": state}
 
 
-def of_queue(key: str, look: Look, sample: Sample, history: History) -> dict[str, str]:
+def of_queue(
+    key: str, reading: StoreReading, snapshot: Snapshot, history: History
+) -> dict[str, str]:
     """Name the texts of a queue."""
-    ledger, settings, window = look.ledger, look.settings, history.window([key])
-    name, words = state_of(look, flows=window.published > 0 or window.done > 0)
+    ledger, settings, window = reading.ledger, reading.settings, history.window([key])
+    name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"
     full = f"{count(ledger.waiting)} / {count(settings.capacity or 0)}"
     return {
-        f"q.{key}.state": words,
+        f"q.{key}.state": names,
         f"@q.{key}.state": name,
         f"q.{key}.waiting": full if settings.capacity else count(ledger.waiting),
         f"q.{key}.scheduled": count(ledger.scheduled),
         f"q.{key}.in_flight": busy if settings.max_inflight else count(ledger.in_flight),
-        f"q.{key}.oldest": age(look.stats.oldest_waiting, sample.at),
+        f"q.{key}.oldest": age(reading.stats.oldest_waiting, snapshot.at),
         f"q.{key}.published": rate(window.published),
         f"q.{key}.done": rate(window.done),
-        f"q.{key}.p50": duration(look.run_time.p50 if look.run_time else None),
-        f"q.{key}.p95": duration(look.run_time.p95 if look.run_time else None),
+        f"q.{key}.p50": duration(reading.run_time.p50 if reading.run_time else None),
+        f"q.{key}.p95": duration(reading.run_time.p95 if reading.run_time else None),
         f"q.{key}.dead": count(ledger.dead),
         f"@q.{key}.dead": "bad" if ledger.dead else "none",
-        f"q.{key}.redelivered": count(look.stats.redelivered),
-        f"q.{key}.retried": count(look.stats.retried),
-        f"q.{key}.lost": count(look.stats.lost),
-        f"q.{key}.subscribers": count(look.stats.subscribers),
+        f"q.{key}.redelivered": count(reading.stats.redelivered),
+        f"q.{key}.retried": count(reading.stats.retried),
+        f"q.{key}.lost": count(reading.stats.lost),
+        f"q.{key}.subscribers": count(reading.stats.subscribers),
         f"~q.{key}.depth": points(history.series(key)),
     }
 
 
-def state_of(look: Look, *, flows: bool) -> tuple[str, str]:
+def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
     """Say how a queue is: a state and words."""
-    settings, ledger = look.settings, look.ledger
+    settings, ledger = reading.settings, reading.ledger
     if not ledger.balanced:
         return "bad", "Does not add up"
     held = [
@@ -160,10 +162,10 @@ def state_of(look: Look, *, flows: bool) -> tuple[str, str]:
         (settings.paused, "Paused"),
         (settings.intake_paused, "Intake paused"),
     ]
-    for holds, words in held:
+    for holds, names in held:
         if holds:
-            return "paused", words
-    if ledger.waiting and not look.stats.subscribers:
+            return "paused", names
+    if ledger.waiting and not reading.stats.subscribers:
         return "warn", "Nobody works"
     if flows or ledger.in_flight or ledger.waiting:
         return "ok", "Working"
@@ -179,9 +181,9 @@ def points(series: Sequence[int]) -> str:
     # Where a line is level its ends are enough: most queues rest most of the time.
     return " ".join(
         [
-            f"{place * _WIDE // steps},{height}"
-            for place, height in enumerate(heights)
-            if place in {0, steps} or not heights[place - 1] == height == heights[place + 1]
+            f"{index * _WIDE // steps},{height}"
+            for index, height in enumerate(heights)
+            if index in {0, steps} or not heights[index - 1] == height == heights[index + 1]
         ]
     )
 

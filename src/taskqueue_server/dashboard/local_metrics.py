@@ -9,7 +9,7 @@ import msgspec
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.tasks import Confirmation, Delivery, Settled, Task
 
-__all__ = ["Gauges", "Percentiles", "TenantFlow"]
+__all__ = ["Percentiles", "ProcessGauges", "TenantFlow"]
 
 _TIMES = 1000
 """of one queue between two samples; the others of that second change a percentile little"""
@@ -33,7 +33,7 @@ class TenantFlow(msgspec.Struct):
     done: int = 0
 
 
-class Gauges:
+class ProcessGauges:
     """A plugin that measures while it is registered. Bounded in keys, tenants and times."""
 
     OTHERS = ""
@@ -47,7 +47,7 @@ class Gauges:
     def take(self) -> dict[str, Percentiles]:
         """Return the percentiles by key since this was called last."""
         times, self._times = self._times, {}
-        return {key: _percentiles(found) for key, found in times.items()}
+        return {key: _percentiles(time) for key, time in times.items()}
 
     def tenants(self, key: str) -> dict[str, TenantFlow]:
         """Return what each tenant of a queue had."""

@@ -9,29 +9,31 @@ from taskqueue_server.auth.origins import is_own_origin
 from taskqueue_server.dashboard.pages import local_path, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Call
+from taskqueue_server.routing.operations import RequestContext
 
 __all__ = ["ask", "login", "logout"]
 
 _TOKEN = 4096
 
 
-async def ask(call: Call) -> Response:
+async def ask(call: RequestContext) -> Response:
     """Show the form; where nobody is asked, go on."""
     wanted = local_path(call.request.query_params.get("next"))
-    if not call.hub.authenticates:
+    if not call.context.authenticates:
         return see_other(call, wanted)
     return await render(call, "login.html", wanted=wanted, error=None)
 
 
-async def login(call: Call) -> Response:
+async def login(call: RequestContext) -> Response:
     """Begin a session with a token that may look."""
     _demand_own_page(call)
     form = await read_form(call)
     wanted, token = local_path(form.text("next")), form.text("token")
-    if not call.hub.authenticates:
+    if not call.context.authenticates:
         return see_other(call, wanted)
-    identity = call.hub.identify(token, peer_of(call.request)) if 0 < len(token) <= _TOKEN else None
+    identity = (
+        call.context.identify(token, peer_of(call.request)) if 0 < len(token) <= _TOKEN else None
+    )
     if identity is None:
         said = "This token is not known here. Check that it was copied whole, and is not revoked."
         return await render(call, "login.html", 401, wanted=wanted, error=said)
@@ -43,7 +45,7 @@ async def login(call: Call) -> Response:
     return response
 
 
-async def logout(call: Call) -> Response:
+async def logout(call: RequestContext) -> Response:
     """End the session of this browser."""
     _demand_own_page(call)
     response = see_other(call, "/login", "signed-out")
@@ -51,11 +53,11 @@ async def logout(call: Call) -> Response:
     return response
 
 
-def _demand_own_page(call: Call) -> None:
+def _demand_own_page(call: RequestContext) -> None:
     # There is no session yet that could be asked for, and another site's page must not begin or end one either:
     # not even one that is allowed to ask the API.
     request = call.request
-    origins = call.hub.settings.origins
+    origins = call.context.settings.origins
     if "origin" in request.headers and not is_own_origin(
         request.headers, request.url.scheme, origins
     ):

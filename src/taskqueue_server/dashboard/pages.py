@@ -17,19 +17,19 @@ from starlette.routing import Route
 
 from taskqueue_server.context.server import VERSION
 from taskqueue_server.dashboard import formatting
-from taskqueue_server.dashboard.sampler import Sampler
+from taskqueue_server.dashboard.sampler import StatsPoller
 from taskqueue_server.dashboard.static_files import address
-from taskqueue_server.problems import PROBLEM_TYPE, Problem
-from taskqueue_server.routing.operations import Call
+from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem
+from taskqueue_server.routing.operations import RequestContext
 
 __all__ = [
-    "SAID",
+    "NOTICES",
     "add_templates",
     "as_pages",
     "local_path",
     "path",
+    "poller_of",
     "render",
-    "sampler_of",
     "see_other",
 ]
 
@@ -46,7 +46,7 @@ _HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "vary": "cookie",
 }
-SAID: Mapping[str, str] = {
+NOTICES: Mapping[str, str] = {
     "paused": "Paused. Nothing is handed out; publishing goes on.",
     "resumed": "Resumed. Tasks are handed out again.",
     "intake-paused": "The intake is paused. New tasks are refused; what is there is handed out.",
@@ -67,7 +67,7 @@ _DIGITS = 12
 _PIECE = 0.004
 """seconds of a page that are made at one go"""
 _PATH = 2000
-_problem = msgspec.json.Decoder(Problem)
+_problem = msgspec.json.Decoder(HttpProblem)
 _loader = ChoiceLoader([PackageLoader("taskqueue_server.dashboard")])
 _environment = Environment(
     loader=_loader,
@@ -98,7 +98,7 @@ for _name in _environment.list_templates(extensions=["html"]):
 
 def add_templates(package: str) -> None:
     """Have a package's templates, which may extend ``base.html``, found after those of this one. Idempotent."""
-    known = {one.package_name for one in _loader.loaders if isinstance(one, PackageLoader)}
+    known = {loader.package_name for loader in _loader.loaders if isinstance(loader, PackageLoader)}
     if package not in known:
         added = PackageLoader(package)
         _loader.loaders = [*_loader.loaders, added]
@@ -106,19 +106,19 @@ def add_templates(package: str) -> None:
             _environment.get_template(name)
 
 
-def sampler_of(call: Call) -> Sampler:
+def poller_of(call: RequestContext) -> StatsPoller:
     """Return the one sampler of this server."""
-    return Sampler.of(call.hub)
+    return StatsPoller.of(call.context)
 
 
-async def render(call: Call, template: str, status: int = 200, **names: Any) -> Response:
+async def render(call: RequestContext, template: str, status: int = 200, **names: Any) -> Response:
     """Return a page."""
     request = call.request
     said, number = request.query_params.get("said", ""), request.query_params.get("n", "")
     shown = number if number.isdecimal() and len(number) <= _DIGITS else "?"
     names = {
-        "said": SAID[said].format(n=shown) if said in SAID else None,
-        "open": not call.hub.authenticates,
+        "said": NOTICES[said].format(n=shown) if said in NOTICES else None,
+        "open": not call.context.authenticates,
         "who": call.identity.name if call.identity else None,
         "live": None,
         "shape": None,
@@ -128,7 +128,7 @@ async def render(call: Call, template: str, status: int = 200, **names: Any) -> 
         **names,
     }
     pieces, text = _environment.get_template(template).generate(names), list[str]()
-    turn, more = sampler_of(call).turn, True
+    turn, more = poller_of(call).turn, True
     while more:
         async with turn:
             until, more = time.perf_counter() + _PIECE, False
@@ -148,7 +148,7 @@ def _response(text: str, status: int) -> Response:
 
 
 def see_other(
-    call: Call, target: str, said: str | None = None, number: int | None = None
+    call: RequestContext, target: str, said: str | None = None, number: int | None = None
 ) -> Response:
     """Return the way to the page that shows what an action did: it is loaded anew, and can be again."""
     if said is not None:
@@ -178,7 +178,7 @@ def local_path(text: str | None) -> str:
 
 def as_pages(routes: list[Route]) -> list[Route]:
     """Have problems shown as pages, and who is not known sent to where one says who one is."""
-    return [Route(one.path, _shown(one.endpoint), methods=one.methods) for one in routes]
+    return [Route(route.path, _shown(route.endpoint), methods=route.methods) for route in routes]
 
 
 def _shown(

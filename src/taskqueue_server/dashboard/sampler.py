@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from taskqueue_core.concurrency import together
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
-from taskqueue_server.context.limited_slots import Room
-from taskqueue_server.context.server import Hub
+from taskqueue_server.context.limited_slots import LimitedSlots
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.dashboard.formatting import of_queue
-from taskqueue_server.dashboard.local_metrics import Gauges, Percentiles
-from taskqueue_server.dashboard.snapshot import LISTED, History, Look, Sample
+from taskqueue_server.dashboard.local_metrics import Percentiles, ProcessGauges
+from taskqueue_server.dashboard.snapshot import LISTED, History, Snapshot, StoreReading
 from taskqueue_server.problems import ProblemError
 
-__all__ = ["MAX_STREAMS", "Sampler"]
+__all__ = ["MAX_STREAMS", "StatsPoller"]
 
 MAX_STREAMS = 50
 """pages that are kept up to date at the same time"""
@@ -34,74 +34,74 @@ _PATIENCE = 5.0
 _AT_ONCE = 16
 _TEXTS = 20
 """queues whose texts are made at one go"""
-_KEPT = 10.0
+_HISTORY_SECONDS = 10.0
 """seconds for which a run time is shown when nothing ended since"""
 T = TypeVar("T")
 _log = logging.getLogger("taskqueue.server.dashboard")
-_samplers: WeakKeyDictionary[Hub, Sampler] = WeakKeyDictionary()
+_samplers: WeakKeyDictionary[ServerContext, StatsPoller] = WeakKeyDictionary()
 
 
-class Sampler:
+class StatsPoller:
     """Takes samples while somebody looks, and tells all who wait. Ends with the server."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, context: ServerContext) -> None:
         # Not the hub itself: what knows it by that would never be let go.
-        self._backend, self._control = hub.backend, hub.control
-        self._hooks, self._draining = hub.hooks, hub.draining
-        self.gauges = Gauges(hub.backend.now)
+        self._backend, self._control = context.backend, context.control
+        self._hooks, self._draining = context.hooks, context.draining
+        self.process_gauges = ProcessGauges(context.backend.now)
         self.history = History()
-        self.latest: Sample | None = None
-        self.room = Room(MAX_STREAMS, "too_many_pages", "pages are kept up to date", 5)
+        self.latest: Snapshot | None = None
+        self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "pages are kept up to date", 5)
         self.since = 0.0
         """since when the gauges have measured, by the store's clock"""
         self._begun = 0
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._drawn_at = 0.0
         self._hurry = asyncio.Event()
-        self._told = asyncio.Event()
+        self._notified = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._made: tuple[Sample | None, dict[Hashable, Any]] = (None, {})
+        self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
         self.turn = asyncio.Lock()
         """who makes a page or an event has it for a few milliseconds: many at once would hold up everybody else"""
 
     @classmethod
-    def of(cls, hub: Hub) -> Sampler:
+    def of(cls, context: ServerContext) -> StatsPoller:
         """Return the one of this server: it is made when somebody looks for the first time."""
-        found = _samplers.get(hub)
-        if found is None:
-            found = _samplers[hub] = cls(hub)
-        return found
+        poller = _samplers.get(context)
+        if poller is None:
+            poller = _samplers[context] = cls(context)
+        return poller
 
     @contextmanager
-    def stream(self, who: str | None = None) -> Iterator[None]:
+    def stream(self, client: str | None = None) -> Iterator[None]:
         """Count a page that ``who`` has kept up to date. Raises `ProblemError` when there are too many, or no more."""
         if self._draining.is_set():
             raise _ending()
         try:
-            with self.room.place(who):
+            with self.room.acquire(client):
                 yield
         finally:
-            self._asked_at = time.monotonic()
+            self._requested_at = time.monotonic()
 
-    def made(self, sample: Sample) -> dict[Hashable, Any]:
+    def made(self, snapshot: Snapshot) -> dict[Hashable, Any]:
         """Return what was made of a sample for all who look at it, by its name; the next sample has none of it."""
-        if self._made[0] is not sample:
-            self._made = (sample, {})
+        if self._made[0] is not snapshot:
+            self._made = (snapshot, {})
         return self._made[1]
 
-    def once(self, sample: Sample, name: Hashable, make: Callable[[], T]) -> T:
+    def once(self, snapshot: Snapshot, name: Hashable, make: Callable[[], T]) -> T:
         """Return what is made once for all who look at a sample."""
-        made = self.made(sample)
+        made = self.made(snapshot)
         if name not in made:
             made[name] = make()
-        found: T = made[name]
-        return found
+        result: T = made[name]
+        return result
 
-    def texts(self, sample: Sample, key: str) -> dict[str, str]:
+    def texts(self, snapshot: Snapshot, key: str) -> dict[str, str]:
         """Return the texts of a queue."""
         return self.once(
-            sample, key, lambda: of_queue(key, sample.looks[key], sample, self.history)
+            snapshot, key, lambda: of_queue(key, snapshot.readings[key], snapshot, self.history)
         )
 
     @property
@@ -109,35 +109,35 @@ class Sampler:
         """The number of the newest sample that may be shown: one from before a pause is not."""
         return -1 if self._task is not None else self._begun
 
-    async def after(self, number: int) -> Sample | None:
+    async def after(self, number: int) -> Snapshot | None:
         """Wait for a sample that is newer than the one of this number; ``None`` when the server ends."""
         self._start()
         while self.latest is None or self.latest.number <= number:
             self._start()
             if self._task is None:
                 return None
-            await self._told.wait()
+            await self._notified.wait()
         return self.latest
 
-    async def fresh(self) -> Sample:
+    async def fresh(self) -> Snapshot:
         """Return a sample that was begun after this call. Raises `ProblemError` when the server ends."""
         self._start()
         wanted = self._begun
         self._hurry.set()
-        found = await self.after(wanted)
-        if found is None:
+        snapshot = await self.after(wanted)
+        if snapshot is None:
             raise _ending()
-        return found
+        return snapshot
 
     def _start(self) -> None:
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
         if self._task is None and not self._draining.is_set():
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        self.gauges = Gauges(self._backend.now)
+        self.process_gauges = ProcessGauges(self._backend.now)
         self.since = self._backend.now()
-        self._hooks.register(self.gauges)
+        self._hooks.register(self.process_gauges)
         ending = asyncio.create_task(self._draining.wait())
         try:
             while not ending.done() and self._wanted():
@@ -149,7 +149,7 @@ class Sampler:
                     await asyncio.wait((taking, ending), return_when=asyncio.FIRST_COMPLETED)
                     if not taking.done():
                         break
-                    await self._tell(taking.result())
+                    await self._notify(taking.result())
                 finally:
                     taking.cancel()
                     await asyncio.gather(taking, return_exceptions=True)
@@ -157,43 +157,43 @@ class Sampler:
         finally:
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
-            self._hooks.unregister(self.gauges)
+            self._hooks.unregister(self.process_gauges)
             self._task = None
             self._wake()
 
     def _wanted(self) -> bool:
-        return len(self.room) > 0 or time.monotonic() - self._asked_at < _LINGER
+        return len(self.room) > 0 or time.monotonic() - self._requested_at < _LINGER
 
     async def _pause(self, took: float, ending: asyncio.Task[bool]) -> None:
         hurry = asyncio.create_task(self._hurry.wait())
         try:
             await asyncio.wait((ending,), timeout=_SHORTEST)
-            left = max(_SECOND - took, _SHARE * took) - _SHORTEST
-            if left > 0:
+            remaining = max(_SECOND - took, _SHARE * took) - _SHORTEST
+            if remaining > 0:
                 await asyncio.wait(
-                    (hurry, ending), timeout=left, return_when=asyncio.FIRST_COMPLETED
+                    (hurry, ending), timeout=remaining, return_when=asyncio.FIRST_COMPLETED
                 )
         finally:
             hurry.cancel()
             await asyncio.gather(hurry, return_exceptions=True)
 
-    async def _tell(self, sample: Sample) -> None:
+    async def _notify(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
-        if sample.error is None and now - self._drawn_at >= _SECOND - _SHORTEST:
-            self.history.add(sample)
+        if snapshot.error is None and now - self._drawn_at >= _SECOND - _SHORTEST:
+            self.history.add(snapshot)
             self._drawn_at = now
-        for number, key in enumerate(list(sample.looks)[:LISTED]):
-            self.texts(sample, key)
+        for number, key in enumerate(list(snapshot.readings)[:LISTED]):
+            self.texts(snapshot, key)
             if number % _TEXTS == _TEXTS - 1:
                 await asyncio.sleep(0)
-        self.latest = sample
+        self.latest = snapshot
         self._wake()
 
     def _wake(self) -> None:
-        told, self._told = self._told, asyncio.Event()
-        told.set()
+        event, self._notified = self._notified, asyncio.Event()
+        event.set()
 
-    async def _take(self, number: int) -> Sample:
+    async def _take(self, number: int) -> Snapshot:
         error = "timeout"
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -206,37 +206,39 @@ class Sampler:
             _log.exception("the store could not be asked")
             error = "internal"
         before = self.latest
-        return Sample(
+        return Snapshot(
             number=number,
             at=self._backend.now(),
-            looks=before.looks if before else {},
+            readings=before.readings if before else {},
             workers=before.workers if before else (),
             health=Health(ok=False, backend=before.health.backend if before else "unknown"),
             error=error,
         )
 
-    async def _ask(self, number: int) -> Sample:
+    async def _ask(self, number: int) -> Snapshot:
         control, backend = self._control, self._backend
         health = await backend.health()
         keys = await control.queues()
         run_times = self._recent(backend.now())
-        looks: dict[str, Look] = {}
+        readings: dict[str, StoreReading] = {}
         for start in range(0, len(keys), _AT_ONCE):
-            some = keys[start : start + _AT_ONCE]
-            stats = await together(control.stats(key) for key in some)
-            settings = await together(control.settings(key) for key in some)
-            for key, found, rules in zip(some, stats, settings, strict=True):
-                looks[key] = Look(found, rules, run_times.get(key))
+            batch = keys[start : start + _AT_ONCE]
+            stats = await gather_all(control.stats(key) for key in batch)
+            settings = await gather_all(control.settings(key) for key in batch)
+            for key, result, rules in zip(batch, stats, settings, strict=True):
+                readings[key] = StoreReading(result, rules, run_times.get(key))
         workers = await control.workers()
-        return Sample(number=number, at=backend.now(), looks=looks, workers=workers, health=health)
+        return Snapshot(
+            number=number, at=backend.now(), readings=readings, workers=workers, health=health
+        )
 
     def _recent(self, now: float) -> dict[str, Percentiles]:
-        for key, found in self.gauges.take().items():
-            self._run_times[key] = (now, found)
+        for key, result in self.process_gauges.take().items():
+            self._run_times[key] = (now, result)
         for key, (at, _) in list(self._run_times.items()):
-            if now - at > _KEPT:
+            if now - at > _HISTORY_SECONDS:
                 del self._run_times[key]
-        return {key: found for key, (_, found) in self._run_times.items()}
+        return {key: result for key, (_, result) in self._run_times.items()}
 
 
 def _ending() -> ProblemError:

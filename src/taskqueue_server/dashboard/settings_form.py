@@ -11,7 +11,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput, SettingsConflict
 from taskqueue_core.queue_settings import read_settings
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Call
+from taskqueue_server.routing.operations import RequestContext
 
 __all__ = [
     "GROUPS",
@@ -19,8 +19,8 @@ __all__ = [
     "Field",
     "Form",
     "Wrong",
-    "beside",
     "changed",
+    "field_errors",
     "fields",
     "read_form",
 ]
@@ -122,13 +122,13 @@ class Wrong(Exception):
 
 def fields(settings: QueueSettings) -> dict[str, str]:
     """Return what the form shows of settings."""
-    return {name: _shown(_look_up(settings.model_dump(mode="json"), name)) for name in NAMES}
+    return {name: _shown(_value_of(settings.model_dump(mode="json"), name)) for name in NAMES}
 
 
-def _look_up(told: Any, name: str) -> Any:
+def _value_of(value: Any, name: str) -> Any:
     for part in name.split("."):
-        told = told.get(part) if isinstance(told, dict) else None
-    return told
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _shown(value: object) -> str:
@@ -137,16 +137,16 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) and value < _PLAIN else str(value)
 
 
-def changed(found: QueueSettings, filled: dict[str, str], version: str) -> QueueSettings:
+def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> QueueSettings:
     """Return the settings with what was filled in.
 
     Raises `Wrong` for what is no number, `InvalidInput` for one that may not be, and `SettingsConflict` where the
     form was made from another version.
     """
-    if version != str(found.version):
+    if version != str(settings.version):
         raise SettingsConflict("these settings were changed in between")
     errors: dict[str, str] = {}
-    before, told = fields(found), found.model_dump(mode="json")
+    before, values = fields(settings), settings.model_dump(mode="json")
     for name, text in filled.items():
         if text == before[name]:
             continue
@@ -158,11 +158,11 @@ def changed(found: QueueSettings, filled: dict[str, str], version: str) -> Queue
             continue
         if parent == "rate_limit":
             continue
-        (told if not parent else told[parent])[last] = value
-    told["rate_limit"] = _bucket(filled, errors)
+        (values if not parent else values[parent])[last] = value
+    values["rate_limit"] = _bucket(filled, errors)
     if errors:
         raise Wrong(errors)
-    return read_settings(msgspec.json.encode(told))
+    return read_settings(msgspec.json.encode(values))
 
 
 def _read(field: Field, text: str) -> object:
@@ -193,7 +193,7 @@ def _bucket(filled: dict[str, str], errors: dict[str, str]) -> dict[str, object]
     return bucket
 
 
-def beside(error: InvalidInput) -> dict[str, str]:
+def field_errors(error: InvalidInput) -> dict[str, str]:
     """Return what is wrong, by the name of its field; under no name where the form has none."""
     said = f"Allowed: {error.allowed}."
     return {error.field: said} if error.field in _FIELDS else {"": str(error)}
@@ -218,7 +218,7 @@ class Form:
         return self._fields.get(name, [])
 
 
-async def read_form(call: Call) -> Form:
+async def read_form(call: RequestContext) -> Form:
     """Read the body. Raises `ProblemError`."""
     body = await call.read(_FORM)
     try:

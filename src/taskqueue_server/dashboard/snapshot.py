@@ -13,7 +13,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Health, Ledger, QueueStats, WorkerInfo
 from taskqueue_server.dashboard.local_metrics import Percentiles
 
-__all__ = ["HISTORY", "LISTED", "History", "Look", "Point", "Sample", "Window"]
+__all__ = ["HISTORY", "LISTED", "History", "MetricsWindow", "Point", "Snapshot", "StoreReading"]
 
 HISTORY = 300
 """seconds, with one point each at the most"""
@@ -25,7 +25,7 @@ _WINDOW = 3.0
 """seconds over which a rate is told: calm enough to be read, quick enough to see a pause"""
 
 
-class Look(msgspec.Struct, frozen=True):
+class StoreReading(msgspec.Struct, frozen=True):
     """One queue in one sample. The ledger is the store's, read in one step."""
 
     stats: QueueStats
@@ -38,13 +38,13 @@ class Look(msgspec.Struct, frozen=True):
         return self.stats.ledger
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What one look at the store found."""
 
     number: int
     at: float
     """the store's time"""
-    looks: Mapping[str, Look]
+    readings: Mapping[str, StoreReading]
     workers: tuple[WorkerInfo, ...] = ()
     health: Health
     error: str | None = None
@@ -52,13 +52,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def keys(self, may: Callable[[str], bool]) -> list[str]:
         """Return the queues that somebody may see, sorted."""
-        return [key for key in self.looks if may(key)]
+        return [key for key in self.readings if may(key)]
 
     def total(self, keys: Iterable[str]) -> Ledger:
         """Add ledgers up."""
         total = Ledger()
         for key in keys:
-            total += self.looks[key].ledger
+            total += self.readings[key].ledger
         return total
 
     def workers_of(self, may: Callable[[str], bool]) -> list[WorkerInfo]:
@@ -78,9 +78,9 @@ class Point(msgspec.Struct, frozen=True):
     p50: float | None = None
     p95: float | None = None
 
-    def then(self, look: Look, came: int, went: int) -> Point:
+    def then(self, reading: StoreReading, came: int, went: int) -> Point:
         """Return the point after this one."""
-        ledger, run_time = look.ledger, look.run_time
+        ledger, run_time = reading.ledger, reading.run_time
         return Point(
             self.published + came,
             self.done + went,
@@ -95,7 +95,7 @@ class Point(msgspec.Struct, frozen=True):
 _NOTHING = Point()
 
 
-class Window(msgspec.Struct, frozen=True):
+class MetricsWindow(msgspec.Struct, frozen=True):
     """Per second, over the last moments."""
 
     published: float = 0.0
@@ -124,12 +124,12 @@ class History:
 
     def __init__(self) -> None:
         self._rows: deque[_Row] = deque(maxlen=HISTORY)
-        self._before: Mapping[str, Look] = {}
+        self._before: Mapping[str, StoreReading] = {}
 
-    def add(self, sample: Sample) -> None:
+    def add(self, snapshot: Snapshot) -> None:
         """Append a sample."""
-        last = self._rows[-1] if self._rows else _Row(sample.at, {}, _NOTHING)
-        while self._rows and self._rows[0].at <= sample.at - HISTORY:
+        last = self._rows[-1] if self._rows else _Row(snapshot.at, {}, _NOTHING)
+        while self._rows and self._rows[0].at <= snapshot.at - HISTORY:
             self._rows.popleft()
         points = dict[str, Point]()
         published, done, waiting, scheduled, in_flight = (
@@ -139,8 +139,8 @@ class History:
             0,
             0,
         )
-        for number, (key, look) in enumerate(sample.looks.items()):
-            ledger = look.ledger
+        for number, (key, reading) in enumerate(snapshot.readings.items()):
+            ledger = reading.ledger
             before = self._before[key].ledger if key in self._before else ledger
             came = max(0, ledger.published - before.published)
             went = max(0, ledger.done - before.done)
@@ -150,20 +150,20 @@ class History:
             in_flight += ledger.in_flight
             if number < _KEPT:
                 point = last.points.get(key, _NOTHING)
-                now = point.then(look, came, went)
+                now = point.then(reading, came, went)
                 points[key] = point if now == point else now
         total = Point(published, done, waiting, scheduled, in_flight)
-        self._before = sample.looks
-        self._rows.append(_Row(sample.at, points, total))
+        self._before = snapshot.readings
+        self._rows.append(_Row(snapshot.at, points, total))
 
     def __len__(self) -> int:
         """Count the points."""
         return len(self._rows)
 
-    def window(self, keys: Sequence[str] | None) -> Window:
+    def window(self, keys: Sequence[str] | None) -> MetricsWindow:
         """Return how much flows through some queues."""
         if len(self._rows) <= 1:
-            return Window()
+            return MetricsWindow()
         last = self._rows[-1]
         first = self._rows[-2]
         for row in reversed(self._rows):
@@ -200,9 +200,9 @@ class History:
         return waiting[::-1]
 
 
-def _between(since: float, before: Point, until: float, after: Point) -> Window:
+def _between(since: float, before: Point, until: float, after: Point) -> MetricsWindow:
     span = max(until - since, _SHORTEST)
-    return Window(
+    return MetricsWindow(
         max(0.0, (after.published - before.published) / span),
         max(0.0, (after.done - before.done) / span),
     )

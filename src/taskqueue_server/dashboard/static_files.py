@@ -8,7 +8,7 @@ from importlib.resources import files
 from starlette.responses import Response
 
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Call
+from taskqueue_server.routing.operations import RequestContext
 
 __all__ = ["FILES", "address", "static"]
 
@@ -29,7 +29,7 @@ def address(name: str) -> str:
     return f"/static/{name}?v={_HASHES[name]}"
 
 
-async def static(call: Call) -> Response:
+async def static(call: RequestContext) -> Response:
     """Return a file. Under the address that names its content it may be kept for good."""
     name = call.request.path_params["name"]
     if name not in FILES:

@@ -13,13 +13,13 @@ from prometheus_client.core import InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from taskqueue_core.concurrency import forever
+from taskqueue_core.concurrency import wait_forever
 from taskqueue_core.hooks import Identity
-from taskqueue_server.context.server import VERSION, Hub
+from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.metrics.process_metrics import Local
-from taskqueue_server.metrics.store_metrics import Figures, Shown, StoreFigures, families
+from taskqueue_server.metrics.store_metrics import Shown, StoreMetrics, StoreMetricsReader, families
 from taskqueue_server.prefect.handshake import Guest
-from taskqueue_server.worker_socket.admission import Connection
+from taskqueue_server.worker_socket.admission import SocketAdmission
 
 __all__ = ["FOLDER", "Metrics", "lives"]
 
@@ -33,26 +33,26 @@ _BOOKKEEPING = "_created"
 class Metrics:
     """Of one server. With several processes on one port each tells what all of them count."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, context: ServerContext) -> None:
         """Begin to count."""
-        self._hub = hub
+        self._context = context
         self._registry = CollectorRegistry()
-        self.local = Local(self._registry, hub.backend.now)
-        self._store = StoreFigures(hub.control, hub.backend.now)
+        self.local = Local(self._registry, context.backend.now)
+        self._store = StoreMetrics(context.control, context.backend.now)
         self._folder = os.environ.get(FOLDER) if _shares() else None
         if self._folder is None:
             ProcessCollector(registry=self._registry)
-        hub.hooks.register(self.local)
+        context.hooks.register(self.local)
 
-    async def keep(self) -> None:
+    async def share(self) -> None:
         """Share what this process counts with the others, until cancelled; then stop counting."""
         try:
             while self._folder is not None:
                 self._refresh()
                 await asyncio.sleep(_SHARE_SECONDS)
-            await forever()
+            await wait_forever()
         finally:
-            self._hub.hooks.unregister(self.local)
+            self._context.hooks.unregister(self.local)
             await self._store.close()
 
     async def render(self, identity: Identity, accept: str) -> tuple[bytes, str]:
@@ -62,9 +62,9 @@ class Metrics:
         """
 
         def may(key: str) -> bool:
-            return identity.may("admin", key)
+            return identity.is_allowed("admin", key)
 
-        everything = identity.may("admin")
+        everything = identity.is_allowed("admin")
         self._refresh()
         figures = await self._store.latest()
         shown = None
@@ -77,12 +77,12 @@ class Metrics:
         return await asyncio.to_thread(encode, view), media_type
 
     def _refresh(self) -> None:
-        registry, local = self._hub.registry, self.local
-        members = [member for member in registry if isinstance(member, Connection | Guest)]
+        registry, local = self._context.registry, self.local
+        members = [member for member in registry if isinstance(member, SocketAdmission | Guest)]
         local.connections(greeting=registry.strangers, welcome=len(registry) - registry.strangers)
         local.credit.set(sum(member.credit for member in members))
         local.held.set(sum(member.busy for member in members))
-        local.long_polls.set(len(self._hub.waiters))
+        local.long_polls.set(len(self._context.waiters))
         local.flush()
 
     def _sources(self) -> list[CollectorRegistry | MultiProcessCollector]:
@@ -97,16 +97,16 @@ class _View:
 
     def __init__(
         self,
-        figures: Figures | None,
+        figures: StoreMetricsReader | None,
         shown: Shown | None,
         sources: list[CollectorRegistry | MultiProcessCollector],
     ) -> None:
-        self._figures = figures
+        self._metrics = figures
         self._shown = shown
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        yield from families(self._figures, self._shown)
+        yield from families(self._metrics, self._shown)
         if self._sources:
             info = InfoMetricFamily("taskqueue_build", "What serves.")
             info.add_metric([], {"version": VERSION})
@@ -119,7 +119,7 @@ class _View:
 
 def _wanted(accept: str) -> str:
     """Return what the library is asked for: what came it may choke on."""
-    kinds = {one.partition(";")[0].strip().lower() for one in accept.split(",")}
+    kinds = {name.partition(";")[0].strip().lower() for name in accept.split(",")}
     return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
 
 

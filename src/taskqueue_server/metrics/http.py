@@ -17,12 +17,12 @@ from taskqueue_core.protocol.frames import (
 from taskqueue_server.auth.access import OPEN
 from taskqueue_server.metrics.exporter import Metrics
 from taskqueue_server.metrics.process_metrics import OTHER, Local
-from taskqueue_server.routing.operations import Call, Operation
+from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
 
 __all__ = [
     "OPERATIONS",
-    "Noted",
+    "RequestLogMiddleware",
 ]
 
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
@@ -36,7 +36,7 @@ _FAILED = 500
 _log = logging.getLogger("taskqueue.access")
 
 
-class Noted:
+class RequestLogMiddleware:
     """Middleware, the outermost. What came is never noted as it came: paths are those of the table of operations."""
 
     def __init__(self, app: ASGIApp, local: Local) -> None:
@@ -69,27 +69,27 @@ class Noted:
             raise
         finally:
             seconds = time.perf_counter() - start
-            found = scope.get("taskqueue.operation")
-            method, path = (OTHER, OTHER) if found is None else (found.method, found.address)
+            result = scope.get("taskqueue.operation")
+            method, path = (OTHER, OTHER) if result is None else (result.method, result.address)
             self._local.request(method, path, status, seconds)
             level = _level(status, path)
             if _log.isEnabledFor(level):
                 fields = {"method": method, "path": path, "status": status}
                 fields["seconds"] = round(seconds, 6)
-                _log.log(level, "request", extra={**fields, **_who(scope)})
+                _log.log(level, "request", extra={**fields, **_log_fields(scope)})
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def heard(message: Message) -> None:
             if message["type"] == "websocket.http.response.start":
                 code = message["status"]
                 self._local.socket_ended(code)
-                _log.warning("socket refused", extra={"status": code, **_who(scope)})
+                _log.warning("socket refused", extra={"status": code, **_log_fields(scope)})
             elif message["type"] == "websocket.close":
                 code = message.get("code", CLOSE_CLEAN)
                 self._local.socket_ended(code)
                 if code not in _UNREMARKABLE_ENDS:
                     level = logging.WARNING if code in _ALARMING_ENDS else logging.INFO
-                    _log.log(level, "socket closed", extra={"code": code, **_who(scope)})
+                    _log.log(level, "socket closed", extra={"code": code, **_log_fields(scope)})
             await send(message)
 
         await self._app(scope, receive, heard)
@@ -101,13 +101,13 @@ def _level(status: int, path: str) -> int:
     return logging.DEBUG if path in _QUIET else logging.INFO
 
 
-def _who(scope: Scope) -> dict[str, str]:
+def _log_fields(scope: Scope) -> dict[str, str]:
     peer, identity = scope.get("client"), scope.get("taskqueue.identity")
-    told = {} if peer is None else {"peer": peer[0]}
-    return told if identity is None else {**told, "identity": identity}
+    fields = {} if peer is None else {"peer": peer[0]}
+    return fields if identity is None else {**fields, "identity": identity}
 
 
-async def metrics(call: Call) -> Response:
+async def metrics(call: RequestContext) -> Response:
     """Return metrics as Prometheus' text, or as OpenMetrics where that is asked for."""
     known: Metrics = call.request.app.state.metrics
     accept = call.request.headers.get("accept", "")

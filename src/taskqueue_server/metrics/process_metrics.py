@@ -166,11 +166,13 @@ class Local:
     @hookimpl
     def published(self, confirmations: Sequence[Confirmation]) -> None:
         """Count what was refused."""
-        for one in confirmations:
-            status = one.status
+        for confirmation in confirmations:
+            status = confirmation.status
             if status is _ACCEPTED or status is _DUPLICATE:
                 continue
-            code = _known(one.code, _REFUSED) if status is Published.REFUSED else "conflict"
+            code = (
+                _known(confirmation.code, _REFUSED) if status is Published.REFUSED else "conflict"
+            )
             self._refused.labels(code).inc()
 
     @hookimpl
@@ -256,6 +258,6 @@ class Local:
         self._outcomes.clear()
 
 
-def _known(word: Any, words: Any) -> str:
+def _known(name: Any, names: Any) -> str:
     """Return a label from a list, so that nobody can make up others."""
-    return str(word) if word in words else OTHER
+    return str(name) if name in names else OTHER

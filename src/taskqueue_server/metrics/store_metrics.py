@@ -13,7 +13,7 @@ from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.tasks import Ledger, QueueStats, State
 from taskqueue_server.metrics.process_metrics import OTHER
 
-__all__ = ["MOST_LABELS", "Figures", "Shown", "StoreFigures", "families"]
+__all__ = ["MOST_LABELS", "Shown", "StoreMetrics", "StoreMetricsReader", "families"]
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ _FLOW = {
 }
 
 
-class Figures(msgspec.Struct, eq=False):
+class StoreMetricsReader(msgspec.Struct, eq=False):
     """What one pass over the queues found."""
 
     read_at: float
@@ -49,7 +49,7 @@ class Figures(msgspec.Struct, eq=False):
     """of the queues that were asked about so far"""
 
 
-class StoreFigures:
+class StoreMetrics:
     """Reads them, one pass at a time, however many ask."""
 
     def __init__(
@@ -59,11 +59,11 @@ class StoreFigures:
         self._control = control
         self._now = now
         self._patience = patience
-        self._last: Figures | None = None
+        self._last: StoreMetricsReader | None = None
         self._asked_at = float("-inf")
         self._pass: asyncio.Task[None] | None = None
 
-    async def latest(self) -> Figures | None:
+    async def latest(self) -> StoreMetricsReader | None:
         """Return figures that are about a second old, or older if the store is slow; none where it is away."""
         loop = asyncio.get_running_loop()
         if self._pass is None and loop.time() - self._asked_at >= _FRESH:
@@ -71,18 +71,18 @@ class StoreFigures:
             self._pass = asyncio.create_task(self._read())
         if self._pass is not None:
             await asyncio.wait([self._pass], timeout=self._patience)
-        found = self._last
-        return None if found is None or loop.time() - found.read_at > _STALE else found
+        reader = self._last
+        return None if reader is None or loop.time() - reader.read_at > _STALE else reader
 
-    async def complete(self, figures: Figures, keys: Sequence[str]) -> None:
+    async def complete(self, metrics: StoreMetricsReader, keys: Sequence[str]) -> None:
         """Add the settings of some queues, as far as the store tells them in time."""
-        missing = [key for key in keys if key not in figures.settings]
+        missing = [key for key in keys if key not in metrics.settings]
         try:
             async with asyncio.timeout(self._patience):
-                found = await _each(self._control.settings, missing)
+                settings = await _each(self._control.settings, missing)
         except Exception:  # noqa: BLE001 - the other figures are as good without
             return
-        figures.settings.update(zip(missing, found, strict=True))
+        metrics.settings.update(zip(missing, settings, strict=True))
 
     async def close(self) -> None:
         """End a pass that is under way."""
@@ -98,22 +98,22 @@ class StoreFigures:
             self._last = None
         else:
             at = asyncio.get_running_loop().time()
-            self._last = Figures(at, self._now(), tuple(stats), {})
+            self._last = StoreMetricsReader(at, self._now(), tuple(stats), {})
         finally:
             self._pass = None
 
 
 async def _each(ask: Callable[[str], Awaitable[T]], keys: Sequence[str]) -> list[T]:
-    found: list[T] = []
+    matches: list[T] = []
     for start in range(0, len(keys), _TOGETHER):
-        some = [asyncio.ensure_future(ask(key)) for key in keys[start : start + _TOGETHER]]
+        batch = [asyncio.ensure_future(ask(key)) for key in keys[start : start + _TOGETHER]]
         try:
-            found += await asyncio.gather(*some)
+            matches += await asyncio.gather(*batch)
         finally:  # one that failed leaves none of the others behind
-            for one in some:
-                one.cancel()
-            await asyncio.gather(*some, return_exceptions=True)
-    return found
+            for waiter in batch:
+                waiter.cancel()
+            await asyncio.gather(*batch, return_exceptions=True)
+    return matches
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -123,45 +123,45 @@ class Shown(msgspec.Struct, frozen=True):
     others: tuple[QueueStats, ...]
 
     @classmethod
-    def of(cls, figures: Figures, may: Callable[[str], bool]) -> Shown:
+    def of(cls, metrics: StoreMetricsReader, may: Callable[[str], bool]) -> Shown:
         """Take the busiest queues that ``may`` be seen."""
-        seen = [one for one in figures.queues if may(one.key)]
-        if len(seen) > MOST_LABELS:
-            seen.sort(key=lambda one: (-one.ledger.published, one.key))
-        return cls(tuple(seen[:MOST_LABELS]), tuple(seen[MOST_LABELS:]))
+        stats = [queue for queue in metrics.queues if may(queue.key)]
+        if len(stats) > MOST_LABELS:
+            stats.sort(key=lambda stats: (-stats.ledger.published, stats.key))
+        return cls(tuple(stats[:MOST_LABELS]), tuple(stats[MOST_LABELS:]))
 
     @property
     def keys(self) -> list[str]:
         """The queues that are shown by themselves."""
-        return [one.key for one in self.queues]
+        return [queue.key for queue in self.queues]
 
 
-def _unclaimed(one: QueueStats) -> bool:
-    return one.ledger.waiting > 0 and one.subscribers == 0
+def _unclaimed(stats: QueueStats) -> bool:
+    return stats.ledger.waiting > 0 and stats.subscribers == 0
 
 
-def _age(one: QueueStats, now: float) -> float:
-    return 0.0 if one.oldest_waiting is None else max(0.0, now - one.oldest_waiting)
+def _age(stats: QueueStats, now: float) -> float:
+    return 0.0 if stats.oldest_waiting is None else max(0.0, now - stats.oldest_waiting)
 
 
 def _summed(others: Sequence[QueueStats]) -> QueueStats:
     """Add up what gauges tell."""
     names = Ledger.__struct_fields__
-    ledger = Ledger(**{name: sum(getattr(one.ledger, name) for one in others) for name in names})
+    ledger = Ledger(**{name: sum(getattr(item.ledger, name) for item in others) for name in names})
     return QueueStats(
         key=OTHER,
         ledger=ledger,
         oldest_waiting=min((o.oldest_waiting for o in others if o.oldest_waiting), default=None),
-        subscribers=sum(one.subscribers for one in others),
+        subscribers=sum(item.subscribers for item in others),
     )
 
 
-def families(figures: Figures | None, shown: Shown | None) -> Iterator[Metric]:
+def families(metrics: StoreMetricsReader | None, shown: Shown | None) -> Iterator[Metric]:
     """Make the metrics. Without figures there is only one, that says so."""
     up = GaugeMetricFamily("taskqueue_store_up", "Whether the store answers: 1, or 0.")
-    up.add_metric([], 0 if figures is None else 1)
+    up.add_metric([], 0 if metrics is None else 1)
     yield up
-    if figures is None or shown is None:
+    if metrics is None or shown is None:
         return
     number = GaugeMetricFamily("taskqueue_queues", "Queues that there are.")
     number.add_metric([], len(shown.queues) + len(shown.others))
@@ -169,16 +169,16 @@ def families(figures: Figures | None, shown: Shown | None) -> Iterator[Metric]:
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
     # The sum of the others would go down with each queue that leaves them, which no counter may.
     yield from _counters(shown.queues)
-    yield from _gauges(rows, shown, figures.now)
-    yield from _settings(shown, figures.settings)
+    yield from _gauges(rows, shown, metrics.now)
+    yield from _settings(shown, metrics.settings)
 
 
 def _counters(rows: Sequence[QueueStats]) -> Iterator[Metric]:
     for name, text in _FLOW.items():
         family = CounterMetricFamily(f"taskqueue_{name}", text, labels=["key"])
-        for one in rows:
-            source = one.ledger if name == "published" else one
-            family.add_metric([one.key], getattr(source, name))
+        for row in rows:
+            source = row.ledger if name == "published" else row
+            family.add_metric([row.key], getattr(source, name))
         yield family
 
 
@@ -188,28 +188,28 @@ def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Me
         "Tasks by state; of those that are over, all that there ever were.",
         labels=["key", "state"],
     )
-    for one in rows:
+    for row in rows:
         for state in State:
-            tasks.add_metric([one.key, state.value], getattr(one.ledger, state.value))
+            tasks.add_metric([row.key, state.value], getattr(row.ledger, state.value))
     yield tasks
     columns: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
         "taskqueue_queue_oldest_age_seconds": (
             "How long the oldest waiting task has been waiting; 0 where none is.",
-            lambda one: _age(one, now),
+            lambda stats: _age(stats, now),
         ),
         "taskqueue_queue_subscribers": (
             "Open subscriptions, on all replicas.",
-            lambda one: one.subscribers,
+            lambda stats: stats.subscribers,
         ),
         "taskqueue_queue_unclaimed": (
             "1 where tasks wait and nobody is subscribed, else 0.",
-            lambda one: (
-                sum(map(_unclaimed, shown.others)) if one.key == OTHER else int(_unclaimed(one))
+            lambda stats: (
+                sum(map(_unclaimed, shown.others)) if stats.key == OTHER else int(_unclaimed(stats))
             ),
         ),
         "taskqueue_queue_imbalance_tasks": (
             "Published tasks minus all that are accounted for: 0, always.",
-            lambda one: one.ledger.imbalance,
+            lambda stats: stats.ledger.imbalance,
         ),
     }
     for name, (text, value) in columns.items():
@@ -241,15 +241,15 @@ def _settings(shown: Shown, settings: dict[str, QueueSettings]) -> Iterator[Metr
         labels=["key", "what"],
     )
     for key in shown.keys:
-        told = settings.get(key)
-        if told is None:
+        result = settings.get(key)
+        if result is None:
             continue
-        if told.max_inflight:
-            limit.add_metric([key], told.max_inflight)
-        if told.rate_limit is not None:
-            rate.add_metric([key], told.rate_limit.max_tokens / told.rate_limit.period)
-        if told.capacity is not None:
-            capacity.add_metric([key], told.capacity)
-        paused.add_metric([key, "deliveries"], int(told.paused))
-        paused.add_metric([key, "intake"], int(told.intake_paused))
+        if result.max_inflight:
+            limit.add_metric([key], result.max_inflight)
+        if result.rate_limit is not None:
+            rate.add_metric([key], result.rate_limit.max_tokens / result.rate_limit.period)
+        if result.capacity is not None:
+            capacity.add_metric([key], result.capacity)
+        paused.add_metric([key, "deliveries"], int(result.paused))
+        paused.add_metric([key, "intake"], int(result.intake_paused))
     yield from (limit, rate, capacity, paused)

@@ -11,18 +11,18 @@ import msgspec
 
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import has, revocation_of
-from taskqueue_core.concurrency import first, forever
-from taskqueue_core.consumer.outage import StoreLink
-from taskqueue_core.consumer.settle import Settlements
+from taskqueue_core.concurrency import first_completed, wait_forever
+from taskqueue_core.consumer.outage import OutageRetry
+from taskqueue_core.consumer.settle import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.protocol.prefect_task_run import refusal
 from taskqueue_core.retry import Rejected
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.prefect import frames
-from taskqueue_server.prefect.handshake import End, Guest
-from taskqueue_server.worker_socket.websocket import Gone
+from taskqueue_server.prefect.handshake import Guest, PrefectSessionEnd
+from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
-__all__ = ["BAD_TASK_RUN", "HandingOver"]
+__all__ = ["BAD_TASK_RUN", "PrefectDelivery"]
 
 BAD_TASK_RUN = "bad_task_run"
 """the reason of a dead letter that no worker of Prefect would bear"""
@@ -39,24 +39,26 @@ class _Sent(msgspec.Struct, frozen=True):
     """who has not seen it has not seen the delivery"""
 
 
-class HandingOver:
+class PrefectDelivery:
     """Hands task runs over to one worker, which holds one without an ack at the most. Runs once."""
 
-    def __init__(self, guest: Guest, subscription: Subscription, dismissed: asyncio.Event) -> None:
-        """``dismissed`` is set when the worker's token is not good any more."""
+    def __init__(
+        self, guest: Guest, subscription: Subscription, access_revoked: asyncio.Event
+    ) -> None:
+        """``access_revoked`` is set when the worker's token is not good any more."""
         self._guest = guest
-        self._hub = guest.hub
+        self._context = guest.context
         self._channel = guest.channel
         self._pings = guest.pings
         self._subscription = subscription
-        self._dismissed = dismissed
-        self._store = StoreLink(self._tell)
-        self._settlements = Settlements(guest.hub.backend, subscription, self._store)
+        self._dismissed = access_revoked
+        self._store = OutageRetry(self._log_outage)
+        self._settlements = SettlementQueue(guest.context.backend, subscription, self._store)
         self._sent: _Sent | None = None
         self._settling: asyncio.Task[dict[str, bool]] | None = None
         self._acked = asyncio.Event()
 
-    async def run(self) -> End:
+    async def run(self) -> PrefectSessionEnd:
         """Serve until the end, farewell included. What has no ack goes back as the subscription is closed, not here."""
         try:
             end = await self._talk()
@@ -64,15 +66,15 @@ class HandingOver:
             if end.code is not None:
                 await self._channel.close(end.code, end.reason)
             await self._settle()
-            return End(end.reason)
+            return PrefectSessionEnd(end.reason)
         finally:
             if self._settling is not None:
                 self._settling.cancel()
                 await asyncio.gather(self._settling, return_exceptions=True)
 
-    async def _talk(self) -> End:
+    async def _talk(self) -> PrefectSessionEnd:
         try:
-            return await first(
+            return await first_completed(
                 self._read(),
                 self._notice(),
                 self._deliver(),
@@ -81,31 +83,31 @@ class HandingOver:
                 self._revoke(),
             )
         except frames.Violation as violation:
-            return End(str(violation), frames.CLOSE_PROTOCOL)
-        except Gone as gone:
-            return End(str(gone))
+            return PrefectSessionEnd(str(violation), frames.CLOSE_PROTOCOL)
+        except ConnectionClosed as gone:
+            return PrefectSessionEnd(str(gone))
         except SubscriptionClosed:
-            return End("restart", frames.CLOSE_RESTART)
+            return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a fault of ours must not take other connections along
             _log.exception("a connection failed")
-            return End("internal", frames.CLOSE_INTERNAL)
+            return PrefectSessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _settle(self) -> None:
         # The worker runs what it has acked: whoever would get it again would run it a second time.
         if self._settling is not None:
-            answer = asyncio.wait([self._settling], timeout=self._hub.settings.lease)
-            await first(answer, self._hub.draining.wait())
+            answer = asyncio.wait([self._settling], timeout=self._context.settings.lease)
+            await first_completed(answer, self._context.draining.wait())
             await asyncio.wait([self._settling], timeout=_SETTLE_SECONDS)
 
     # The tasks; each returns or raises when it knows that it is over.
 
-    async def _read(self) -> End:
+    async def _read(self) -> PrefectSessionEnd:
         # Always, or else neither an end nor a pong would be noticed.
         while True:
             kind = frames.answered(await self._channel.receive())
             sent = self._sent
             if kind == "quit":
-                return End("quit", frames.CLOSE_QUIT)
+                return PrefectSessionEnd("quit", frames.CLOSE_QUIT)
             if sent is None or self._pings.passed() < sent.mark:
                 raise frames.Violation("ack: nothing had been sent")
             self._sent = None
@@ -113,13 +115,15 @@ class HandingOver:
             self._settling = asyncio.create_task(self._settlements.ack(done))
             self._acked.set()
 
-    async def _notice(self) -> End:
+    async def _notice(self) -> PrefectSessionEnd:
         raise await self._channel.lost()
 
-    async def _deliver(self) -> End:
+    async def _deliver(self) -> PrefectSessionEnd:
         while not self._is_leaving():
             self._guest.credit = 1
-            received = await self._store.insist(partial(self._subscription.receive, 1, None))
+            received = await self._store.retry_until_available(
+                partial(self._subscription.receive, 1, None)
+            )
             self._guest.credit = 0
             for delivery in received.deliveries:
                 if self._is_leaving():
@@ -129,8 +133,8 @@ class HandingOver:
                     await self._hand_over(delivery)
                 else:
                     _log.warning("no task run for a worker", extra={"reason": BAD_TASK_RUN})
-                    await self._settlements.judge(delivery, Rejected(BAD_TASK_RUN, why))
-        return await forever()
+                    await self._settlements.settle_outcome(delivery, Rejected(BAD_TASK_RUN, why))
+        return await wait_forever()
 
     async def _hand_over(self, delivery: Delivery) -> None:
         self._acked.clear()
@@ -144,18 +148,18 @@ class HandingOver:
                 _log.warning("an ack came too late", extra={"reason": "lease_lost"})
         self._guest.busy = 0
 
-    async def _drain(self) -> End:
-        await self._hub.draining.wait()
-        await self._last_ack(min(_ACK_SECONDS, self._hub.drain_left))
-        return End("restart", frames.CLOSE_RESTART)
+    async def _drain(self) -> PrefectSessionEnd:
+        await self._context.draining.wait()
+        await self._last_ack(min(_ACK_SECONDS, self._context.drain_remaining))
+        return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
 
-    async def _dismiss(self) -> End:
+    async def _dismiss(self) -> PrefectSessionEnd:
         await self._dismissed.wait()
         await self._last_ack(_ACK_SECONDS)
-        return End("the token is not good any more", frames.CLOSE_POLICY)
+        return PrefectSessionEnd("the token is not good any more", frames.CLOSE_POLICY)
 
     def _is_leaving(self) -> bool:
-        return self._hub.draining.is_set() or self._dismissed.is_set()
+        return self._context.draining.is_set() or self._dismissed.is_set()
 
     async def _last_ack(self, seconds: float) -> None:
         # What a worker is just about to ack would otherwise run twice.
@@ -164,16 +168,16 @@ class HandingOver:
                 async with asyncio.timeout(seconds):
                     await self._acked.wait()
 
-    async def _revoke(self) -> End:
-        if has(self._hub.backend, Capability.REVOCATION):
-            revocation = revocation_of(self._hub.backend, self._subscription)
-            while receipts := await self._store.insist(revocation.revoked):
+    async def _revoke(self) -> PrefectSessionEnd:
+        if has(self._context.backend, Capability.REVOCATION):
+            revocation = revocation_of(self._context.backend, self._subscription)
+            while receipts := await self._store.retry_until_available(revocation.revoked):
                 if self._sent is not None and self._sent.delivery.receipt in receipts:
                     # A worker drops what it has not acked when it is sent away, and comes again.
-                    return End("revoked", frames.CLOSE_RESTART)
-        return await forever()
+                    return PrefectSessionEnd("revoked", frames.CLOSE_RESTART)
+        return await wait_forever()
 
-    async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
         # There is no frame for this: workers wait.
         if ok:
             _log.info("the store is back")

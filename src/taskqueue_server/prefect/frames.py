@@ -95,9 +95,9 @@ def answered(data: str | bytes) -> str:
     if isinstance(data, bytes):
         raise Violation("ack: a text message is expected")
     try:
-        found = _answer.decode(data).type
+        name = _answer.decode(data).type
     except (ValueError, RecursionError):
         raise Violation("ack: JSON with a type is expected") from None
-    if found not in {"ack", "quit"}:
+    if name not in {"ack", "quit"}:
         raise Violation("ack: another type has come")
-    return found
+    return name

@@ -10,11 +10,11 @@ import asyncio
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from taskqueue_core.concurrency import first
+from taskqueue_core.concurrency import first_completed
 from taskqueue_server.api import system
 from taskqueue_server.prefect import frames
-from taskqueue_server.prefect.handshake import End, Guest, restart, welcome
-from taskqueue_server.routing.operations import Call, Operation, answer
+from taskqueue_server.prefect.handshake import Guest, PrefectSessionEnd, restart, welcome
+from taskqueue_server.routing.operations import Operation, RequestContext, answer
 
 __all__ = [
     "OPERATIONS",
@@ -30,27 +30,27 @@ async def socket(websocket: WebSocket) -> None:
     await welcome(websocket, _visit)
 
 
-async def _visit(guest: Guest) -> End:
+async def _visit(guest: Guest) -> PrefectSessionEnd:
     # It is no worker: only its id makes it known.
     guest.worker_id = f"events:{guest.connection_id}"
-    guest.hub.registry.identify(guest, guest.worker_id)
-    with guest.hub.access.stay(
-        guest.token, guest.peer, lambda who: "consume" in who.verbs
+    guest.context.registry.identify(guest, guest.worker_id)
+    with guest.context.access.watch_access(
+        guest.token, guest.peer, lambda identity: "consume" in identity.verbs
     ) as dismissed:
-        return await first(guest.left(), restart(guest), _dismissed(dismissed))
+        return await first_completed(guest.wait_closed(), restart(guest), _dismissed(dismissed))
 
 
-async def _dismissed(event: asyncio.Event) -> End:
+async def _dismissed(event: asyncio.Event) -> PrefectSessionEnd:
     await event.wait()
-    return End("the token is not good any more", frames.CLOSE_POLICY)
+    return PrefectSessionEnd("the token is not good any more", frames.CLOSE_POLICY)
 
 
-async def version(call: Call) -> Response:
+async def version(call: RequestContext) -> Response:
     """Return the version of Prefect whose worker is served: a worker of another major version refuses to run."""
-    return answer(call.hub.settings.prefect_version)
+    return answer(call.context.settings.prefect_version)
 
 
-async def health(_: Call) -> Response:
+async def health(_: RequestContext) -> Response:
     """Say that the server is there."""
     return answer(value=True)
 

@@ -8,14 +8,20 @@ import logging
 
 from starlette.websockets import WebSocket
 
-from taskqueue_core.concurrency import first
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.consumer.outage import close
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Connection as ConnectionInfo
 from taskqueue_core.hooks import Identity
 from taskqueue_server.prefect import frames
-from taskqueue_server.prefect.delivery import HandingOver
-from taskqueue_server.prefect.handshake import End, Guest, receive_frame, restart, welcome
+from taskqueue_server.prefect.delivery import PrefectDelivery
+from taskqueue_server.prefect.handshake import (
+    Guest,
+    PrefectSessionEnd,
+    receive_frame,
+    restart,
+    welcome,
+)
 
 __all__ = ["PATH", "socket"]
 
@@ -30,44 +36,48 @@ async def socket(websocket: WebSocket) -> None:
     await welcome(websocket, _visit)
 
 
-async def _visit(guest: Guest) -> End:
-    subscribe = await first(receive_frame(frames.Subscribe, guest.channel), restart(guest))
-    if isinstance(subscribe, End):
+async def _visit(guest: Guest) -> PrefectSessionEnd:
+    subscribe = await first_completed(
+        receive_frame(frames.Subscribe, guest.channel), restart(guest)
+    )
+    if isinstance(subscribe, PrefectSessionEnd):
         return subscribe
     keys = tuple(dict.fromkeys(subscribe.keys))
 
-    def may_stay(who: Identity) -> bool:
-        return all(who.may("consume", key) for key in keys)
+    def may_stay(identity: Identity) -> bool:
+        return all(identity.is_allowed("consume", key) for key in keys)
 
-    hub = guest.hub
+    context = guest.context
     guest.worker_id = subscribe.worker_id
-    hub.registry.identify(guest, guest.worker_id)
+    context.registry.identify(guest, guest.worker_id)
     info = ConnectionInfo(connection_id=guest.connection_id, worker_id=guest.worker_id, keys=keys)
-    with hub.access.stay(guest.token, guest.peer, may_stay) as dismissed:
-        identity = hub.identify(guest.token, guest.peer)
+    with context.access.watch_access(guest.token, guest.peer, may_stay) as dismissed:
+        identity = context.identify(guest.token, guest.peer)
         if identity is None or not may_stay(identity):
-            return await _send_away(guest)
+            return await _reject(guest)
         try:
-            subscription = hub.backend.subscribe(keys, guest.worker_id)
+            subscription = context.backend.subscribe(keys, guest.worker_id)
         except InvalidInput as error:
-            return End(f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL)
+            return PrefectSessionEnd(
+                f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL
+            )
         try:
-            return await _converse(HandingOver(guest, subscription, dismissed), guest, info)
+            return await _converse(PrefectDelivery(guest, subscription, dismissed), guest, info)
         finally:
             await close(subscription)
 
 
-async def _send_away(guest: Guest) -> End:
+async def _reject(guest: Guest) -> PrefectSessionEnd:
     shown = {"connection_id": guest.connection_id, "worker_id": guest.worker_id}
     _log.warning("a worker may not consume its keys", extra=shown)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FORBIDDEN_SECONDS):
-            return await first(guest.left(), restart(guest))
-    return End("this token may not consume these keys", frames.CLOSE_POLICY)
+            return await first_completed(guest.wait_closed(), restart(guest))
+    return PrefectSessionEnd("this token may not consume these keys", frames.CLOSE_POLICY)
 
 
-async def _converse(talk: HandingOver, guest: Guest, info: ConnectionInfo) -> End:
-    hooks = guest.hub.hooks
+async def _converse(talk: PrefectDelivery, guest: Guest, info: ConnectionInfo) -> PrefectSessionEnd:
+    hooks = guest.context.hooks
     shown = {"connection_id": info.connection_id, "worker_id": info.worker_id}
     _log.info("worker connected", extra={**shown, "keys": len(info.keys)})
     hooks.fire("worker_connected", connection=info)

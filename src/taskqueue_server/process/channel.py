@@ -16,7 +16,17 @@ from pydantic import BaseModel, SecretStr
 
 from taskqueue_core.config import Settings
 
-__all__ = ["Begin", "End", "Failed", "Listening", "Order", "Renew", "Told", "plain", "settings_of"]
+__all__ = [
+    "Begin",
+    "Listening",
+    "Message",
+    "Order",
+    "ProcessFailed",
+    "Renew",
+    "StopProcess",
+    "plain",
+    "settings_of",
+]
 
 LINE = 1024 * 1024
 """bytes; more than all settings take"""
@@ -26,7 +36,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """Serve this backend. The first order."""
 
     settings: Mapping[str, Any]
-    word: str
+    backend: str
     path: list[str]
     """where modules are found, which is not the same for every way of starting Python"""
 
@@ -37,7 +47,7 @@ class Renew(msgspec.Struct, frozen=True, tag="renew"):
     settings: Mapping[str, Any]
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
+class StopProcess(msgspec.Struct, frozen=True, tag="end"):
     """Drain, or end at once. Repeated, it says nothing new."""
 
     at_once: bool = False
@@ -47,20 +57,20 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
     """Connections are accepted."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class ProcessFailed(msgspec.Struct, frozen=True, tag="failed"):
     """Nothing can come of it: a `ConfigurationError`."""
 
     reason: str
 
 
-Order = Begin | Renew | End
-Told = Listening | Failed
+Order = Begin | Renew | StopProcess
+Message = Listening | ProcessFailed
 
 _orders = msgspec.json.Decoder(Order)
-_told = msgspec.json.Decoder(Told)
+_told = msgspec.json.Decoder(Message)
 
 
-def line(message: Order | Told) -> bytes:
+def line(message: Order | Message) -> bytes:
     """Return a message as it is sent."""
     return msgspec.json.encode(message) + b"\n"
 
@@ -72,11 +82,11 @@ async def orders(reader: asyncio.StreamReader) -> AsyncIterator[Order]:
         yield order
 
 
-async def told(reader: asyncio.StreamReader) -> AsyncIterator[Told]:
+async def messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
     """Yield what a process tells until it is gone."""
     while text := await _line(reader):
-        word: Told = _told.decode(text)
-        yield word
+        name: Message = _told.decode(text)
+        yield name
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -21,16 +21,16 @@ from taskqueue_server.metrics.exporter import lives
 from taskqueue_server.process.channel import (
     LINE,
     Begin,
-    End,
-    Failed,
     Listening,
     Order,
+    ProcessFailed,
     Renew,
+    StopProcess,
     line,
     orders,
     settings_of,
 )
-from taskqueue_server.process.serve import Server
+from taskqueue_server.process.serve import ServerProcess
 
 __all__ = ["main"]
 
@@ -56,8 +56,8 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     set_up_logs(form=settings.log_format)
     set_level(settings.log_level)
     try:
-        server = Server(
-            open_backend(begin.word, settings),
+        server = ServerProcess(
+            open_backend(begin.backend, settings),
             settings,
             listener=listener,
             on_ready=lambda _: writer.write(line(Listening())),
@@ -68,7 +68,7 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
         finally:
             following.cancel()
     except ConfigurationError as error:
-        writer.write(line(Failed(str(error))))
+        writer.write(line(ProcessFailed(str(error))))
         with contextlib.suppress(ConnectionError):
             await writer.drain()
         return REFUSED
@@ -78,12 +78,12 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     return 0
 
 
-async def _follow(coming: AsyncIterator[Order], server: Server) -> None:
+async def _follow(coming: AsyncIterator[Order], server: ServerProcess) -> None:
     async for order in coming:
         match order:
-            case End(at_once=False):
+            case StopProcess(at_once=False):
                 server.stop_once()
-            case End():
+            case StopProcess():
                 server.stop_once()
                 server.stop()
             case Renew(settings):

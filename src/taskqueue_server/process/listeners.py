@@ -17,7 +17,7 @@ _SPREADS = sys.platform == "linux"
 
 def listen(settings: Settings) -> socket.socket:
     """Listen where the settings say. Raises `ConfigurationError` where that is not possible."""
-    host, family = _place(settings.host)
+    host, family = _address_of(settings.host)
     try:
         return _quick(socket.create_server((host, settings.port), family=family, backlog=2048))
     except OSError as error:
@@ -36,7 +36,7 @@ class Port:
     def __init__(self, settings: Settings) -> None:
         """Raises `ConfigurationError` where the port cannot be had, also if another server shares it among its own."""
         listen(settings).close() if settings.port else None
-        self._host, self._family = _place(settings.host)
+        self._host, self._family = _address_of(settings.host)
         self._shared: socket.socket | None = None
         try:
             if _SPREADS:
@@ -78,7 +78,7 @@ def url_of(listener: socket.socket, *, secure: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _place(host: str) -> tuple[str, socket.AddressFamily]:
+def _address_of(host: str) -> tuple[str, socket.AddressFamily]:
     host = "127.0.0.1" if host == "localhost" else host
     return host, socket.AF_INET6 if ":" in host else socket.AF_INET
 
@@ -92,7 +92,7 @@ def _quick(bound: socket.socket) -> socket.socket:
 def _cannot(settings: Settings, error: OSError) -> ConfigurationError:
     # The library's own text repeats the address.
     reason = os.strerror(error.errno) if error.errno else str(error)
-    host, _ = _place(settings.host)
+    host, _ = _address_of(settings.host)
     return ConfigurationError(
         f"cannot listen on port {settings.port} of {host}: {reason}; "
         "set TASKQUEUE_PORT to another one, or to 0 for any"

@@ -10,11 +10,11 @@ from typing import Any
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_server.auth.tls import server_context
-from taskqueue_server.context.server import Hub
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.logs import set_level
 from taskqueue_server.process import systemd
 
-__all__ = ["LIVE", "Reread", "adopt", "read_anew", "reload", "rereader"]
+__all__ = ["LIVE", "Reread", "adopt", "reload", "reload_settings", "rereader"]
 
 LIVE = frozenset({"allowed_hosts", "drain", "grace", "log_level", "origins"})
 """settings that act at once; all others need a restart"""
@@ -33,7 +33,7 @@ def rereader(given: Mapping[str, Any]) -> Reread:
     return read
 
 
-def read_anew(current: Settings, read: Reread) -> Settings | None:
+def reload_settings(current: Settings, read: Reread) -> Settings | None:
     """Return ``current`` with what may change and has changed; None where the settings cannot be read.
 
     What changed but needs a restart is named in the logs, and so is what is wrong. Never a value.
@@ -51,13 +51,13 @@ def read_anew(current: Settings, read: Reread) -> Settings | None:
     return current.model_copy(update=live)
 
 
-def adopt(hub: Hub, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
-    """Have a server go by settings that `read_anew` returned, and by its tokens and certificate as they are now.
+def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+    """Have a server go by settings that `reload_settings` returned, and by its tokens and certificate as they are now.
 
     Connections that are open stay as they are; a bad certificate is logged, and the last good one stays.
     """
-    hub.settings = settings
-    hub.reload()
+    context.settings = settings
+    context.reload()
     set_level(settings.log_level)
     if tls is not None and settings.tls_certificate is not None:
         try:
@@ -68,12 +68,12 @@ def adopt(hub: Hub, settings: Settings, tls: ssl.SSLContext | None = None) -> No
             _log.error("the certificate stays as it is", extra={"reason": reason})
 
 
-def reload(hub: Hub, read: Reread, tls: ssl.SSLContext | None = None) -> None:
+def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = None) -> None:
     """Read the settings anew, and have a running server go by them; bad ones change nothing."""
     systemd.reloading()
     try:
-        settings = read_anew(hub.settings, read)
+        settings = reload_settings(context.settings, read)
         if settings is not None:
-            adopt(hub, settings, tls)
+            adopt(context, settings, tls)
     finally:
         systemd.ready()

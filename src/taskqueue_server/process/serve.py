@@ -13,27 +13,27 @@ from typing import Any
 import uvicorn
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.concurrency import first
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import open_backend
 from taskqueue_server.app import create_app
 from taskqueue_server.auth.access import check_host, notice
 from taskqueue_server.auth.tls import server_context
-from taskqueue_server.context.server import Hub
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.logs import set_up_logs
 from taskqueue_server.process import systemd
 from taskqueue_server.process.listeners import listen, url_of
 from taskqueue_server.process.reload import Reread, adopt, reload, rereader
 from taskqueue_server.process.signals import signals
 from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProtocol
-from taskqueue_server.routing.extensions import Part, load_parts
+from taskqueue_server.routing.extensions import Extension, load_extensions
 from taskqueue_server.worker_socket.fairness import AT_ONCE, have_room, let_wait
 
-__all__ = ["Server", "serve"]
+__all__ = ["ServerProcess", "serve"]
 
 _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
@@ -63,11 +63,13 @@ def serve(
 
         asyncio.run(Processes(settings, backend_word, on_ready=on_ready, read=read).run())
         return
-    server = Server(open_backend(backend_word, settings), settings, on_ready=on_ready, read=read)
+    server = ServerProcess(
+        open_backend(backend_word, settings), settings, on_ready=on_ready, read=read
+    )
     asyncio.run(server.run())
 
 
-class Server:
+class ServerProcess:
     """One server in this process. Owns its backend. Runs once."""
 
     def __init__(
@@ -78,15 +80,15 @@ class Server:
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
         listener: socket.socket | None = None,
-        parts: Sequence[Part] = (),
+        extensions: Sequence[Extension] = (),
     ) -> None:
         """Raises `ConfigurationError` for a host that others can reach where nothing authenticates, and for TLS files.
 
-        ``parts`` come beside those that the settings name, whose faults are raised too.
+        ``extensions`` come beside those that the settings name, whose faults are raised too.
         ``read`` has SIGHUP read the settings anew. ``listener`` is a bound socket, if it is one of several processes:
         then whoever made it decides when it ends at once, and a second signal does not.
         """
-        hooks = backend.hooks if isinstance(backend, ObservedBackend) else Hooks()
+        hooks = backend.hooks if isinstance(backend, InstrumentedBackend) else Hooks()
         check_host(settings, hooks)
         self._notice = notice(settings, hooks)
         self._tls = server_context(settings)
@@ -95,13 +97,13 @@ class Server:
         self._on_ready = on_ready
         self._read = read
         self._listener = listener
-        self._parts = (*load_parts(settings.parts), *parts)
+        self._parts = (*load_extensions(settings.extensions), *extensions)
         self._program: _Program | None = None
         self._stops = 0
         self.url = ""
         """where it listens, once it does"""
         self.ready = asyncio.Event()
-        self.hub: Hub | None = None
+        self.context: ServerContext | None = None
 
     async def run(self) -> None:
         """Serve until `stop`, or until a signal comes if this is the main thread.
@@ -113,15 +115,15 @@ class Server:
         except BaseException:
             await self._backend.aclose()
             raise
-        self.hub = hub = app.state.hub
-        self._program = program = _Program(app, hub, self._accepting, self._tls)
+        self.context = context = app.state.context
+        self._program = program = _Program(app, context, self._accepting, self._tls)
         for _ in range(self._stops):
             program.ask_to_stop()
         try:
-            await _ask_store(hub)
+            await _ask_store(context)
             listener = self._listener or listen(self._settings)
         except BaseException:  # the app, which closes it, was not started
-            await hub.backend.aclose()
+            await context.backend.aclose()
             raise
         end = self.stop if self._listener is None else self.stop_once
         with listener, systemd.watched(), signals(end, self._reload if self._read else None):
@@ -143,12 +145,12 @@ class Server:
 
     def adopt(self, settings: Settings) -> None:
         """Go by other settings, as far as they can change while it runs."""
-        if self.hub is not None:
-            adopt(self.hub, settings, self._tls)
+        if self.context is not None:
+            adopt(self.context, settings, self._tls)
 
     def _reload(self) -> None:
-        if self.hub is not None and self._read is not None:
-            reload(self.hub, self._read, self._tls)
+        if self.context is not None and self._read is not None:
+            reload(self.context, self._read, self._tls)
 
     def _accepting(self) -> None:
         _log.info("serving", extra={"url": self.url})
@@ -164,7 +166,7 @@ class _Program(uvicorn.Server):
     def __init__(
         self,
         app: object,
-        hub: Hub,
+        context: ServerContext,
         accepting: Callable[[], None],
         tls: ssl.SSLContext | None,
     ) -> None:
@@ -186,7 +188,7 @@ class _Program(uvicorn.Server):
                 ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )
-        self._hub = hub
+        self._context = context
         self._accepting = accepting
         self._forced = asyncio.Event()
 
@@ -204,8 +206,8 @@ class _Program(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit:
-            if self._hub.fault is not None:
-                raise self._hub.fault from None
+            if self._context.startup_error is not None:
+                raise self._context.startup_error from None
             raise
         let_wait(sockets or ())
         if self.started and not self.should_exit:
@@ -214,7 +216,7 @@ class _Program(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await first(self._leave(), self._forced_end())
+        await first_completed(self._leave(), self._forced_end())
         for connection in list(self.server_state.connections):
             if self.server_state.tasks or connection.transport.get_write_buffer_size():
                 connection.transport.abort()  # it would keep the server waiting
@@ -227,21 +229,21 @@ class _Program(uvicorn.Server):
                     await self.lifespan.shutdown()
 
     async def _leave(self) -> None:
-        await self._hub.drain()
+        await self._context.drain()
         if self.server_state.tasks:
             await asyncio.wait(
                 self.server_state.tasks,
-                timeout=self._hub.drain_left + self._hub.handover + _LEFT_OVER_SECONDS,
+                timeout=self._context.drain_remaining + self._context.handover + _LEFT_OVER_SECONDS,
             )
 
     async def _forced_end(self) -> None:
         await self._forced.wait()
 
 
-async def _ask_store(hub: Hub) -> None:
+async def _ask_store(context: ServerContext) -> None:
     try:
         async with asyncio.timeout(_STORE_SECONDS):
-            await hub.control.queues()
+            await context.control.queues()
     except ConfigurationError:
         raise
     except (TaskQueueError, TimeoutError) as error:

@@ -24,22 +24,22 @@ from taskqueue_server.process import systemd
 from taskqueue_server.process.channel import (
     LINE,
     Begin,
-    End,
-    Failed,
     Listening,
     Order,
+    ProcessFailed,
     Renew,
+    StopProcess,
     line,
+    messages,
     plain,
-    told,
 )
 from taskqueue_server.process.listeners import Port
-from taskqueue_server.process.reload import Reread, read_anew
+from taskqueue_server.process.reload import Reread, reload_settings
 from taskqueue_server.process.signals import signals
 
 __all__ = ["Processes"]
 
-SOON = 5.0
+RESTART_SECONDS = 5.0
 """seconds; a process that ends by itself before them has not served"""
 TRIES = 5
 """that many in a row that have not served end everything"""
@@ -57,14 +57,14 @@ class Processes:
     def __init__(
         self,
         settings: Settings,
-        word: str | None = None,
+        name: str | None = None,
         *,
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
     ) -> None:
         """``on_ready`` gets the URL once all of them accept connections; with ``read``, SIGHUP reads settings anew."""
         self._settings = settings
-        self._word = word or settings.backend
+        self._backend = name or settings.backend
         self._on_ready = on_ready
         self._read = read
         self._present: dict[int, _Child] = {}
@@ -86,9 +86,9 @@ class Processes:
             systemd.watched(),
             signals(self.stop, self.reload if self._read else None),
         ):
-            async with asyncio.TaskGroup() as places:
-                for place in range(self._settings.processes):
-                    places.create_task(self._keep(place, port, metrics))
+            async with asyncio.TaskGroup() as group:
+                for index in range(self._settings.processes):
+                    group.create_task(self._supervise(index, port, metrics))
         if self._fault is not None:
             raise self._fault
 
@@ -100,49 +100,53 @@ class Processes:
             systemd.stopping()
             self._ending.set()
         for child in self._present.values():
-            child.tell(End(at_once=self._at_once.is_set()))
+            child.send(StopProcess(at_once=self._at_once.is_set()))
 
     def reload(self) -> None:
         """Read the settings anew, once for all of them."""
         systemd.reloading()
         try:
-            settings = None if self._read is None else read_anew(self._settings, self._read)
+            settings = None if self._read is None else reload_settings(self._settings, self._read)
             if settings is not None:
                 self._settings = settings
                 set_level(settings.log_level)
                 for child in self._present.values():
-                    child.tell(Renew(plain(settings)))
+                    child.send(Renew(plain(settings)))
         finally:
             systemd.ready()
 
     async def _demand_a_shared_store(self) -> None:
-        backend = open_backend(self._word, self._settings)
+        backend = open_backend(self._backend, self._settings)
         try:
             check_host(self._settings, backend.hooks)
             if not backend.capabilities.shared:
                 raise ConfigurationError(
-                    f"TASKQUEUE_PROCESSES: the backend {self._word!r} lives in one process, "
+                    f"TASKQUEUE_PROCESSES: the backend {self._backend!r} lives in one process, "
                     "and each of several would have tasks of its own; use 1, or a backend that they "
                     "can share, such as redis"
                 )
         finally:
             await backend.aclose()
 
-    async def _keep(self, place: int, port: Port, metrics: str) -> None:
+    async def _supervise(self, index: int, port: Port, metrics: str) -> None:
         """Have a process in this place until the end."""
         vain = 0
         while not self._ending.is_set():
             began = time.monotonic()
             async with self._started(port, metrics) as child:
-                self._present[place] = child
-                served = await self._attend(place, child)
-            del self._present[place]
+                self._present[index] = child
+                served = await self._watch(index, child)
+            del self._present[index]
             with contextlib.suppress(FileNotFoundError):  # who answers a scrape buries, too
                 mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
             code = child.code
-            vain = 0 if served and (not code or time.monotonic() - began > SOON) else vain + 1
+            vain = (
+                0
+                if served and (not code or time.monotonic() - began > RESTART_SECONDS)
+                else vain + 1
+            )
             shown = {"pid": child.pid, "code": code}
             if vain >= TRIES:
                 _log.critical("processes end as soon as they start; giving up", extra=shown)
@@ -154,27 +158,27 @@ class Processes:
                 pause = min(_PAUSE * 2**vain, _LONGEST_PAUSE)
                 await asyncio.wait_for(self._ending.wait(), pause)
 
-    async def _attend(self, place: int, child: _Child) -> bool:
+    async def _watch(self, index: int, child: _Child) -> bool:
         """Stay with a process until its end. Return whether it has served."""
         served = False
         limit = asyncio.create_task(self._limit(child))
         try:
-            async for word in told(child.reader):
-                match word:
+            async for name in messages(child.reader):
+                match name:
                     case Listening():
                         served = True
-                        self._serves(place, child)
-                    case Failed(reason):
+                        self._serves(index, child)
+                    case ProcessFailed(reason):
                         self._give_up(ConfigurationError(reason))
             await child.process.wait()
         finally:
             limit.cancel()
         return served
 
-    def _serves(self, place: int, child: _Child) -> None:
+    def _serves(self, index: int, child: _Child) -> None:
         _log.info("process serves", extra={"pid": child.pid})
         if self._unready:
-            self._unready.discard(place)
+            self._unready.discard(index)
             if not self._unready and not self._ending.is_set():
                 self._accepting(child.url)
 
@@ -202,11 +206,11 @@ class Processes:
 
     @asynccontextmanager
     async def _started(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
-        ours, theirs = socket.socketpair()
-        with theirs, port.share() as listener:
+        ours, foreign = socket.socketpair()
+        with foreign, port.share() as listener:
             reader, writer = await asyncio.open_connection(sock=ours, limit=LINE)
-            files = (theirs.fileno(), listener.fileno())
-            kept = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
+            files = (foreign.fileno(), listener.fileno())
+            retained = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -216,7 +220,7 @@ class Processes:
                     *map(str, files),
                     pass_fds=files,
                     stdin=asyncio.subprocess.DEVNULL,
-                    env={**kept, "PROMETHEUS_MULTIPROC_DIR": metrics},
+                    env={**retained, "PROMETHEUS_MULTIPROC_DIR": metrics},
                     process_group=0,  # a terminal's Ctrl-C is for the first process alone, which passes it on
                 )
             except BaseException:
@@ -224,9 +228,9 @@ class Processes:
                 raise
         child = _Child(process, port.url, reader, writer)
         try:
-            child.tell(Begin(plain(self._settings), self._word, sys.path))
+            child.send(Begin(plain(self._settings), self._backend, sys.path))
             if self._ending.is_set():
-                child.tell(End(at_once=self._at_once.is_set()))
+                child.send(StopProcess(at_once=self._at_once.is_set()))
             yield child
         finally:
             child.writer.close()
@@ -254,7 +258,7 @@ class _Child:
     def code(self) -> int | None:
         return self.process.returncode
 
-    def tell(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         if not self.writer.is_closing():
             self.writer.write(line(order))
 

@@ -16,17 +16,17 @@ _USEC = 1_000_000
 
 def ready(status: str = "") -> None:
     """Tell that the service serves, for the first time or again after `reloading`."""
-    _tell("READY=1", *([f"STATUS={status}"] if status else ()))
+    _notify("READY=1", *([f"STATUS={status}"] if status else ()))
 
 
 def reloading() -> None:
     """Tell that the settings are read anew; `ready` must follow, whatever comes of it."""
-    _tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    _notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def stopping() -> None:
     """Tell that the service ends."""
-    _tell("STOPPING=1")
+    _notify("STOPPING=1")
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def watched() -> Iterator[None]:
 
 async def _beat(period: float) -> None:
     while True:
-        _tell("WATCHDOG=1")
+        _notify("WATCHDOG=1")
         await asyncio.sleep(period)
 
 
@@ -57,7 +57,7 @@ def _period() -> float | None:
     return int(microseconds) / _USEC / 2
 
 
-def _tell(*lines: str) -> None:
+def _notify(*lines: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

@@ -30,8 +30,8 @@ _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
     """Yield the body as it arrives. Raises `ProblemError`: another content type, too large, too slow."""
-    told = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if told != kind:
+    text = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if text != kind:
         raise ProblemError(415, "content_type", f"the body must be {kind}", headers=_CLOSE)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:_DIGITS]) > limit:

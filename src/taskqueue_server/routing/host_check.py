@@ -6,20 +6,20 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskqueue_server.auth.origins import host_problem, is_allowed_origin
-from taskqueue_server.context.server import Hub
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.problems import ProblemError, respond
 
-__all__ = ["TIME_HEADER", "Guard"]
+__all__ = ["TIME_HEADER", "HostCheckMiddleware"]
 
 TIME_HEADER = "taskqueue-time"
 
 
-class Guard:
+class HostCheckMiddleware:
     """Middleware. Sockets pass: they have rules of their own."""
 
-    def __init__(self, app: ASGIApp, hub: Hub) -> None:
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self._app = app
-        self._hub = hub
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse, or pass on."""
@@ -30,19 +30,19 @@ class Guard:
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message["headers"])
-                headers[TIME_HEADER] = repr(self._hub.backend.now())
+                headers[TIME_HEADER] = repr(self._context.backend.now())
                 headers["x-content-type-options"] = "nosniff"
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        refusal = _refusal(self._hub, Headers(scope=scope), scope["scheme"])
+        refusal = _refusal(self._context, Headers(scope=scope), scope["scheme"])
         app = self._app if refusal is None else respond(refusal)
         await app(scope, receive, stamped)
 
 
-def _refusal(hub: Hub, headers: Headers, scheme: str) -> ProblemError | None:
-    settings = hub.settings
-    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not hub.authenticates):
+def _refusal(context: ServerContext, headers: Headers, scheme: str) -> ProblemError | None:
+    settings = context.settings
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not context.authenticates):
         return ProblemError(421, "wrong_host", wrong)
     if not is_allowed_origin(headers, scheme, settings.origins):
         return ProblemError(403, "origin", "pages of other sites may not use this server")

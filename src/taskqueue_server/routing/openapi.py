@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from taskqueue_server.problems import PROBLEM_TYPE, Problem
+from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem
 from taskqueue_server.routing.bodies import JSON, NDJSON
 from taskqueue_server.routing.operations import Operation, Query
 from taskqueue_server.routing.schemas import LABEL, NAME
@@ -71,7 +71,7 @@ def document(
 
     ``tags`` are headings beside those that it knows.
     """
-    kinds = [Problem, *(kind for operation in operations for kind in _kinds(operation))]
+    kinds = [HttpProblem, *(kind for operation in operations for kind in _kinds(operation))]
     schemas, components = _schemas(kinds)
     _name_settings(components["QueueSettings"]["properties"])
     paths: dict[str, dict[str, Any]] = {}
@@ -126,9 +126,9 @@ def _schema(kind: Any, schemas: dict[int, Any]) -> dict[str, Any]:
     if kind is None:
         return {}
     if isinstance(kind, tuple):
-        return {"anyOf": [schemas[id(one)] for one in kind]}
-    found: dict[str, Any] = schemas[id(kind)]
-    return found
+        return {"anyOf": [schemas[id(item)] for item in kind]}
+    matches: dict[str, Any] = schemas[id(kind)]
+    return matches
 
 
 def _schemas(kinds: Sequence[Any]) -> tuple[dict[int, Any], dict[str, Any]]:
@@ -152,12 +152,12 @@ def _is_pydantic(kind: Any) -> bool:
 def _name_settings(properties: dict[str, Any]) -> None:
     """Say of the names in settings what all names are: it is checked beside the model."""
     for field, inside in _PATTERNED.items():
-        place = properties[field]
+        position = properties[field]
         for step in inside:
-            place = place[step]
-        for one in place.get("anyOf", (place,)):
-            if one.get("type", "string") == "string":
-                one.update(NAME)
+            position = position[step]
+        for item in position.get("anyOf", (position,)):
+            if item.get("type", "string") == "string":
+                item.update(NAME)
 
 
 def _describe(
@@ -181,9 +181,9 @@ def _describe(
     }
     if description:
         described["description"] = description
-    parameters = [_in_path(*found) for found in _IN_PATH.findall(operation.path)]
-    parameters += [_parameter("query", one) for one in operation.query]
-    parameters += [_parameter("header", one) for one in operation.headers]
+    parameters = [_in_path(*result) for result in _IN_PATH.findall(operation.path)]
+    parameters += [_parameter("query", item) for item in operation.query]
+    parameters += [_parameter("header", header) for header in operation.headers]
     if parameters:
         described["parameters"] = parameters
     if operation.body is not None:
@@ -198,8 +198,8 @@ def _describe(
         described["security"] = [{}, {"token": []}] if open_to_all else [{"token": []}]
         described["x-taskqueue-verbs"] = list(operation.verbs)
     for status in _problems(operation):
-        told = _response(status, PROBLEM_TYPE, schemas[id(Problem)], ())
-        described["responses"].setdefault(str(status), told)["content"] |= told["content"]
+        fields = _response(status, PROBLEM_TYPE, schemas[id(HttpProblem)], ())
+        described["responses"].setdefault(str(status), fields)["content"] |= fields["content"]
     return described
 
 
@@ -215,28 +215,28 @@ def _response(
 
 
 def _problems(operation: Operation) -> list[int]:
-    found = {*operation.problems, *_ALWAYS}
+    matches = {*operation.problems, *_ALWAYS}
     if operation.body is not None:
-        found.update(_NEEDS_BODY)
+        matches.update(_NEEDS_BODY)
     if operation.verbs:
-        found.update(_NEEDS_TOKEN)
-    return sorted(found)
+        matches.update(_NEEDS_TOKEN)
+    return sorted(matches)
 
 
 def _answer_type(operation: Operation) -> str:
     return NDJSON if operation.media_type == NDJSON else JSON
 
 
-def _parameter(where: str, told: Query) -> dict[str, Any]:
-    described = {"in": where, **msgspec.structs.asdict(told)}
-    if told.example is None:
+def _parameter(where: str, result: Query) -> dict[str, Any]:
+    described = {"in": where, **msgspec.structs.asdict(result)}
+    if result.example is None:
         del described["example"]
     return described
 
 
 def _in_path(name: str, whatever: str) -> dict[str, Any]:
-    words = {"key": "the queue's key", "id": "the task's id", "job_id": "the job's id"}
-    text = words.get(name, f"the {name}")
+    names = {"key": "the queue's key", "id": "the task's id", "job_id": "the job's id"}
+    text = names.get(name, f"the {name}")
     example = {"key": "emails", "id": "order-4711"}.get(name, name)
     return {
         "name": name,

@@ -19,15 +19,15 @@ from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_server.auth.credentials import by_cookie, peer_of, token_of
 from taskqueue_server.auth.origins import is_own_origin
-from taskqueue_server.context.server import Hub
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.problems import ProblemError, problem_of, respond
 from taskqueue_server.routing import bodies
 
 __all__ = [
-    "Call",
     "Handler",
     "Operation",
     "Query",
+    "RequestContext",
     "Scope",
     "answer",
     "routes",
@@ -45,41 +45,43 @@ _STRICT = "/v1/"
 _encoder = msgspec.json.Encoder()
 
 
-class Call:
+class RequestContext:
     """One request, with what its handler needs."""
 
     def __init__(self, request: Request, verbs: Sequence[str] = ()) -> None:
         self.request = request
-        self.hub: Hub = request.app.state.hub
+        self.context: ServerContext = request.app.state.context
         self._verbs = verbs
         self.identity: Identity | None = None
         """who asks; nobody in particular where the operation is for everybody"""
 
     @property
-    def who(self) -> str | None:
+    def client_name(self) -> str | None:
         """The name of who asks, if anybody is told from anybody here."""
-        return self.identity.name if self.hub.authenticates and self.identity else None
+        return self.identity.name if self.context.authenticates and self.identity else None
 
-    def may(self, key: str) -> bool:
+    def is_allowed(self, key: str) -> bool:
         """Whether who asks may do this with ``key``."""
         verbs, identity = self._verbs, self.identity
         return not verbs or (
-            identity is not None and any(identity.may(verb, key) for verb in verbs)
+            identity is not None and any(identity.is_allowed(verb, key) for verb in verbs)
         )
 
     def demand(self, key: str) -> None:
         """Raise `ProblemError` unless who asks may do this with ``key``."""
-        if not self.may(key):
+        if not self.is_allowed(key):
             raise _forbidden(f"this token may not {_either(self._verbs)} with this key")
 
-    def stay(self) -> AbstractContextManager[asyncio.Event]:
+    def watch_access(self) -> AbstractContextManager[asyncio.Event]:
         """Keep an eye on who asks, for an answer that takes long: the event is set once that one's rights change."""
-        asked = self.identity
+        identity = self.identity
         request = self.request
-        return self.hub.access.stay(
+        return self.context.access.watch_access(
             token_of(request),
             peer_of(request),
-            lambda now: asked is None or (asked.verbs, asked.keys) == (now.verbs, now.keys),
+            lambda now: (
+                identity is None or (identity.verbs, identity.keys) == (now.verbs, now.keys)
+            ),
         )
 
     def name(self, part: str) -> str:
@@ -104,7 +106,7 @@ class Call:
             return text == "true"
         raise InvalidInput(name, _got(text), "true or false")
 
-    def word(self, name: str) -> str | None:
+    def query_name(self, name: str) -> str | None:
         """Return a name from the query, if it is there. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is not None:
@@ -129,8 +131,8 @@ class Call:
 
     def confirm(self, expected: str) -> None:
         """Raise `InvalidInput` unless the query repeats ``expected``: what cannot be undone is not done by mistake."""
-        if (told := self.request.query_params.get("confirm")) != expected:
-            raise InvalidInput("confirm", _got(told), f"confirm={expected}")
+        if (text := self.request.query_params.get("confirm")) != expected:
+            raise InvalidInput("confirm", _got(text), f"confirm={expected}")
 
     async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, for as long as who asks has its rights. Raises `ProblemError`."""
@@ -138,7 +140,7 @@ class Call:
             async for chunk in bodies.stream(self.request, kind, limit):
                 yield chunk
             return
-        with self.stay() as dismissed:
+        with self.watch_access() as dismissed:
             async for chunk in bodies.stream(self.request, kind, limit):
                 if dismissed.is_set():
                     raise unauthenticated()
@@ -159,7 +161,7 @@ def _got(text: str | None) -> str:
     return "nothing" if text is None else f"text of length {len(text)}"
 
 
-Handler = Callable[[Call], Awaitable[Response]]
+Handler = Callable[[RequestContext], Awaitable[Response]]
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -178,7 +180,7 @@ class Scope(StrEnum):
     PATH = "path"
     """the one in the path: checked before the handler runs"""
     HANDLER = "handler"
-    """the handler knows: it calls `Call.demand` for each, or leaves out those without `Call.may`"""
+    """the handler knows: it calls `RequestContext.demand` for each, or leaves out those without `RequestContext.may`"""
     SERVER = "server"
     """all there are"""
 
@@ -237,7 +239,7 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
         operation = methods["GET" if request.method == "HEAD" else request.method]
         request.scope["taskqueue.operation"] = operation
         try:
-            call = Call(request, operation.verbs)
+            call = RequestContext(request, operation.verbs)
             _authorize(call, operation)
             _check_query(request, operation)
             return await operation.handler(call)
@@ -247,21 +249,21 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
     return endpoint
 
 
-def _authorize(call: Call, operation: Operation) -> None:
+def _authorize(call: RequestContext, operation: Operation) -> None:
     verbs = operation.verbs
     if not verbs:
         return
     request = call.request
     if request.method not in _SAFE and by_cookie(request):
         _demand_own_page(call)
-    call.identity = identity = call.hub.identify(token_of(request), peer_of(request))
+    call.identity = identity = call.context.identify(token_of(request), peer_of(request))
     if identity is None:
         raise unauthenticated()
     request.scope["taskqueue.identity"] = identity.name
-    call.hub.usage.spend(identity)
+    call.context.usage.spend(identity)
     if identity.verbs.isdisjoint(verbs):
         raise _forbidden(f"this token lacks the right to {_either(verbs)}")
-    if operation.scope is Scope.SERVER and not any(map(identity.may, verbs)):
+    if operation.scope is Scope.SERVER and not any(map(identity.is_allowed, verbs)):
         raise _forbidden(f"this token may {_either(verbs)} with some keys only")
     if operation.scope is Scope.PATH:
         call.demand(call.name("key"))
@@ -288,11 +290,11 @@ def unauthenticated() -> ProblemError:
     return ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
 
 
-def _demand_own_page(call: Call) -> None:
+def _demand_own_page(call: RequestContext) -> None:
     # A browser shows the session whatever page asks, and says with every unsafe request which one that was.
-    request, hub = call.request, call.hub
-    own = is_own_origin(request.headers, request.url.scheme, hub.settings.origins)
-    if hub.authenticates and not own:
+    request, context = call.request, call.context
+    own = is_own_origin(request.headers, request.url.scheme, context.settings.origins)
+    if context.authenticates and not own:
         raise ProblemError(403, "origin", "with a session only this server's own pages may do this")
 
 

@@ -10,17 +10,17 @@ from urllib.parse import urlencode
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Call, Query
+from taskqueue_server.routing.operations import Query, RequestContext
 from taskqueue_server.routing.schemas import NAME
 
 __all__ = [
     "AFTER",
     "IDEMPOTENCY_KEY",
     "LIMIT",
-    "asked",
     "id_maker",
     "link",
     "page_of",
+    "page_query",
     "reused",
 ]
 
@@ -34,24 +34,26 @@ IDEMPOTENCY_KEY = Query(
 )
 
 
-def id_maker(call: Call) -> Callable[[str, str | None, int], str | None]:
+def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | None]:
     """Return what gives the task of a queue, with its own id or none, on a line, its id; ``None`` for any.
 
     The id is one of the queue, of who asks, and of the header. Raises `InvalidInput` for a header that is none, and
     what it returns does for a task that has an id of its own beside the header.
     """
-    told = call.request.headers.getlist(_HEADER)
-    if not told:
+    results = call.request.headers.getlist(_HEADER)
+    if not results:
         return lambda key, own, line: None  # noqa: ARG005 - of the same kind as the other
-    if len(told) > 1 or not _VALUE.fullmatch(told[0]):
-        raise InvalidInput(_HEADER, f"text of length {len(told[0])}", "1 to 200 ASCII characters")
-    who = "" if call.identity is None else call.identity.name
-    words = [who, told[0].removeprefix('"').removesuffix('"')]
+    if len(results) > 1 or not _VALUE.fullmatch(results[0]):
+        raise InvalidInput(
+            _HEADER, f"text of length {len(results[0])}", "1 to 200 ASCII characters"
+        )
+    client = "" if call.identity is None else call.identity.name
+    names = [client, results[0].removeprefix('"').removesuffix('"')]
 
     def made(key: str, own: str | None, line: int) -> str:
         if own is not None:
             raise InvalidInput("id", f"both an id and {_HEADER}", "one of them")
-        parts = "".join(f"{len(word)}:{word}" for word in (*words, key, str(line)))
+        parts = "".join(f"{len(name)}:{name}" for name in (*names, key, str(line)))
         return "idem-" + hashlib.sha256(parts.encode()).hexdigest()[:40]
 
     return made
@@ -72,24 +74,24 @@ LIMIT = Query(
 AFTER = Query("after", NAME, "where the page before said `next`", example="emails")
 
 
-def page_of(call: Call, names: Iterable[str]) -> tuple[list[str], str | None]:
+def page_of(call: RequestContext, names: Iterable[str]) -> tuple[list[str], str | None]:
     """Return the page of sorted names that the query asks for, and the last of them if there are more."""
-    limit, after = asked(call)
+    limit, after = page_query(call)
     rest = [name for name in names if after is None or name > after]
     return rest[:limit], rest[limit - 1] if len(rest) > limit else None
 
 
-def asked(call: Call) -> tuple[int, str | None]:
+def page_query(call: RequestContext) -> tuple[int, str | None]:
     """Return how many the query asks for, and after which one. Raises `InvalidInput`."""
-    return call.number("limit", _PAGE, LIMITS.batch), call.word("after")
+    return call.number("limit", _PAGE, LIMITS.batch), call.query_name("after")
 
 
-def link(call: Call, following: str | None) -> dict[str, str]:
+def link(call: RequestContext, following: str | None) -> dict[str, str]:
     """Return the header that says where the next page is, if there is one."""
     if following is None:
         return {}
-    asked = call.request.query_params
-    words: Sequence[tuple[str, str]] = [*((n, v) for n, v in asked.items() if n != "after")]
-    query = urlencode([*words, ("after", following)])
+    requested = call.request.query_params
+    names: Sequence[tuple[str, str]] = [*((n, v) for n, v in requested.items() if n != "after")]
+    query = urlencode([*names, ("after", following)])
     path = call.request.scope["raw_path"].decode("ascii", "replace")
     return {"link": f'<{path}?{query}>; rel="next"'}

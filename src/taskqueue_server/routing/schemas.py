@@ -34,7 +34,7 @@ NAME: dict[str, Any] = {
 }
 
 
-def _told(**schema: Any) -> Meta:
+def _meta_of(**schema: Any) -> Meta:
     return Meta(extra_json_schema=schema)
 
 
@@ -42,13 +42,13 @@ _BOUNDS = {"minLength": 1, "maxLength": LIMITS.name}
 Name = Annotated[str, Meta(extra_json_schema={**_BOUNDS, "pattern": NAME["pattern"]})]
 """a key, id, tenant or ordering key"""
 LABEL: dict[str, Any] = {"type": "string", **_BOUNDS}
-Label = Annotated[str, _told(**_BOUNDS)]
+Label = Annotated[str, _meta_of(**_BOUNDS)]
 """a model or a server: any printable text"""
-Priority = Annotated[int, _told(minimum=0, maximum=9)]
-Attempts = Annotated[int, _told(minimum=1, maximum=1000)]
-Instant = Annotated[float, _told(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]
+Priority = Annotated[int, _meta_of(minimum=0, maximum=9)]
+Attempts = Annotated[int, _meta_of(minimum=1, maximum=1000)]
+Instant = Annotated[float, _meta_of(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]
 """Unix seconds"""
-Seconds = Annotated[float, _told(minimum=0, maximum=CENTURY)]
-Token = Annotated[str, _told(**_BOUNDS)]
-Text = Annotated[str, _told(minLength=1, maxLength=LIMITS.text)]
-HeadersField = Annotated[dict[str, str], _told(maxProperties=LIMITS.headers)]
+Seconds = Annotated[float, _meta_of(minimum=0, maximum=CENTURY)]
+Token = Annotated[str, _meta_of(**_BOUNDS)]
+Text = Annotated[str, _meta_of(minLength=1, maxLength=LIMITS.text)]
+HeadersField = Annotated[dict[str, str], _meta_of(maxProperties=LIMITS.headers)]

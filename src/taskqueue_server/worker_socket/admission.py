@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
-from taskqueue_core.concurrency import first
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.consumer.outage import close
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Connection as ConnectionInfo
@@ -25,33 +25,35 @@ from taskqueue_core.protocol.frames import (
     CLOSE_UNAUTHENTICATED,
     Hello,
 )
-from taskqueue_core.protocol.server_events import Hangup, Say
+from taskqueue_core.protocol.server_events import CloseSocket, SendFrames
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_server.auth.credentials import peer_of, token_of
-from taskqueue_server.auth.quotas import Place
-from taskqueue_server.context.server import Hub
+from taskqueue_server.auth.quotas import QuotaSlot
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.worker_socket.handshake import read_hello
-from taskqueue_server.worker_socket.session import Conversation
-from taskqueue_server.worker_socket.websocket import Channel, Gone
+from taskqueue_server.worker_socket.session import WorkerSession
+from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
-__all__ = ["Connection"]
+__all__ = ["SocketAdmission"]
 
 _log = logging.getLogger("taskqueue.server.socket")
 
 
-class Connection:
+class SocketAdmission:
     """A member of the registry for as long as it may hold deliveries. Runs once."""
 
-    def __init__(self, hub: Hub, websocket: WebSocket, place: Place | None = None) -> None:
+    def __init__(
+        self, context: ServerContext, websocket: WebSocket, slot: QuotaSlot | None = None
+    ) -> None:
         """Serve an accepted websocket, with a ``place`` if it showed a good token by header; the hello may, too."""
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
-        self._hub = hub
+        self._context = context
         self._peer = peer_of(websocket)
-        self._known = place is not None
-        self._place = place
+        self._known = slot is not None
+        self._slot = slot
         self._token = token_of(websocket)
-        self._channel = Channel(websocket, hub.settings.lease)
+        self._channel = WebSocketChannel(websocket, context.settings.lease)
         self._session = ServerSession()
         self._changed = asyncio.Event()
 
@@ -72,76 +74,76 @@ class Connection:
 
     async def run(self) -> None:
         """Serve until the end. Whatever happens, nothing stays behind."""
-        self._hub.registry.add(self, known=self._known)
+        self._context.registry.add(self, known=self._known)
         try:
-            match await first(self._hello(), self._restart()):
+            match await first_completed(self._hello(), self._restart()):
                 case Hello() as hello:
                     await self._admit(hello)
-                case Hangup(code, reason):
+                case CloseSocket(code, reason):
                     await self._channel.close(code, reason)
-        except Gone:
+        except ConnectionClosed:
             pass  # it left before it was welcome
         finally:
             self._leave()
-            self._hub.registry.remove(self)
+            self._context.registry.remove(self)
 
     def _leave(self) -> None:
-        if self._place is not None:
-            self._place.leave()
+        if self._slot is not None:
+            self._slot.leave()
 
-    async def _hello(self) -> Hello | Hangup:
+    async def _hello(self) -> Hello | CloseSocket:
         return await read_hello(self._session, self._channel)
 
-    async def _restart(self) -> Hello | Hangup:
-        await self._hub.draining.wait()
-        return Hangup(CLOSE_RESTART, "restart")
+    async def _restart(self) -> Hello | CloseSocket:
+        await self._context.draining.wait()
+        return CloseSocket(CLOSE_RESTART, "restart")
 
     async def _admit(self, hello: Hello) -> None:
         token = self._token if self._known else hello.token
-        identity = self._hub.identify(token, self._peer)
+        identity = self._context.identify(token, self._peer)
         if identity is None or "consume" not in identity.verbs:
             await self._refuse("unauthenticated", "may not consume", CLOSE_UNAUTHENTICATED)
             return
 
-        def may_stay(who: Identity) -> bool:
-            return all(who.may("consume", key) for key in hello.keys)
+        def may_stay(identity: Identity) -> bool:
+            return all(identity.is_allowed("consume", key) for key in hello.keys)
 
         if not may_stay(identity):
             await self._refuse("forbidden", "may not consume these keys", CLOSE_UNAUTHENTICATED)
             return
-        if self._place is None:
-            self._place = self._hub.usage.enter(identity)
-        if self._place is None:
+        if self._slot is None:
+            self._slot = self._context.usage.enter(identity)
+        if self._slot is None:
             await self._refuse(
                 "too_many", "this token has as many sockets as it may", CLOSE_TRY_LATER
             )
             return
-        with self._hub.access.stay(token, self._peer, may_stay) as dismissed:
-            await self._let_in(hello, dismissed, partial(identity.may, "consume"))
+        with self._context.access.watch_access(token, self._peer, may_stay) as dismissed:
+            await self._let_in(hello, dismissed, partial(identity.is_allowed, "consume"))
 
     async def _let_in(
         self, hello: Hello, dismissed: asyncio.Event, may: Callable[[str], bool]
     ) -> None:
-        hub = self._hub
+        context = self._context
         hello = self._without_others(hello, may)
         try:
-            subscription = hub.backend.subscribe(hello.keys, hello.worker_id)
+            subscription = context.backend.subscribe(hello.keys, hello.worker_id)
         except InvalidInput as error:
             await self._refuse("invalid_frame", str(error), CLOSE_PROTOCOL)
             return
         try:
             self.worker_id = hello.worker_id
-            hub.registry.identify(self, hello.worker_id)
-            if has(hub.backend, Capability.HANDOVER):
-                hub.registry.claim(self, hello.worker_id, hello.holding)
-            talk = Conversation(
-                hub,
+            context.registry.identify(self, hello.worker_id)
+            if has(context.backend, Capability.HANDOVER):
+                context.registry.claim(self, hello.worker_id, hello.holding)
+            talk = WorkerSession(
+                context,
                 self._channel,
                 self._session,
                 subscription,
-                changed=self._changed,
-                dismissed=dismissed,
-                parted=self._leave,
+                deliveries_changed=self._changed,
+                access_revoked=dismissed,
+                on_closed=self._leave,
             )
             try:
                 await talk.welcome(hello, self.connection_id, may)
@@ -154,19 +156,19 @@ class Connection:
 
     def _without_others(self, hello: Hello, may: Callable[[str], bool]) -> Hello:
         """Leave out what a connection of the same name holds of keys that this one may not have."""
-        others = self._hub.registry.others(self, hello.worker_id) if hello.holding else ()
-        theirs = {
+        others = self._context.registry.others(self, hello.worker_id) if hello.holding else ()
+        foreign = {
             delivery.receipt
             for other in others
-            if isinstance(other, Connection)
+            if isinstance(other, SocketAdmission)
             for delivery in other._session.held  # noqa: SLF001 - one of us
             if not may(delivery.task.key)
         }
-        kept = [receipt for receipt in hello.holding if receipt not in theirs]
-        return msgspec.structs.replace(hello, holding=kept)
+        retained = [receipt for receipt in hello.holding if receipt not in foreign]
+        return msgspec.structs.replace(hello, holding=retained)
 
-    async def _converse(self, talk: Conversation, hello: Hello) -> None:
-        hooks = self._hub.hooks
+    async def _converse(self, talk: WorkerSession, hello: Hello) -> None:
+        hooks = self._context.hooks
         info = ConnectionInfo(
             connection_id=self.connection_id,
             worker_id=hello.worker_id,
@@ -185,7 +187,7 @@ class Connection:
     async def _refuse(self, rule: str, message: str, code: int) -> None:
         for event in self._session.refuse(rule, message, code):
             match event:
-                case Say(text):
+                case SendFrames(text):
                     await self._channel.send(text)
-                case Hangup(close_code, reason):
+                case CloseSocket(close_code, reason):
                     await self._channel.close(close_code, reason)

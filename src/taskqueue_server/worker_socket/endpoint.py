@@ -8,10 +8,10 @@ from taskqueue_core.hooks import Identity
 from taskqueue_core.protocol.frames import CLOSE_TRY_LATER, SUBPROTOCOL
 from taskqueue_server.auth.credentials import peer_of, shows_header, token_of
 from taskqueue_server.auth.origins import host_problem
-from taskqueue_server.context.server import Hub
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.problems import ProblemError, respond
-from taskqueue_server.worker_socket.admission import Connection
-from taskqueue_server.worker_socket.websocket import Gone
+from taskqueue_server.worker_socket.admission import SocketAdmission
+from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
 __all__ = ["refusal", "socket"]
 
@@ -20,34 +20,34 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 
 async def socket(websocket: WebSocket) -> None:
     """Serve one worker. Refusals before the handshake are HTTP problems, later ones close codes."""
-    hub: Hub = websocket.app.state.hub
-    refused = refusal(hub, websocket, SUBPROTOCOL) or _not_ready(hub)
+    context: ServerContext = websocket.app.state.context
+    refused = refusal(context, websocket, SUBPROTOCOL) or _not_ready(context)
     identity = None
     # Without the header the token may come with the hello.
-    if refused is None and hub.authenticates and shows_header(websocket):
-        identity = hub.identify(token_of(websocket), peer_of(websocket))
+    if refused is None and context.authenticates and shows_header(websocket):
+        identity = context.identify(token_of(websocket), peer_of(websocket))
         refused = _stranger(identity)
     try:
         if refused is not None:
             await websocket.send_denial_response(respond(refused))
             return
         await websocket.accept(SUBPROTOCOL)
-        place, room = None, hub.registry.has_room_for(known=identity is not None)
+        position, room = None, context.registry.has_room_for(known=identity is not None)
         if room and identity is not None:
-            place = hub.usage.enter(identity)
-            room = place is not None
+            position = context.usage.enter(identity)
+            room = position is not None
         if not room:
             await websocket.close(CLOSE_TRY_LATER, "too_many")
             return
-    except (OSError, RuntimeError, Gone):
+    except (OSError, RuntimeError, ConnectionClosed):
         return  # it left during the handshake
-    await Connection(hub, websocket, place).run()
+    await SocketAdmission(context, websocket, position).run()
 
 
-def refusal(hub: Hub, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
+def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
     """Say why a request is refused, by what it names: the server, a page, the protocol. ``None`` where it is not."""
-    headers, settings = websocket.headers, hub.settings
-    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not hub.authenticates):
+    headers, settings = websocket.headers, context.settings
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not context.authenticates):
         return ProblemError(421, "wrong_host", wrong)
     # Where the request went is no page's excuse here: the dashboard opens no such socket.
     origins = headers.getlist("origin")
@@ -60,8 +60,8 @@ def refusal(hub: Hub, websocket: WebSocket, subprotocol: str) -> ProblemError | 
     return None
 
 
-def _not_ready(hub: Hub) -> ProblemError | None:
-    if hub.draining.is_set() or not hub.started:
+def _not_ready(context: ServerContext) -> ProblemError | None:
+    if context.draining.is_set() or not context.started:
         return ProblemError(503, "not_ready", "not ready", headers={"retry-after": "1"})
     return None
 

@@ -11,13 +11,13 @@ import msgspec
 
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import handover_of, has
-from taskqueue_core.consumer.outage import StoreLink
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import CLOSE_TIMEOUT, Hello
-from taskqueue_core.protocol.server_events import Greeted, Hangup, Say
+from taskqueue_core.protocol.server_events import CloseSocket, Greeted, SendFrames
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.tasks import Delivery
-from taskqueue_server.worker_socket.websocket import Channel
+from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
 __all__ = ["HELLO_SECONDS", "adopt", "read_hello"]
 
@@ -25,7 +25,7 @@ HELLO_SECONDS = 5.0
 _ROOM = LIMITS.frame - 4096
 
 
-async def read_hello(session: ServerSession, channel: Channel) -> Hello | Hangup:
+async def read_hello(session: ServerSession, channel: WebSocketChannel) -> Hello | CloseSocket:
     """Return the hello, or how to close where none comes within `HELLO_SECONDS`. Raises `Gone`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
@@ -34,20 +34,20 @@ async def read_hello(session: ServerSession, channel: Channel) -> Hello | Hangup
                     match event:
                         case Greeted(hello):
                             return hello
-                        case Say(text):
+                        case SendFrames(text):
                             await channel.send(text)
-                        case Hangup():
+                        case CloseSocket():
                             return event
     except TimeoutError:
         refusal = session.refuse("no_hello", "a hello must come first, and soon", CLOSE_TIMEOUT)
-        return cast("Hangup", refusal[-1])
+        return cast("CloseSocket", refusal[-1])
 
 
 async def adopt(
     backend: Backend,
     subscription: Subscription,
     receipts: Sequence[str],
-    store: StoreLink,
+    store: OutageRetry,
     may: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Delivery, ...]:
     """Move what a worker still runs to its new subscription; leave out what is lost.
@@ -61,12 +61,12 @@ async def adopt(
     adopted: list[Delivery] = []
     for start in range(0, len(wanted), LIMITS.batch):
         piece = wanted[start : start + LIMITS.batch]
-        found = await store.insist(partial(handover.adopt, *piece))
-        moved = [delivery for delivery in found if delivery is not None]
+        deliveries = await store.retry_until_available(partial(handover.adopt, *piece))
+        moved = [delivery for delivery in deliveries if delivery is not None]
         adopted += (delivery for delivery in moved if may(delivery.task.key))
         foreign = [delivery for delivery in moved if not may(delivery.task.key)]
         if foreign:
-            await store.insist(partial(subscription.redeliver, *foreign))
+            await store.retry_until_available(partial(subscription.redeliver, *foreign))
     return tuple(adopted)
 
 

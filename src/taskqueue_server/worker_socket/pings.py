@@ -24,8 +24,8 @@ class Pings:
     """What an application may ask of the protocol class. Where another serves it, there are no pings and no marks."""
 
     def __init__(self, websocket: WebSocket) -> None:
-        found = websocket.scope.get("extensions", {}).get(PINGS, {})
-        self._offered: Mapping[str, Callable[..., Any]] = found
+        result = websocket.scope.get("extensions", {}).get(PINGS, {})
+        self._offered: Mapping[str, Callable[..., Any]] = result
 
     def keep_alive(self, silence: float) -> None:
         """Break the connection once the peer has answered nothing for ``silence`` seconds."""

@@ -7,27 +7,27 @@ import contextlib
 from collections.abc import Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import OUTAGES, StoreLink
+from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
 from taskqueue_core.tasks import Delivery, Received
-from taskqueue_server.worker_socket.websocket import Channel
+from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
-__all__ = ["Pump"]
+__all__ = ["DeliverySender"]
 
 _BATCH = 100
 """deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
 
 
-class Pump:
+class DeliverySender:
     """Receives no more than the credit allows, so that nothing is ever buffered beyond it."""
 
     def __init__(
         self,
         session: ServerSession,
         subscription: Subscription,
-        channel: Channel,
-        store: StoreLink,
+        channel: WebSocketChannel,
+        store: OutageRetry,
     ) -> None:
         self._session = session
         self._subscription = subscription
@@ -60,7 +60,7 @@ class Pump:
                 continue
             try:
                 self._receiving = True
-                received = await self._store.insist(self._receive)
+                received = await self._store.retry_until_available(self._receive)
             except asyncio.CancelledError:
                 # Only our own interruption ends here; who else cancels means it.
                 task = asyncio.current_task()
@@ -82,7 +82,7 @@ class Pump:
             return await self._subscription.receive(
                 min(self._session.credit, _BATCH), 0 if cautious else None
             )
-        except OUTAGES:
+        except OUTAGE_ERRORS:
             self._cautious = True
             raise
 

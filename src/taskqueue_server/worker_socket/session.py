@@ -11,8 +11,8 @@ import msgspec
 
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import has, revocation_of
-from taskqueue_core.concurrency import first, forever
-from taskqueue_core.consumer.outage import OUTAGES, StoreLink, close, give_up_as_lost
+from taskqueue_core.concurrency import first_completed, wait_forever
+from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.protocol.frames import (
     CLOSE_CLEAN,
@@ -22,22 +22,22 @@ from taskqueue_core.protocol.frames import (
     Hello,
 )
 from taskqueue_core.protocol.server_events import (
+    CloseSocket,
+    CreditGranted,
     Event,
-    Granted,
-    Hangup,
-    Left,
     Progressed,
-    Say,
+    SendFrames,
     Settlement,
+    WorkerLeft,
 )
 from taskqueue_core.protocol.server_session import ServerSession, SessionState
-from taskqueue_server.context.server import VERSION, Hub
+from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.worker_socket.handshake import adopt
-from taskqueue_server.worker_socket.sender import Pump
-from taskqueue_server.worker_socket.settler import Settler
-from taskqueue_server.worker_socket.websocket import Channel, Gone
+from taskqueue_server.worker_socket.sender import DeliverySender
+from taskqueue_server.worker_socket.settler import SocketSettler
+from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
-__all__ = ["Conversation", "End"]
+__all__ = ["SessionEnd", "WorkerSession"]
 
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
@@ -46,7 +46,7 @@ _FLUSH_SECONDS = 2.0
 _log = logging.getLogger("taskqueue.server.socket")
 
 
-class End(msgspec.Struct, frozen=True):
+class SessionEnd(msgspec.Struct, frozen=True):
     """How a conversation ends."""
 
     orderly: bool
@@ -56,42 +56,42 @@ class End(msgspec.Struct, frozen=True):
     """to close with; none where the peer is gone"""
 
 
-class Conversation:
+class WorkerSession:
     """Owns its subscription and every task that serves the socket. Runs once."""
 
     def __init__(
         self,
-        hub: Hub,
-        channel: Channel,
+        context: ServerContext,
+        channel: WebSocketChannel,
         session: ServerSession,
         subscription: Subscription,
         *,
-        changed: asyncio.Event,
-        dismissed: asyncio.Event,
-        parted: Callable[[], None] = lambda: None,
+        deliveries_changed: asyncio.Event,
+        access_revoked: asyncio.Event,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``changed`` is set whenever deliveries leave the books, ``dismissed`` once the worker may not stay.
+        """``deliveries_changed`` is set whenever deliveries leave the books, ``access_revoked`` once the worker may not stay.
 
-        ``parted`` is called as soon as nobody listens any more, before what is held is handed back.
+        ``on_closed`` is called as soon as nobody listens any more, before what is held is handed back.
         """
-        self._hub = hub
+        self._context = context
         self._channel = channel
         self._session = session
         self._subscription = subscription
-        self._changed = changed
-        self._dismissed = dismissed
-        self._parted = parted
+        self._changed = deliveries_changed
+        self._dismissed = access_revoked
+        self._parted = on_closed
         self._loop = asyncio.get_running_loop()
         self._listening_since: float | None = None
-        self._store = StoreLink(self._tell)
-        self._pump = Pump(session, subscription, channel, self._store)
-        self._settler = Settler(
-            hub,
+        self._store = OutageRetry(self._log_outage)
+        self._sender = DeliverySender(session, subscription, channel, self._store)
+        self._settler = SocketSettler(
+            context,
             subscription,
             session=session,
             channel=channel,
             store=self._store,
-            settled=changed.set,
+            settled=deliveries_changed.set,
         )
 
     async def welcome(
@@ -99,24 +99,24 @@ class Conversation:
     ) -> None:
         """Adopt what the worker still runs of the keys that it ``may`` have, and answer its hello.
 
-        Raises `TimeoutError` where the store cannot say, and `Gone`, after the grace, where the worker is.
+        Raises `TimeoutError` where the store cannot say, and `ConnectionClosed`, after the grace, where the worker is.
         """
         async with asyncio.timeout(_ADOPT_SECONDS):
             adopted = await adopt(
-                self._hub.backend, self._subscription, hello.holding, self._store, may
+                self._context.backend, self._subscription, hello.holding, self._store, may
             )
-        lease = self._hub.settings.lease
+        lease = self._context.settings.lease
         texts = self._session.welcome(connection_id, lease, VERSION, adopted)
         try:
             await self._channel.send(*texts)
-        except Gone as gone:
+        except ConnectionClosed as gone:
             self._session.close()
             self._parted()
             if not gone.orderly:  # its next connection adopts the same
-                await self._break_off(End(orderly=False, reason=str(gone)))
+                await self._break_off(SessionEnd(orderly=False, reason=str(gone)))
             raise
 
-    async def run(self) -> End:
+    async def run(self) -> SessionEnd:
         """Serve until the end, and hand back what is held then. If cancelled, closing the subscription does that."""
         settling = asyncio.create_task(self._settler.run())
         try:
@@ -129,48 +129,53 @@ class Conversation:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
 
-    async def _part(self, end: End) -> None:
+    async def _part(self, end: SessionEnd) -> None:
         await self._settler.finish(_FLUSH_SECONDS)
-        if self._hub.draining.is_set() and self._session.busy and self._hub.handover and end.code:
+        if (
+            self._context.draining.is_set()
+            and self._session.busy
+            and self._context.handover
+            and end.code
+        ):
             # The worker goes on, and another server adopts what it runs: only what is left is handed back.
             await self._channel.close(end.code, end.reason)
-            await asyncio.sleep(self._hub.handover)
+            await asyncio.sleep(self._context.handover)
         await close(self._subscription)
         if end.code is not None:
             await self._channel.close(end.code, end.reason)
 
-    async def _break_off(self, end: End) -> None:
+    async def _break_off(self, end: SessionEnd) -> None:
         # The subscription stays open, and nothing receives into it: the worker may come back and adopt.
-        ours = self._hub.draining.is_set()
+        ours = self._context.draining.is_set()
         if end.code is not None:
             await self._channel.close(end.code, end.reason)
-        grace = self._hub.settings.grace
-        await first(self._hub.draining.wait(), asyncio.sleep(grace, result=True))
+        grace = self._context.settings.grace
+        await first_completed(self._context.draining.wait(), asyncio.sleep(grace, result=True))
         await self._settler.finish(_FLUSH_SECONDS)
         if not ours:
-            await give_up_as_lost(self._subscription, self._session.held)
+            await release_as_lost(self._subscription, self._session.held)
 
-    async def _talk(self, settling: asyncio.Task[None]) -> End:
+    async def _talk(self, settling: asyncio.Task[None]) -> SessionEnd:
         try:
-            return await first(
+            return await first_completed(
                 self._dismiss(),
                 self._read(),
                 self._notice(),
-                self._keep(),
+                self._watch_pings(),
                 self._drain(),
                 self._deliver(),
                 self._revoke(),
                 self._mind(settling),
             )
-        except Gone as gone:
-            return End(gone.orderly, str(gone))
+        except ConnectionClosed as gone:
+            return SessionEnd(gone.orderly, str(gone))
         except Exception:  # noqa: BLE001 - a fault of ours must not take other connections along
             _log.exception("a connection failed")
-            return End(orderly=True, reason="internal", code=CLOSE_INTERNAL)
+            return SessionEnd(orderly=True, reason="internal", code=CLOSE_INTERNAL)
 
     # The tasks; each returns when it knows that the conversation is over.
 
-    async def _read(self) -> End:
+    async def _read(self) -> SessionEnd:
         while True:
             self._listening_since = self._loop.time()
             data = await self._channel.receive()
@@ -181,40 +186,40 @@ class Conversation:
                     return end
             await self._settler.room()
 
-    async def _apply(self, event: Event) -> End | None:
+    async def _apply(self, event: Event) -> SessionEnd | None:
         match event:
-            case Say(text):
+            case SendFrames(text):
                 await self._channel.send(text)
-            case Granted():
-                self._pump.wake()
+            case CreditGranted():
+                self._sender.wake()
             case Progressed():
                 await self._progress(event)
-            case Left():
-                return End(orderly=True, reason="bye", code=CLOSE_CLEAN)
-            case Hangup(code, reason):
-                return End(orderly=True, reason=reason, code=code)
+            case WorkerLeft():
+                return SessionEnd(orderly=True, reason="bye", code=CLOSE_CLEAN)
+            case CloseSocket(code, reason):
+                return SessionEnd(orderly=True, reason=reason, code=code)
             case _ if isinstance(event, Settlement):
                 self._settler.put(event)
         return None
 
     async def _progress(self, event: Progressed) -> None:
         try:
-            current = await self._hub.control.progress(event.delivery, event.value)
-        except OUTAGES:
+            current = await self._context.control.progress(event.delivery, event.value)
+        except OUTAGE_ERRORS:
             return  # the next report says more
         if not current:
-            await self._take_away([event.delivery.receipt])
+            await self._revoke_deliveries([event.delivery.receipt])
 
-    async def _dismiss(self) -> End:
+    async def _dismiss(self) -> SessionEnd:
         await self._dismissed.wait()
-        return End(orderly=True, reason="revoked", code=CLOSE_REVOKED)
+        return SessionEnd(orderly=True, reason="revoked", code=CLOSE_REVOKED)
 
-    async def _notice(self) -> End:
+    async def _notice(self) -> SessionEnd:
         raise await self._channel.lost()
 
-    async def _keep(self) -> End:
+    async def _watch_pings(self) -> SessionEnd:
         """Ping, and give up a worker that stays silent while we listen."""
-        lease = self._hub.settings.lease
+        lease = self._context.settings.lease
         ping_at = self._loop.time() + lease / 3
         while True:
             since = self._listening_since
@@ -227,51 +232,53 @@ class Conversation:
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:
-                return End(orderly=False, reason="silent", code=CLOSE_TIMEOUT)
+                return SessionEnd(orderly=False, reason="silent", code=CLOSE_TIMEOUT)
             if now >= ping_at:
                 await self._channel.send(*self._session.ping())
                 ping_at = now + lease / 3
 
-    async def _drain(self) -> End:
-        await self._hub.draining.wait()
+    async def _drain(self) -> SessionEnd:
+        await self._context.draining.wait()
         try:
-            async with asyncio.timeout(self._hub.drain_left):
-                texts = self._session.drain(self._hub.drain_left)
-                self._pump.stop()
+            async with asyncio.timeout(self._context.drain_remaining):
+                texts = self._session.drain(self._context.drain_remaining)
+                self._sender.stop()
                 await self._channel.send(*texts)
                 while self._session.busy:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             pass
-        return End(orderly=True, reason="restart", code=CLOSE_RESTART)
+        return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
 
-    async def _deliver(self) -> End:
+    async def _deliver(self) -> SessionEnd:
         try:
-            await self._pump.run()
+            await self._sender.run()
         except SubscriptionClosed:
-            return End(orderly=True, reason="restart", code=CLOSE_RESTART)
-        return await forever()
+            return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
+        return await wait_forever()
 
-    async def _revoke(self) -> End:
-        if has(self._hub.backend, Capability.REVOCATION):
-            revocation = revocation_of(self._hub.backend, self._subscription)
-            while receipts := await self._store.insist(revocation.revoked):
-                await self._take_away(receipts)
-        return await forever()
+    async def _revoke(self) -> SessionEnd:
+        if has(self._context.backend, Capability.REVOCATION):
+            revocation = revocation_of(self._context.backend, self._subscription)
+            while receipts := await self._store.retry_until_available(revocation.revoked):
+                await self._revoke_deliveries(receipts)
+        return await wait_forever()
 
-    async def _mind(self, settling: asyncio.Task[None]) -> End:
+    async def _mind(self, settling: asyncio.Task[None]) -> SessionEnd:
         await asyncio.wait([settling])
         settling.result()
-        return await forever()
+        return await wait_forever()
 
-    async def _take_away(self, receipts: Sequence[str]) -> None:
+    async def _revoke_deliveries(self, receipts: Sequence[str]) -> None:
         texts = self._session.revoke(receipts)
         self._changed.set()
         await self._channel.send(*texts)
 
-    async def _tell(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the frame's field
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the frame's field
         if self._session.state is SessionState.NEW:
             return
-        with contextlib.suppress(Gone):  # others notice; who tells may have work to finish
+        with contextlib.suppress(
+            ConnectionClosed
+        ):  # others notice; who tells may have work to finish
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))

@@ -7,43 +7,43 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import StoreLink
-from taskqueue_core.consumer.settle import Settlements
+from taskqueue_core.consumer.outage import OutageRetry
+from taskqueue_core.consumer.settle import SettlementQueue
 from taskqueue_core.protocol.server_events import (
-    Acked,
-    Buried,
-    HandedBack,
-    RetryAsked,
+    AckRequested,
+    DeadLetterRequested,
+    ReleaseRequested,
+    RetryRequested,
     Settlement,
 )
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater
-from taskqueue_server.context.server import Hub
-from taskqueue_server.worker_socket.websocket import Channel, Gone
+from taskqueue_server.context.server import ServerContext
+from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
-__all__ = ["Settler"]
+__all__ = ["SocketSettler"]
 
 _BACKLOG = 4 * 1024 * 1024
 """bytes of unsettled results above which no more frames are read"""
 
 
-class Settler:
+class SocketSettler:
     """Settles in the order of arrival, repeats what the store did not answer, and reports each outcome once."""
 
     def __init__(
         self,
-        hub: Hub,
+        context: ServerContext,
         subscription: Subscription,
         *,
         session: ServerSession,
-        channel: Channel,
-        store: StoreLink,
+        channel: WebSocketChannel,
+        store: OutageRetry,
         settled: Callable[[], None],
     ) -> None:
         """``settled`` is called after each report."""
         self._session = session
         self._channel = channel
-        self._settlements = Settlements(hub.backend, subscription, store)
+        self._settlements = SettlementQueue(context.backend, subscription, store)
         self._settled = settled
         self._queue: list[Settlement] = []
         self._bytes = 0
@@ -87,26 +87,26 @@ class Settler:
         if not self._queue:
             self._idle.set()
         if texts:
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(ConnectionClosed):
                 await self._channel.send(*texts)
         self._settled()
 
     async def _settle(self, batch: Sequence[Settlement]) -> dict[str, bool]:
         outcomes: dict[str, bool] = {}
-        acks = [s for s in batch if isinstance(s, Acked)]
+        acks = [s for s in batch if isinstance(s, AckRequested)]
         done = [pair for s in acks for pair in zip(s.deliveries, s.results, strict=True)]
         outcomes |= await self._settlements.ack(done)
-        back = [d for s in batch if isinstance(s, HandedBack) for d in s.deliveries]
+        back = [d for s in batch if isinstance(s, ReleaseRequested) for d in s.deliveries]
         outcomes |= await self._settlements.redeliver(back)
         for settlement in batch:
-            if isinstance(settlement, RetryAsked | Buried):
+            if isinstance(settlement, RetryRequested | DeadLetterRequested):
                 delivery = settlement.delivery
-                outcomes |= await self._settlements.judge(delivery, _outcome(settlement))
+                outcomes |= await self._settlements.settle_outcome(delivery, _outcome(settlement))
         return outcomes
 
 
-def _outcome(settlement: RetryAsked | Buried) -> Outcome:
-    if isinstance(settlement, Buried):
+def _outcome(settlement: RetryRequested | DeadLetterRequested) -> Outcome:
+    if isinstance(settlement, DeadLetterRequested):
         return Rejected(settlement.reason, settlement.error)
     if settlement.delay is None:
         return Failed(settlement.error)
@@ -114,6 +114,6 @@ def _outcome(settlement: RetryAsked | Buried) -> Outcome:
 
 
 def _size(settlement: Settlement) -> int:
-    if isinstance(settlement, Acked):
+    if isinstance(settlement, AckRequested):
         return sum(len(result) for result in settlement.results if result)
     return 0

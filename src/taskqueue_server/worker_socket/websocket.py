@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_RESTART
 
-__all__ = ["ABORT", "Channel", "Gone"]
+__all__ = ["ABORT", "ConnectionClosed", "WebSocketChannel"]
 
 ABORT = "taskqueue.abort"
 """the scope extension under which our own protocol class offers ``{"abort": callable}``"""
@@ -32,7 +32,7 @@ _ORDERLY = frozenset(
 _CLOSE_SECONDS = 1.0
 
 
-class Gone(Exception):
+class ConnectionClosed(Exception):
     """The socket is no more. ``orderly`` if either side ended it on purpose."""
 
     def __init__(self, code: int) -> None:
@@ -41,7 +41,7 @@ class Gone(Exception):
         self.orderly = code in _ORDERLY
 
 
-class Channel:
+class WebSocketChannel:
     """Sends and receives. One task may receive; many may send, one after the other."""
 
     def __init__(self, websocket: WebSocket, send_seconds: float) -> None:
@@ -53,33 +53,33 @@ class Channel:
         self._code = CLOSE_BROKEN
 
     async def receive(self) -> str | bytes:
-        """Return the next message, a binary one as bytes. Raises `Gone`."""
+        """Return the next message, a binary one as bytes. Raises `ConnectionClosed`."""
         try:
             message = await self._websocket.receive()
         except (WebSocketDisconnect, RuntimeError):
-            raise self._gone(CLOSE_BROKEN) from None
+            raise self._closed(CLOSE_BROKEN) from None
         if message["type"] == "websocket.disconnect":
-            raise self._gone(message.get("code") or CLOSE_BROKEN)
+            raise self._closed(message.get("code") or CLOSE_BROKEN)
         text: str | bytes | None = message.get("text")
         return message["bytes"] if text is None else text
 
     async def send(self, *texts: str) -> None:
-        """Send messages, in one go. Waits while the peer reads slowly. Raises `Gone`; the rest was not sent then."""
+        """Send messages, in one go. Waits while the peer reads slowly. Raises `ConnectionClosed`; the rest was not sent then."""
         try:
             async with asyncio.timeout(self._seconds), self._turn:
                 for text in texts:
                     await self._websocket.send_text(text)
         except TimeoutError:
             self.abort()
-            raise self._gone(CLOSE_BROKEN) from None
+            raise self._closed(CLOSE_BROKEN) from None
         # A socket that is closed already answers a send with a RuntimeError.
         except (WebSocketDisconnect, RuntimeError):
-            raise self._gone(CLOSE_BROKEN) from None
+            raise self._closed(CLOSE_BROKEN) from None
 
-    async def lost(self) -> Gone:
+    async def lost(self) -> ConnectionClosed:
         """Wait until a send or a receive has found the socket gone."""
         await self._lost.wait()
-        return Gone(self._code)
+        return ConnectionClosed(self._code)
 
     async def close(self, code: int, reason: str) -> None:
         """Close with a frame that says why, or without if the peer does not read. Never raises."""
@@ -97,8 +97,8 @@ class Channel:
         if abort := extension.get("abort"):
             abort()
 
-    def _gone(self, code: int) -> Gone:
+    def _closed(self, code: int) -> ConnectionClosed:
         if not self._lost.is_set():
             self._code = code
             self._lost.set()
-        return Gone(code)
+        return ConnectionClosed(code)

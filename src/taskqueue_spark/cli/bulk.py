@@ -10,7 +10,7 @@ import typer
 from taskqueue_cli.output import console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_spark.cli.options import Engine, Wanted, engine, told, wanted
+from taskqueue_spark.cli.options import Engine, PipelineOptions, engine, options, with_options
 from taskqueue_spark.cli.session import work
 from taskqueue_spark.cli.snapshots import store_options, taken
 
@@ -42,8 +42,8 @@ _BackendWord = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command(name="load", help=paragraphs(load.__doc__))(told(engine)(load))
-    app.command(name="redrive", help=paragraphs(redrive.__doc__))(told(wanted)(redrive))
+    app.command(name="load", help=paragraphs(load.__doc__))(with_options(engine)(load))
+    app.command(name="redrive", help=paragraphs(redrive.__doc__))(with_options(options)(redrive))
 
 
 def load(
@@ -92,7 +92,7 @@ def load(
         with running.stages.stage("publish") as stage:
             rows = as_tasks(read(running.spark, path, reader), id_column)
             sent = publish(rows, **options)
-            stage.said = f"{sent.confirmed:,} confirmed"
+            stage.note = f"{sent.confirmed:,} confirmed"
     counts = {
         name: getattr(sent, name) for name in ("confirmed", "duplicate", "conflict", "invalid")
     }
@@ -104,11 +104,11 @@ def load(
 
 def read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
     """Read a file. Raises `InvalidInput` where there is none."""
-    place = path.expanduser().absolute()
-    if not place.exists():
+    folder = path.expanduser().absolute()
+    if not folder.exists():
         raise InvalidInput("FILE", "a path where nothing is", "a file, or a folder of files")
     reader = spark.read.option("header", value=True) if kind == "csv" else spark.read
-    return reader.format(kind).load(f"file://{place}")
+    return reader.format(kind).load(f"file://{folder}")
 
 
 def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
@@ -125,7 +125,7 @@ def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
         )
     rows = rows.withColumn("task_id", F.col(f"`{id_column}`").cast("string"))
     types = dict(rows.dtypes)
-    mine = [
+    columns = [
         F.col(name).cast(_CASTS[name]).alias(name)
         if types[name] == "string" and name in _CASTS
         else F.col(name)
@@ -135,15 +135,15 @@ def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
     others = [F.col(f"`{name}`") for name in rows.columns if name not in COLUMNS]
     if "payload" in types:
         plain = types["payload"] in {"string", "binary"}
-        mine.append(F.col("payload") if plain else F.to_json("payload").alias("payload"))
+        columns.append(F.col("payload") if plain else F.to_json("payload").alias("payload"))
     elif others:
         whole = F.to_json(F.struct(*others), {"ignoreNullFields": "false"})
-        mine.append(whole.alias("payload"))
-    return rows.select(*mine)
+        columns.append(whole.alias("payload"))
+    return rows.select(*columns)
 
 
 def redrive(
-    asked: Wanted,
+    asked: PipelineOptions,
     fingerprints: Annotated[
         list[str] | None,
         typer.Argument(
@@ -169,17 +169,17 @@ def redrive(
         from taskqueue_spark.pipeline.failures import redrive_list  # noqa: PLC0415 - Spark takes its time
         from taskqueue_spark.redrive import redrive as moved_by  # noqa: PLC0415
 
-        found = shot.of_keys(redrive_list(shot.transitions(), *(fingerprints or ())))
+        result = shot.of_keys(redrive_list(shot.transitions(), *(fingerprints or ())))
         with shot.work.stages.stage("look for them") as stage:
-            count = found.count()
-            stage.said = f"{count:,} dead by the journal"
+            count = result.count()
+            stage.note = f"{count:,} dead by the journal"
         told_of = {"found": count}
         if not dry_run:
             verb = "discard" if discard else "redrive"
             store = _store("redis" if (shot.source or {}).get("backend") == "redis" else None)
             with shot.work.stages.stage(verb) as stage:
-                moved = moved_by(found, **store, action=verb)
-                stage.said = f"{moved.moved:,}"
+                moved = moved_by(result, **store, action=verb)
+                stage.note = f"{moved.moved:,}"
             told_of |= {f"{verb}ed" if discard else "redriven": moved.moved, "passed": moved.passed}
     if asked.as_json:
         print_json(told_of)
@@ -187,19 +187,19 @@ def redrive(
         console.print(" · ".join(f"{name} {number:,}" for name, number in told_of.items()))
 
 
-def _store(word: str | None) -> dict[str, str]:
+def _store(token: str | None) -> dict[str, str]:
     """Return options for a store that processes share: the one that is named or configured, or else the server."""
-    word = word or load_settings(Settings).backend
-    name = word.removeprefix("taskqueue_").partition(":")[0]
+    token = token or load_settings(Settings).backend
+    name = token.removeprefix("taskqueue_").partition(":")[0]
     if name == "redis":
         return store_options()
-    return {"backend": "server" if name == "memory" else word}
+    return {"backend": "server" if name == "memory" else token}
 
 
 def _format_of(path: Path) -> str:
-    found = _FORMATS.get(path.suffix.lower())
-    if found is None:
+    name = _FORMATS.get(path.suffix.lower())
+    if name is None:
         raise InvalidInput(
             "FILE", "a name that does not tell its format", "--format, or .parquet, .jsonl or .csv"
         )
-    return found
+    return name

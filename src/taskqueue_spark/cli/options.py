@@ -16,7 +16,7 @@ import typer
 from taskqueue_cli.output import AsJson
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 
-__all__ = ["Engine", "Wanted", "engine", "told", "wanted"]
+__all__ = ["Engine", "PipelineOptions", "engine", "options", "with_options"]
 
 _AGO = re.compile(r"([0-9]{1,7})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -35,10 +35,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     def elsewhere(self) -> bool:
         """Whether Spark may work on other machines than this one."""
         named = (self.conf.get(f"spark.{name}") for name in ("master", "remote"))
-        return any(not one.startswith("local") for one in (self.master, self.remote, *named) if one)
+        return any(
+            not name.startswith("local") for name in (self.master, self.remote, *named) if name
+        )
 
 
-class Wanted(Engine, frozen=True, kw_only=True):
+class PipelineOptions(Engine, frozen=True, kw_only=True):
     """And where the journal is."""
 
     backend: str | None = None
@@ -87,7 +89,7 @@ def engine(
     return Engine(master=master, remote=remote, conf=_pairs(conf or []), as_json=as_json)
 
 
-def wanted(
+def options(
     *,
     backend: Annotated[
         str | None,
@@ -146,7 +148,7 @@ def wanted(
     remote: str | None = None,
     conf: list[str] | None = None,
     as_json: bool = False,
-) -> Wanted:
+) -> PipelineOptions:
     """Return what was told. Raises `InvalidInput` and `ConfigurationError`."""
     if sum(value is not None for value in (backend, journal, saved)) > 1:
         raise ConfigurationError(
@@ -154,24 +156,24 @@ def wanted(
         )
     base = engine(master=master, remote=remote, conf=conf, as_json=as_json)
     now = datetime.now(UTC)
-    return Wanted(
+    return PipelineOptions(
         **msgspec.structs.asdict(base),
         backend=backend,
         journal=journal,
         saved=saved,
         out=out,
-        since=_moment("since", since, now),
-        until=_moment("until", until, now),
+        since=_parse_time("since", since, now),
+        until=_parse_time("until", until, now),
         keys=tuple(keys or ()),
     )
 
 
-def told(by: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `engine` or `wanted` behind its own; it gets what they told as first argument."""
+def with_options(by: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of `engine` or `options` behind its own; it gets what they told as first argument."""
 
     def given(command: Callable[..., None]) -> Callable[..., None]:
         shared, own = (
-            _options(wanted, engine) if by is wanted else _options(engine),
+            _options(options, engine) if by is options else _options(engine),
             _options(command),
         )
         first = next(iter(own))
@@ -183,9 +185,9 @@ def told(by: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[...
             command(by(**common), **values)
 
         both = [*own.values(), *shared.values()]
-        signature = inspect.Signature(sorted(both, key=lambda one: one.kind))
+        signature = inspect.Signature(sorted(both, key=lambda parameter: parameter.kind))
         run.__signature__ = signature  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in both}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in both}
         del run.__wrapped__
         return run
 
@@ -194,35 +196,35 @@ def told(by: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[...
 
 def _options(*functions: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters of functions by name, with their annotations; the last word is the last function's."""
-    found: dict[str, inspect.Parameter] = {}
+    matches: dict[str, inspect.Parameter] = {}
     for function in functions:
         hints = get_type_hints(function, include_extras=True)
         for name, parameter in inspect.signature(function).parameters.items():
-            found[name] = parameter.replace(annotation=hints[name])
-    return found
+            matches[name] = parameter.replace(annotation=hints[name])
+    return matches
 
 
-def _pairs(words: list[str]) -> dict[str, str]:
+def _pairs(names: list[str]) -> dict[str, str]:
     pairs = {}
-    for word in words:
-        name, sign, value = word.partition("=")
+    for text in names:
+        name, sign, value = text.partition("=")
         if not (name and sign):
-            raise InvalidInput("conf", f"text of length {len(word)}", "NAME=VALUE")
+            raise InvalidInput("conf", f"text of length {len(text)}", "NAME=VALUE")
         pairs[name] = value
     return pairs
 
 
-def _moment(field: str, word: str | None, now: datetime) -> datetime | None:
-    if word is None:
+def _parse_time(field: str, text: str | None, now: datetime) -> datetime | None:
+    if text is None:
         return None
-    if ago := _AGO.fullmatch(word):
+    if ago := _AGO.fullmatch(text):
         try:
             return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
         except OverflowError:
             return datetime.min.replace(tzinfo=UTC)
     try:
-        moment = datetime.fromisoformat(word)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         allowed = "a time, as 2026-11-30T12:00 or 2026-11-30T12:00:05Z, or 90m, 12h, 7d ago"
-        raise InvalidInput(field, f"text of length {len(word)}", allowed) from None
+        raise InvalidInput(field, f"text of length {len(text)}", allowed) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -31,8 +31,8 @@ def rows_of(frame: DataFrame, *order: str, most: int = MOST) -> list[dict[str, A
         for name in order
     ]
     frame = frame.orderBy(*columns) if columns else frame
-    found: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
-    return found
+    matches: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
+    return matches
 
 
 def printed(
@@ -40,12 +40,12 @@ def printed(
 ) -> None:
     """Show some columns of rows; ``of``: how many there are."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for place, name in enumerate(columns):
+    for index, name in enumerate(columns):
         number = any(isinstance(row.get(name), int | float) for row in rows)
         table.add_column(
             name.replace("_", " "),
             justify="right" if number else "left",
-            style="bold" if place == 0 else "",
+            style="bold" if index == 0 else "",
             overflow="fold",
         )
     for row in rows[:_SHOWN]:
@@ -73,7 +73,8 @@ def _cell(value: Any) -> Text:
         case _:
             text = str(value)
     clean = "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+        dead_letter if dead_letter.isprintable() else "\N{REPLACEMENT CHARACTER}"
+        for dead_letter in text
     )
     return Text(clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…")
 

@@ -19,10 +19,10 @@ Done = tuple[int, int]
 
 
 class Stage:
-    """One stage; ``said`` stands beside its name when it is over."""
+    """One stage; ``note`` stands beside its name when it is over."""
 
     def __init__(self) -> None:
-        self.said = ""
+        self.note = ""
 
 
 class Stages:
@@ -43,7 +43,7 @@ class Stages:
         seconds = time.monotonic() - began
         self._console.print(
             Text.assemble(
-                ("✔ ", "green"), f"{name:<24}", f"{stage.said:<42}", (f"{seconds:6.1f} s", "dim")
+                ("✔ ", "green"), f"{name:<24}", f"{stage.note:<42}", (f"{seconds:6.1f} s", "dim")
             ),
             soft_wrap=True,
         )

@@ -15,9 +15,9 @@ import typer
 from rich.text import Text
 
 from taskqueue_cli.output import FAILED, console, paragraphs, print_json
-from taskqueue_spark.cli.options import Wanted, told, wanted
-from taskqueue_spark.cli.snapshots import Taken
-from taskqueue_spark.cli.tables import Live, Percentile, TargetWait, making
+from taskqueue_spark.cli.options import PipelineOptions, options, with_options
+from taskqueue_spark.cli.snapshots import Snapshotted
+from taskqueue_spark.cli.tables import Live, Percentile, TargetWait, snapshot_tables
 
 __all__ = ["add_to"]
 
@@ -26,11 +26,11 @@ _HERE = Path("taskqueue-report")
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="report", help=paragraphs(report.__doc__))(told(wanted)(report))
+    app.command(name="report", help=paragraphs(report.__doc__))(with_options(options)(report))
 
 
 def report(
-    asked: Wanted,
+    asked: PipelineOptions,
     *,
     live: Live = None,
     target_wait: TargetWait = 1.0,
@@ -45,30 +45,33 @@ def report(
     which limits there should be. DIR is --out, or taskqueue-report here. Exits with 1 if a check found something wrong.
     """
     asked = msgspec.structs.replace(asked, out=asked.out or _HERE)
-    with making(asked, live=live, target_wait=target_wait, percentile=percentile) as (shot, tables):
+    with snapshot_tables(asked, live=live, target_wait=target_wait, percentile=percentile) as (
+        shot,
+        tables,
+    ):
         from taskqueue_spark.report import content  # noqa: PLC0415 - Spark takes its time
         from taskqueue_spark.report.page import page, written  # noqa: PLC0415
 
         stages = shot.work.stages
         with stages.stage("look it over") as stage:
-            found = content.extent(tables.mine(tables.transitions))
-            length = int(content.length_of(found.seconds, 60, least=1))
+            result = content.extent(tables.mine(tables.transitions))
+            length = int(content.length_of(result.seconds, 60, least=1))
             tables.wishes = msgspec.structs.replace(tables.wishes, window=f"{length} seconds")
-            stage.said = f"{found.seconds:,.1f} s, {found.workers} workers"
+            stage.note = f"{result.seconds:,.1f} s, {result.workers} workers"
         tables.all(stages)
         with stages.stage("report") as stage:
-            told_of = content.gathered(tables, shot.damaged, _said_of(shot), _where(shot))
-            place = shot.results.expanduser().absolute()
+            told_of = content.gathered(tables, shot.damaged, _source_name(shot), _where(shot))
+            path = shot.results.expanduser().absolute()
             data = msgspec.json.format(msgspec.json.encode(told_of), indent=1)
             html = page(told_of).encode()
-            written(place / "report.json", data)
-            written(place / "report.html", html)
-            stage.said = f"{len(html) / 1024:,.0f} kB"
+            written(path / "report.json", data)
+            written(path / "report.html", html)
+            stage.note = f"{len(html) / 1024:,.0f} kB"
     verdict = told_of["verdict"]
     ok = verdict["kind"] not in {"lost", "unbalanced", "violated"}
-    where = place / "report.html"
+    where = path / "report.html"
     if asked.as_json:
-        files = {"html": str(where), "json": str(place / "report.json")}
+        files = {"html": str(where), "json": str(path / "report.json")}
         print_json({"ok": ok, "verdict": verdict} | files)
     else:
         style = (
@@ -87,17 +90,17 @@ def report(
         raise typer.Exit(FAILED)
 
 
-def _said_of(shot: Taken) -> str:
+def _source_name(shot: Snapshotted) -> str:
     if shot.source is None:
-        return f"kept in {shot.place.name}"
+        return f"kept in {shot.path.name}"
     if shot.source["backend"] == "lines":
         return f"lines of {Path(shot.source['path']).name}"
     return "Redis"
 
 
-def _where(shot: Taken) -> str:
-    near = os.path.relpath(shot.place.expanduser())
-    return shlex.join(["--from", str(shot.place) if near.startswith("..") else near])
+def _where(shot: Snapshotted) -> str:
+    near = os.path.relpath(shot.path.expanduser())
+    return shlex.join(["--from", str(shot.path) if near.startswith("..") else near])
 
 
 def _screen() -> bool:

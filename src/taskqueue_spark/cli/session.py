@@ -81,7 +81,7 @@ def installed() -> None:
 
 
 @contextmanager
-def work(wanted: Engine, *, little: bool = False) -> Iterator[Work]:
+def work(options: Engine, *, little: bool = False) -> Iterator[Work]:
     """Start Spark, and end it with the context. What it and its Java say goes to a file that is shown in an error.
 
     ``little``: there is so little to do that nothing is worth being compiled for it.
@@ -90,14 +90,17 @@ def work(wanted: Engine, *, little: bool = False) -> Iterator[Work]:
     installed()
     with needed():
         from taskqueue_spark.session import LITTLE, session  # noqa: PLC0415 - Spark takes its time
-    conf = (LITTLE if little and not wanted.elsewhere else {}) | wanted.conf
-    with tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder, _told_on() as stages:
+    conf = (LITTLE if little and not options.elsewhere else {}) | options.conf
+    with (
+        tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder,
+        _reporting_to() as stages,
+    ):
         log = Path(folder) / "spark.log"
         logging.getLogger().addFilter(_not_of_py4j)
         with stages.stage("start Spark") as stage:
             with _failures(log), _quiet(log):
-                spark = session("taskqueue pipeline", wanted.master, wanted.remote, **conf)
-            stage.said = f"{spark.version} at {wanted.remote or wanted.master or 'this machine'}"
+                spark = session("taskqueue pipeline", options.master, options.remote, **conf)
+            stage.note = f"{spark.version} at {options.remote or options.master or 'this machine'}"
         stages.watch = _watcher(spark)
         try:
             with _failures(log), needed():
@@ -114,7 +117,7 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _told_on() -> Iterator[Stages]:
+def _reporting_to() -> Iterator[Stages]:
     """Tell stages on stderr; where that is a terminal, on a way of its own that `_quiet` leaves alone."""
     if not sys.stderr.isatty():
         yield Stages()
@@ -127,15 +130,15 @@ def _told_on() -> Iterator[Stages]:
 def _quiet(log: Path) -> Iterator[None]:
     """Have what processes that are started here say on stderr go to a file, as long as they live."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    retained = os.dup(2)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.dup2(target, 2)
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(retained, 2)
+        os.close(retained)
         os.close(target)
 
 
@@ -150,10 +153,10 @@ def _failures(log: Path) -> Iterator[None]:
         if not type(error).__module__.startswith(("pyspark", "py4j", "grpc")):
             raise
         text = f"{_end_of(log)}\n{error}" if "JAVA_GATEWAY" in str(error) else str(error)
-        raise _told(text) from error
+        raise _error_of(text) from error
 
 
-def _told(text: str) -> SparkFailed:
+def _error_of(text: str) -> SparkFailed:
     """Return the error of ours that an error of Spark was made from, or else its first line."""
     if ours := _OURS.findall(text):
         name, said = ours[-1]
@@ -162,12 +165,12 @@ def _told(text: str) -> SparkFailed:
         return SparkFailed(said, exit_code=code)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]
-    told = (
+    results = (
         causes[-1:]
         or [line for line in lines if not line.startswith(_ASIDE)]
         or ["it did not say why"]
     )
-    return SparkFailed(f"Spark failed: {told[0]}")
+    return SparkFailed(f"Spark failed: {results[0]}")
 
 
 def _end_of(log: Path) -> str:

@@ -13,23 +13,23 @@ import msgspec
 
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_spark.cli.options import Wanted
+from taskqueue_spark.cli.options import PipelineOptions
 from taskqueue_spark.cli.session import Work, installed, needed, work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Taken", "source_of", "store_options", "take", "taken"]
+__all__ = ["Snapshotted", "source_of", "store_options", "take", "taken"]
 
 _LITTLE = 100_000
 """transitions, below which compiling takes Spark longer than it saves"""
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshotted(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot."""
 
     work: Work
-    place: Path
+    path: Path
     """the folder that it is in"""
     results: Path
     """the folder for what is made of it"""
@@ -39,43 +39,43 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """options of what it was taken from just now; ``None`` if it was there before"""
     behind: dict[str, str] | None
     """options of what follows on it there"""
-    wanted: Wanted
+    options: PipelineOptions
 
     def transitions(self) -> DataFrame:
         """Return all of the time that is wanted, of all queues: a check needs each number of the journal."""
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - Spark takes its time
 
-        since, until = (None, None) if self.source else (self.wanted.since, self.wanted.until)
-        return tables.read_transitions(self.work.spark, self.place, since, until)
+        since, until = (None, None) if self.source else (self.options.since, self.options.until)
+        return tables.read_transitions(self.work.spark, self.path, since, until)
 
     def of_keys(self, frame: DataFrame) -> DataFrame:
         """Return the rows of the queues that are wanted, if they are a queue's."""
-        if not self.wanted.keys or "key" not in frame.columns:
+        if not self.options.keys or "key" not in frame.columns:
             return frame
-        return frame.where(frame.key.isin(*self.wanted.keys))
+        return frame.where(frame.key.isin(*self.options.keys))
 
 
-def source_of(wanted: Wanted) -> dict[str, str]:
+def source_of(options: PipelineOptions) -> dict[str, str]:
     """Return options of the source for a journal. Raises `ConfigurationError` where none is named."""
-    if wanted.journal is not None:
-        options = {"backend": "lines", "path": str(wanted.journal.expanduser().absolute())}
+    if options.journal is not None:
+        source = {"backend": "lines", "path": str(options.journal.expanduser().absolute())}
     else:
-        word = wanted.backend or load_settings(Settings).backend
-        name = word.removeprefix("taskqueue_").partition(":")[0]
+        name = options.backend or load_settings(Settings).backend
+        name = name.removeprefix("taskqueue_").partition(":")[0]
         path = os.environ.get("TASKQUEUE_MEMORY_JOURNAL")
         if name == "redis":
-            options = store_options()
+            source = store_options()
         elif name == "memory" and path:
-            options = {"backend": "lines", "path": str(Path(path).absolute())}
+            source = {"backend": "lines", "path": str(Path(path).absolute())}
         else:
             raise ConfigurationError(
                 "which journal? Allowed: --journal FILE (lines of a memory backend), --from DIR (what --out was "
                 "before), or --backend redis"
             )
-    for name, moment in (("startingTimestamp", wanted.since), ("endingTimestamp", wanted.until)):
+    for name, moment in (("startingTimestamp", options.since), ("endingTimestamp", options.until)):
         if moment is not None:
-            options[name] = moment.isoformat()
-    return options
+            source[name] = moment.isoformat()
+    return source
 
 
 def store_options() -> dict[str, str]:
@@ -97,55 +97,55 @@ def store_options() -> dict[str, str]:
     return options
 
 
-def _little(source: dict[str, str] | None, wanted: Wanted) -> bool:
+def _little(source: dict[str, str] | None, options: PipelineOptions) -> bool:
     """Whether there are few transitions, which is known before Spark has started."""
     from taskqueue_spark.batch_reader import fewer  # noqa: PLC0415
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415 - Spark takes its time
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
 
     if source is None:
-        return tables.rows(wanted.saved or Path(), "transitions") < _LITTLE
+        return tables.rows(options.saved or Path(), "transitions") < _LITTLE
     return fewer(ReadOptions.of(source), _LITTLE)
 
 
 @contextmanager
-def taken(wanted: Wanted, *, makes: bool = False) -> Iterator[Taken]:
+def taken(options: PipelineOptions, *, makes: bool = False) -> Iterator[Snapshotted]:
     """Start Spark and take a snapshot, unless there is one (``--from``). ``makes``: tables are made of it.
 
     Raises `ConfigurationError`, `BackendUnavailable` and `SparkFailed`.
     """
-    source = None if wanted.saved else source_of(wanted)
-    if wanted.saved is not None and not (wanted.saved.expanduser() / "transitions").is_dir():
-        raise ConfigurationError(f"there is no table transitions in {wanted.saved}")
-    if wanted.out is None and wanted.elsewhere and (makes or source is not None):
+    source = None if options.saved else source_of(options)
+    if options.saved is not None and not (options.saved.expanduser() / "transitions").is_dir():
+        raise ConfigurationError(f"there is no table transitions in {options.saved}")
+    if options.out is None and options.elsewhere and (makes or source is not None):
         raise ConfigurationError(
             "--master, --remote: need --out DIR, a folder that every machine sees under the same path"
         )
     installed()
     with needed():
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - it imports Spark
-    if wanted.out is not None:
-        tables.folder(wanted.out)
+    if options.out is not None:
+        tables.folder(options.out)
     with (
-        work(wanted, little=_little(source, wanted)) as spark,
+        work(options, little=_little(source, options)) as spark,
         tempfile.TemporaryDirectory(prefix="taskqueue-snapshot-") as folder,
     ):
-        results = place = wanted.out or Path(folder)
+        results = path = options.out or Path(folder)
         behind = None
         if source is None:
-            place = wanted.saved or place
-            rows, damaged = (tables.rows(place, name) for name in ("transitions", "damaged"))
+            path = options.saved or path
+            rows, damaged = (tables.rows(path, name) for name in ("transitions", "damaged"))
         else:
-            rows, damaged, behind = take(spark, source, place)
-        yield Taken(
+            rows, damaged, behind = take(spark, source, path)
+        yield Snapshotted(
             work=spark,
-            place=place,
+            path=path,
             results=results,
             rows=rows,
             damaged=damaged,
             source=source,
             behind=behind,
-            wanted=wanted,
+            options=options,
         )
 
 
@@ -161,11 +161,11 @@ def take(running: Work, source: dict[str, str], place: Path) -> tuple[int, int, 
         journal = read_journal(running.spark, source | {"endingOffsets": end}, pin=False)
         # Files may have been copied beside one another; a store tells each transition once.
         journal = distinct(journal) if source["backend"] == "lines" else journal
-        found = tables.snapshot(journal, place)
-        stage.said = f"{found.transitions:,} transitions"
-        if found.damaged:
-            stage.said += f", {found.damaged:,} damaged"
+        snapshot = tables.snapshot(journal, place)
+        stage.note = f"{snapshot.transitions:,} transitions"
+        if snapshot.damaged:
+            stage.note += f", {snapshot.damaged:,} damaged"
     behind = {name: value for name, value in source.items() if not name.endswith("Timestamp")}
     until = source.get("endingTimestamp")
     behind |= {"startingTimestamp": until} if until else {"startingOffsets": end}
-    return found.transitions, found.damaged, behind | {"failOnDataLoss": "false"}
+    return snapshot.transitions, snapshot.damaged, behind | {"failOnDataLoss": "false"}

@@ -9,7 +9,7 @@ import typer
 
 from taskqueue_cli.output import FAILED, LogLevel, console, paragraphs, print_json, set_up
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_spark.cli.options import Wanted, told, wanted
+from taskqueue_spark.cli.options import PipelineOptions, options, with_options
 from taskqueue_spark.cli.session import needed, work
 from taskqueue_spark.cli.snapshots import source_of
 
@@ -18,11 +18,11 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="stream", help=paragraphs(stream.__doc__))(told(wanted)(stream))
+    app.command(name="stream", help=paragraphs(stream.__doc__))(with_options(options)(stream))
 
 
 def stream(
-    asked: Wanted,
+    asked: PipelineOptions,
     *,
     trigger: Annotated[float, typer.Option(min=0, help="Seconds between batches.")] = 10.0,
     once: Annotated[bool, typer.Option("--once", help="Read what there is now, and end.")] = False,

@@ -12,17 +12,17 @@ from rich.text import Text
 
 from taskqueue_cli.output import FAILED, console, paragraphs, print_json
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_spark.cli.options import Wanted, told, wanted
+from taskqueue_spark.cli.options import PipelineOptions, options, with_options
 from taskqueue_spark.cli.output import printed, rows_of
 from taskqueue_spark.cli.session import needed
-from taskqueue_spark.cli.snapshots import Taken, store_options, taken
+from taskqueue_spark.cli.snapshots import Snapshotted, store_options, taken
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from taskqueue_spark.report.build import Making
+    from taskqueue_spark.report.build import ReportBuild
 
-__all__ = ["Live", "Percentile", "TargetWait", "add_to", "making", "store_of"]
+__all__ = ["Live", "Percentile", "TargetWait", "add_to", "snapshot_tables", "store_of"]
 
 Window = Annotated[
     str | None,
@@ -63,17 +63,17 @@ def add_to(app: typer.Typer) -> None:
         "capacity": capacity,
     }
     for name, command in commands.items():
-        app.command(name=name, help=paragraphs(command.__doc__))(told(wanted)(command))
+        app.command(name=name, help=paragraphs(command.__doc__))(with_options(options)(command))
 
 
-def store_of(shot: Taken, live: bool | None) -> dict[str, str] | None:  # noqa: FBT001 - as the option has it
+def store_of(shot: Snapshotted, live: bool | None) -> dict[str, str] | None:  # noqa: FBT001 - as the option has it
     """Return options by which the store can be asked, if it is to be.
 
     It is not by itself where a part of the journal is looked at that ended before now.
     """
     at_hand = shot.source is not None and shot.source["backend"] == "redis"
     if live is None:
-        live = at_hand and shot.wanted.until is None
+        live = at_hand and shot.options.until is None
     if not live:
         return None
     if not at_hand:
@@ -82,19 +82,19 @@ def store_of(shot: Taken, live: bool | None) -> dict[str, str] | None:  # noqa: 
 
 
 @contextmanager
-def making(
-    asked: Wanted, *, live: bool | None = False, **wishes: Any
-) -> Iterator[tuple[Taken, Making]]:
+def snapshot_tables(
+    asked: PipelineOptions, *, live: bool | None = False, **wishes: Any
+) -> Iterator[tuple[Snapshotted, ReportBuild]]:
     """Take a snapshot to make tables of. Raises as `taken` does, and `InvalidInput` for wishes, before Spark starts."""
     with needed():
-        from taskqueue_spark.report.build import Making, Wishes  # noqa: PLC0415 - Spark takes its time
+        from taskqueue_spark.report.build import ReportBuild, Wishes  # noqa: PLC0415 - Spark takes its time
     wished = Wishes(**wishes, whole=asked.since is None)
     with taken(asked, makes=True) as shot:
         wished = msgspec.structs.replace(wished, store=store_of(shot, live), behind=shot.behind)
-        yield shot, Making(shot.transitions(), shot.results, wished, shot.of_keys)
+        yield shot, ReportBuild(shot.transitions(), shot.results, wished, shot.of_keys)
 
 
-def snapshot(asked: Wanted) -> None:
+def snapshot(asked: PipelineOptions) -> None:
     """Keep the journal as Parquet: DIR/transitions by date, and DIR/damaged what cannot be read of it.
 
     Further commands take it with --from DIR. Doing it again replaces it by the journal as it is then.
@@ -116,24 +116,24 @@ def snapshot(asked: Wanted) -> None:
                 )
 
 
-def audit(asked: Wanted, *, live: Live = None, grace: Grace = 60.0) -> None:
+def audit(asked: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -> None:
     """Was anything lost? Every published task completed, explicitly failed, or where it is now.
 
     Each life of a task has one verdict; the sums must balance. Exits with 1 if they do not, if a task is lost, or if
     one ended twice or the like. What a journal that was cut off cannot tell is unknown, never no loss.
     """
-    with making(asked, live=live, grace=grace) as (shot, tables):
-        from taskqueue_spark.report.content import account  # noqa: PLC0415 - Spark takes its time
+    with snapshot_tables(asked, live=live, grace=grace) as (shot, tables):
+        from taskqueue_spark.report.content import build_content  # noqa: PLC0415 - Spark takes its time
 
         with shot.work.stages.stage("audit"):
-            found = account(tables, shot.damaged)
-        verdict = found.verdict()
+            content = build_content(tables, shot.damaged)
+        verdict = content.verdict()
         if asked.as_json:
             print_json(
                 {
                     "ok": verdict.ok,
                     "verdict": verdict,
-                    **msgspec.to_builtins(found, builtin_types=[]),
+                    **msgspec.to_builtins(content, builtin_types=[]),
                 }
             )
         else:
@@ -147,7 +147,7 @@ def audit(asked: Wanted, *, live: Live = None, grace: Grace = 60.0) -> None:
             console.print(Text(verdict.title, style))
             for sentence in verdict.sentences:
                 console.print(f"  {sentence}", highlight=False)
-            _zeros_away(found.conservation, found.total)
+            _zeros_away(content.conservation, content.total)
     if not verdict.ok:
         raise typer.Exit(FAILED)
 
@@ -159,12 +159,12 @@ def _zeros_away(rows: Sequence[dict[str, Any]], total: Mapping[str, Any]) -> Non
         printed(rows, names, of=total["queues"])
 
 
-def history(asked: Wanted) -> None:
+def history(asked: PipelineOptions) -> None:
     """Did every task live by the rules? R0 to R13 over each task's history, with a count for every rule.
 
     Exits with 1 if any was broken.
     """
-    with making(asked) as (shot, tables):
+    with snapshot_tables(asked) as (shot, tables):
         with shot.work.stages.stage("history"):
             counts = rows_of(tables.table("rules"))
             broken = rows_of(tables.table("violations"), "rule", "key", "run", "shard", "seq")
@@ -181,7 +181,7 @@ def history(asked: Wanted) -> None:
 
 
 def latency(
-    asked: Wanted,
+    asked: PipelineOptions,
     *,
     window: Window = None,
     classes: Annotated[
@@ -194,7 +194,7 @@ def latency(
     names = ("tasks", *(f"{kind}_{name}" for kind in kinds for name in ("p50", "p95", "p99")))
     order = ("key", *split, *(("window_start",) if window else ()))
 
-    def made(making: Making) -> DataFrame:
+    def made(making: ReportBuild) -> DataFrame:
         from taskqueue_spark.pipeline import latency as module  # noqa: PLC0415 - Spark takes its time
 
         return module.latency(making.transitions, window, by=split)
@@ -202,14 +202,14 @@ def latency(
     _table(asked, "latency", made, (*order, *names), order, **_windows(window))
 
 
-def throughput(asked: Wanted, *, window: Window = None) -> None:
+def throughput(asked: PipelineOptions, *, window: Window = None) -> None:
     """How much happens? Counts of every event, and per second."""
     columns = (
         "key", *(("window_start",) if window else ()), "seconds", "published", "delivered", "acked", "retried",
         "redelivered", "lost", "dead_lettered", "acked_per_second",
     )  # fmt: skip
 
-    def made(making: Making) -> DataFrame:
+    def made(making: ReportBuild) -> DataFrame:
         from taskqueue_spark.pipeline import throughput as module  # noqa: PLC0415 - Spark takes its time
 
         return module.throughput(making.transitions, window)
@@ -218,7 +218,7 @@ def throughput(asked: Wanted, *, window: Window = None) -> None:
 
 
 def fairness(
-    asked: Wanted,
+    asked: PipelineOptions,
     *,
     by: Annotated[Literal["tenant", "worker"], typer.Option(help="Who competes.")] = "tenant",
     window: Annotated[str, typer.Option(help="In which they compete.")] = "1 minute",
@@ -226,7 +226,7 @@ def fairness(
     """Does everybody get a share? Jain's index over tenants, or workers, where they competed: 1 is even."""
     columns = ("key", "windows", "jain", "jain_lowest", "members", "deliveries", "jain_total")
 
-    def made(making: Making) -> DataFrame:
+    def made(making: ReportBuild) -> DataFrame:
         from taskqueue_spark.pipeline import fairness as module  # noqa: PLC0415 - Spark takes its time
 
         return module.fairness(making.transitions, by, window)
@@ -234,7 +234,7 @@ def fairness(
     _table(asked, "fairness", made, columns, ("key",), window=window)
 
 
-def failures(asked: Wanted) -> None:
+def failures(asked: PipelineOptions) -> None:
     """Which failures repeat? Errors that differ in what they quote alone are one.
 
     `taskqueue pipeline redrive FINGERPRINT` has the dead of one tried again.
@@ -253,7 +253,7 @@ def failures(asked: Wanted) -> None:
 
 
 def capacity(
-    asked: Wanted, *, target_wait: TargetWait = 1.0, percentile: Percentile = 0.95
+    asked: PipelineOptions, *, target_wait: TargetWait = 1.0, percentile: Percentile = 0.95
 ) -> None:
     """Which limits should there be? Slots, workers and rates for a target wait, by replaying what was recorded."""
     columns = (
@@ -270,27 +270,27 @@ def _windows(window: str | None) -> dict[str, str]:
 
 
 def _table(
-    asked: Wanted,
+    requested: PipelineOptions,
     name: str,
-    make: Callable[[Making], DataFrame] | None,
+    make: Callable[[ReportBuild], DataFrame] | None,
     columns: Sequence[str],
     order: Sequence[str],
     **wishes: Any,
 ) -> None:
     """Make a table, write it where that is wanted, and show it."""
-    with making(asked, **wishes) as (shot, made):
+    with snapshot_tables(requested, **wishes) as (shot, made):
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - Spark takes its time
 
-        def kept(table: DataFrame) -> DataFrame:
+        def retained(table: DataFrame) -> DataFrame:
             return tables.write(table, shot.results, name)
 
         with shot.work.stages.stage(name) as stage:
-            frame = made.table(name) if make is None else kept(shot.of_keys(make(made)))
+            frame = made.table(name) if make is None else retained(shot.of_keys(make(made)))
             count = tables.rows(shot.results, name)
-            stage.said = f"{count:,} rows"
+            stage.note = f"{count:,} rows"
             rows = rows_of(frame, *order)
-        if asked.as_json:
-            out = None if asked.out is None else str(asked.out)
+        if requested.as_json:
+            out = None if requested.out is None else str(requested.out)
             print_json({"table": name, "out": out, "count": count, "rows": rows})
         else:
             printed(rows, columns, of=count)

@@ -5,9 +5,9 @@ from taskqueue_spark.journals.contract import (
     HistoryMissing,
     Journal,
     Range,
-    Span,
+    ReadRange,
     Watch,
     worth,
 )
 
-__all__ = ["Choice", "HistoryMissing", "Journal", "Range", "Span", "Watch", "worth"]
+__all__ = ["Choice", "HistoryMissing", "Journal", "Range", "ReadRange", "Watch", "worth"]

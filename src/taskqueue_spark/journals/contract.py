@@ -12,7 +12,7 @@ import pyarrow as pa
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_spark.columns import DAMAGED, TRANSITIONS
 
-__all__ = ["Choice", "HistoryMissing", "Journal", "Range", "Span", "Watch", "worth"]
+__all__ = ["Choice", "HistoryMissing", "Journal", "Range", "ReadRange", "Watch", "worth"]
 
 
 _PART = 100_000
@@ -38,7 +38,7 @@ def worth(rows: int) -> int:
     return max(1, min(_PARTS, rows // _PART))
 
 
-class Span(NamedTuple):
+class ReadRange(NamedTuple):
     """What a shard has now."""
 
     run: str
@@ -96,7 +96,7 @@ class Choice(NamedTuple):
             and (self.until is None or time < self.until)
         )
 
-    def tells(self, event: str = DAMAGED) -> bool:
+    def wants_faults(self, event: str = DAMAGED) -> bool:
         """Whether rows are wanted that are of no key: of what is damaged, or missing."""
         return (self.events is None or event in self.events) and (
             self.keys is None or "" in self.keys
@@ -124,7 +124,7 @@ class Journal(Protocol):
         trace: TracebackType | None,
     ) -> None: ...
 
-    def spans(self, *, quick: bool = False) -> dict[str, Span]:
+    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:
         """Return every shard that there is, and what it has.
 
         ``quick``: where nothing has come since, what it had when this was asked before, which costs least.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_spark.journals.parsing import Line, line_of, time_of
+from taskqueue_spark.journals.parsing import ParsedLine, line_of, time_of
 
-__all__ = ["before", "files_of", "first_told", "line_start", "lines_from", "opened", "tag_of"]
+__all__ = ["before", "files_of", "first_timed", "line_start", "lines_from", "opened", "tag_of"]
 
 _BLOCK = 65_536
 _LONGEST = 16 * 1024 * 1024
@@ -21,10 +21,12 @@ _LONGEST = 16 * 1024 * 1024
 def files_of(path: str) -> list[str]:
     """Return the files that a path names: one, those of a folder or those of a pattern."""
     if Path(path).is_dir():
-        found = [str(one) for one in Path(path).iterdir() if not one.name.startswith((".", "_"))]
+        matches = [
+            str(path) for path in Path(path).iterdir() if not path.name.startswith((".", "_"))
+        ]
     else:
-        found = [path] if Path(path).exists() else glob.glob(path)  # noqa: PTH207 - patterns may be absolute
-    return sorted(one for one in found if Path(one).is_file())
+        matches = [path] if Path(path).exists() else glob.glob(path)  # noqa: PTH207 - patterns may be absolute
+    return sorted(name for name in matches if Path(name).is_file())
 
 
 def opened(path: str) -> BinaryIO:
@@ -48,9 +50,9 @@ def line_start(file: BinaryIO, position: int, end: int) -> int:
         return 0
     file.seek(position - 1)
     while position <= end and (block := file.read(_BLOCK)):
-        found = block.find(b"\n")
-        if found >= 0:
-            return min(end, position + found)
+        result = block.find(b"\n")
+        if result >= 0:
+            return min(end, position + result)
         position += len(block)
     return end
 
@@ -63,17 +65,17 @@ def lines_from(file: BinaryIO, position: int) -> Iterator[tuple[int, bytes]]:
         position += len(line)
 
 
-def first_told(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | None:
+def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | None:
     """Return where the first line with a time begins, that time, and where it ends."""
-    for place, line in lines_from(file, start):
-        if place >= end:
+    for index, line in lines_from(file, start):
+        if index >= end:
             return None
-        if (told := time_of(line)) is not None:
-            return place, told, place + len(line)
+        if (value := time_of(line)) is not None:
+            return index, value, index + len(line)
     return None
 
 
-def before(file: BinaryIO, position: int) -> tuple[Line | None, bool]:
+def before(file: BinaryIO, position: int) -> tuple[ParsedLine | None, bool]:
     """Return the last transition before a position, and whether lines behind it cannot be read.
 
     None is found beyond as many bytes as no line has.

@@ -19,17 +19,17 @@ import pyarrow as pa
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.columns import MISSING, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
+from taskqueue_spark.journals import Choice, HistoryMissing, Range, ReadRange, Watch, worth
 from taskqueue_spark.journals.files import (
     before,
     files_of,
-    first_told,
+    first_timed,
     line_start,
     lines_from,
     opened,
     tag_of,
 )
-from taskqueue_spark.journals.parsing import Line, batch_of_lines, lines_of, time_of
+from taskqueue_spark.journals.parsing import ParsedLine, batch_of_lines, lines_of, time_of
 
 __all__ = ["LinesJournal"]
 
@@ -64,12 +64,12 @@ class LinesJournal:
     ) -> None:
         pass
 
-    def spans(self, *, quick: bool = False) -> dict[str, Span]:  # noqa: ARG002 - it costs little
-        found = {}
+    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - it costs little
+        matches = {}
         for path in files_of(self._path):
             with opened(path) as file:
-                found[path] = Span(tag_of(file), 0, self._end(file))
-        return found
+                matches[path] = ReadRange(tag_of(file), 0, self._end(file))
+        return matches
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:
         with opened(shard) as file:
@@ -77,10 +77,10 @@ class LinesJournal:
             while position < end and (block := file.read(min(_BLOCK, end - position))):
                 ends = block.count(b"\n")
                 if ends >= rows:
-                    place = 0
+                    slot = 0
                     for _ in range(rows):
-                        place = block.find(b"\n", place) + 1
-                    return position + place
+                        slot = block.find(b"\n", slot) + 1
+                    return position + slot
                 rows -= ends
                 position += len(block)
         return end
@@ -91,8 +91,8 @@ class LinesJournal:
     def time(self, shard: str, position: int) -> int | None:
         with opened(shard) as file:
             for _, line in lines_from(file, position):
-                if (told := time_of(line)) is not None:
-                    return told
+                if (value := time_of(line)) is not None:
+                    return value
         return None
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
@@ -100,13 +100,13 @@ class LinesJournal:
             low, high = start, end
             while low < high:
                 middle = (low + high) // 2
-                told = first_told(file, line_start(file, middle, high), high)
-                if told is None:
+                results = first_timed(file, line_start(file, middle, high), high)
+                if results is None:
                     high = middle
-                elif told[1] < time:
-                    low = told[2]
+                elif results[1] < time:
+                    low = results[2]
                 else:
-                    high = min(middle, told[0])
+                    high = min(middle, results[0])
             return line_start(file, low, end)
 
     def rows(self, shard: str, start: int, end: int) -> int:
@@ -121,14 +121,14 @@ class LinesJournal:
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
         parts = parts or worth((end - start) // _USUAL)
         with opened(shard) as file:
-            places = {start, end}
+            indexes = {start, end}
             for part in range(1, parts):
-                places.add(line_start(file, start + (end - start) * part // parts, end))
-            return sorted(places)
+                indexes.add(line_start(file, start + (end - start) * part // parts, end))
+            return sorted(indexes)
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
         shard, end = part.shard, part.end
-        file = self._found(part)
+        file = self._open_range(part)
         if file is None:
             if watch is Watch.NOTHING:
                 return
@@ -146,7 +146,7 @@ class LinesJournal:
             raise HistoryMissing(shard, f"the transitions {gaps} are not there")
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
-        file = self._found(part) if choice.tells(MISSING) else None
+        file = self._open_range(part) if choice.wants_faults(MISSING) else None
         if file is not None:
             with file:
                 last, spoilt = before(file, part.end)
@@ -156,7 +156,7 @@ class LinesJournal:
     def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - what follows shows it
         return iter(())
 
-    def _found(self, part: Range) -> BinaryIO | None:
+    def _open_range(self, part: Range) -> BinaryIO | None:
         """Open the file that a range is of, whatever its name is now."""
         for path in (part.shard, *files_of(self._path)):
             with suppress(BackendUnavailable):
@@ -174,9 +174,9 @@ class LinesJournal:
         while end > 0:
             start = max(0, end - 65_536)
             file.seek(start)
-            place = file.read(end - start).rfind(b"\n")
-            if place >= 0:
-                return start + place + 1
+            index = file.read(end - start).rfind(b"\n")
+            if index >= 0:
+                return start + index + 1
             end = start
         return 0
 
@@ -189,40 +189,40 @@ class _Reading:
         self._everything = choice.everything
         self._last, self._torn = before(file, start)
         self._numbers = {self._last.run: self._last.seq} if self._last and not self._torn else {}
-        self._lines: list[Line] = []
+        self._lines: list[ParsedLine] = []
         self._spoilt: list[tuple[int, int, str]] = []
-        self._behind: list[Line] = []
+        self._behind: list[ParsedLine] = []
         self.gaps: list[tuple[str, int, int]] = []
         """run, first and last of what is missing and no damage explains"""
 
     def batches(self, end: int) -> Iterator[pa.RecordBatch]:
         """Give it up to a position."""
-        place, rest = self._start, b""
-        self._file.seek(place)
+        index, rest = self._start, b""
+        self._file.seek(index)
         while True:
-            block = self._file.read(min(_BLOCK, end - place - len(rest)))
+            block = self._file.read(min(_BLOCK, end - index - len(rest)))
             data = rest + block
             if not data:
                 break
             cut = data.rfind(b"\n") + 1
             if not block or len(data) - cut > _LONGEST:
                 cut = len(data)  # its end is not to come, or the line is none
-            yield from self._told(data[:cut], place)
-            place, rest = place + cut, data[cut:]
+            yield from self._lines_at(data[:cut], index)
+            index, rest = index + cut, data[cut:]
         yield from self._made(1)
 
-    def _told(self, data: bytes, place: int) -> Iterator[pa.RecordBatch]:
-        for lines, spoilt in lines_of(data, place):
+    def _lines_at(self, data: bytes, index: int) -> Iterator[pa.RecordBatch]:
+        for lines, spoilt in lines_of(data, index):
             self._count(lines)
             self._lines += lines if self._everything else filter(self._wanted, lines)
             if spoilt:
                 time = self._time()
-                self._spoilt += [(time, place, why) for place, why in spoilt]
+                self._spoilt += [(time, index, why) for index, why in spoilt]
                 self._torn = True
                 self._numbers = {}  # it may be any that would come next
             yield from self._made(self._choice.rows)
 
-    def _count(self, lines: list[Line]) -> None:
+    def _count(self, lines: list[ParsedLine]) -> None:
         """See whether a number is missing, within a run or behind it."""
         if not lines:
             return
@@ -242,12 +242,12 @@ class _Reading:
         """Return what is the time of what has none: of the transition before it, or else of the first one."""
         if self._last is not None:
             return self._last.time
-        place = self._file.tell()
-        told = first_told(self._file, self._start, 2**63)
-        self._file.seek(place)
-        return told[1] if told else 0
+        index = self._file.tell()
+        results = first_timed(self._file, self._start, 2**63)
+        self._file.seek(index)
+        return results[1] if results else 0
 
-    def _wanted(self, line: Line) -> bool:
+    def _wanted(self, line: ParsedLine) -> bool:
         return self._choice.of(line.event, line.key, line.time)
 
     def _made(self, least: int) -> Iterator[pa.RecordBatch]:
@@ -257,18 +257,18 @@ class _Reading:
         lines, self._lines = self._lines, []
         for start in range(0, len(lines), choice.rows):
             yield batch_of_lines(lines[start : start + choice.rows], choice.schema)
-        if self._spoilt and choice.tells():
+        if self._spoilt and choice.wants_faults():
             rows = [
-                (0, time, f"{self._shard}: the line at byte {place} cannot be read: {why}")
-                for time, place, why in self._spoilt
+                (0, time, f"{self._shard}: the line at byte {index} cannot be read: {why}")
+                for time, index, why in self._spoilt
             ]
             yield damage(rows, choice.schema)
-        if choice.tells(MISSING):
+        if choice.wants_faults(MISSING):
             yield from (_behind(self._shard, last, choice) for last in self._behind)
         self._spoilt, self._behind = [], []
 
 
-def _behind(shard: str, last: Line, choice: Choice) -> pa.RecordBatch:
+def _behind(shard: str, last: ParsedLine, choice: Choice) -> pa.RecordBatch:
     """Return the row for what may be missing behind the last transition of a run."""
     text = f"{shard}: behind the transition {last.seq} is what cannot be read"
     return damage([(0, last.time, text)], choice.schema, last.run, last.seq + 2)

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event
 
-__all__ = ["Line", "batch_of_lines", "line_of", "lines_of", "time_of"]
+__all__ = ["ParsedLine", "batch_of_lines", "line_of", "lines_of", "time_of"]
 
 _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
 _Int32 = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -21,7 +21,7 @@ _AT_ONCE = 10_000
 Spoilt = list[tuple[int, str]]
 
 
-class Line(msgspec.Struct, kw_only=True, gc=False):
+class ParsedLine(msgspec.Struct, kw_only=True, gc=False):
     """One transition, in any of the versions."""
 
     v: Literal[1, 2]
@@ -48,18 +48,18 @@ class Line(msgspec.Struct, kw_only=True, gc=False):
         return round(self.ts * 1e6)
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(ParsedLine)
 _NONE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def lines_of(data: bytes, place: int) -> Iterator[tuple[list[Line], Spoilt]]:
+def lines_of(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt]]:
     """Read lines, some thousands at a time: transitions, and where lines behind them begin and why they are none.
 
     ``place``: the offset of the first. Blank lines are nothing.
     """
     start = 0
     while start < len(data):
-        end = _some(data, start)
+        end = _line_end(data, start)
         try:
             lines = _decoder.decode_lines(data[start:end]) if data[end - 1 : end] == b"\n" else None
         except _NONE:
@@ -67,24 +67,24 @@ def lines_of(data: bytes, place: int) -> Iterator[tuple[list[Line], Spoilt]]:
         if lines is not None:
             yield lines, []
         else:
-            yield from _one_by_one(data[start:end], place + start)
+            yield from _one_by_one(data[start:end], index + start)
         start = end
 
 
-def _some(data: bytes, start: int) -> int:
+def _line_end(data: bytes, start: int) -> int:
     end = min(len(data), start + _AT_ONCE * 250)
     return end if end == len(data) else (data.find(b"\n", end) + 1 or len(data))
 
 
-def _one_by_one(data: bytes, place: int) -> Iterator[tuple[list[Line], Spoilt]]:
-    lines: list[Line] = []
+def _one_by_one(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt]]:
+    lines: list[ParsedLine] = []
     spoilt: Spoilt = []
     start = 0
     while start < len(data):
         end = data.find(b"\n", start) + 1 or len(data)
         line, why = line_of(data[start:end])
         if why:
-            spoilt.append((place + start, why))
+            spoilt.append((index + start, why))
         if line is not None:
             if spoilt:
                 yield lines, spoilt
@@ -94,7 +94,7 @@ def _one_by_one(data: bytes, place: int) -> Iterator[tuple[list[Line], Spoilt]]:
     yield lines, spoilt
 
 
-def line_of(raw: bytes) -> tuple[Line | None, str]:
+def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
     """Return the transition that a line has, if any, and why something before it, or all of the line, is none."""
     if not raw.strip():
         return None, ""
@@ -122,17 +122,17 @@ def _why(error: Exception) -> str:
 
 def time_of(line: bytes) -> int | None:
     """Return the time of a line (microseconds), if it is a transition."""
-    told, _ = line_of(line)
-    return None if told is None else told.time
+    result, _ = line_of(line)
+    return None if result is None else result.time
 
 
-def batch_of_lines(lines: Sequence[Line], schema: pa.Schema = TRANSITIONS) -> pa.RecordBatch:
+def batch_of_lines(lines: Sequence[ParsedLine], schema: pa.Schema = TRANSITIONS) -> pa.RecordBatch:
     """Return lines as a batch with some of the columns of `TRANSITIONS`."""
     columns = [_column(lines, field.name, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _column(lines: Sequence[Line], name: str, kind: pa.DataType) -> pa.Array:
+def _column(lines: Sequence[ParsedLine], name: str, kind: pa.DataType) -> pa.Array:
     if name == "shard":
         return pa.repeat(pa.scalar(0, kind), len(lines))
     values: list[Any] = [getattr(line, name) for line in lines]

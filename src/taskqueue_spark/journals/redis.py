@@ -11,10 +11,17 @@ from typing import Self, TypeVar
 import pyarrow as pa
 
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.journal.reader import Entry, JournalReader, Reply, Steps, entries_of, steps_of
-from taskqueue_redis.journal.reader import Span as Numbers
+from taskqueue_redis.journal.reader import (
+    JournalEntry,
+    JournalSteps,
+    RedisJournalReader,
+    Reply,
+    entries_of,
+    steps_of,
+)
+from taskqueue_redis.journal.reader import JournalSpan as Numbers
 from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Range, Span, Watch, worth
+from taskqueue_spark.journals import Choice, HistoryMissing, Range, ReadRange, Watch, worth
 
 __all__ = ["RedisJournal"]
 
@@ -30,7 +37,7 @@ class RedisJournal:
         self._settings = settings
         self._at_once = at_once
         self._runner = asyncio.Runner()
-        self._opened: JournalReader | None = None
+        self._opened: RedisJournalReader | None = None
         self._known: dict[str, Numbers] = {}
 
     def __enter__(self) -> Self:
@@ -48,20 +55,20 @@ class RedisJournal:
         finally:
             self._runner.close()
 
-    def _run(self, work: Callable[[JournalReader], Awaitable[Result]]) -> Result:
+    def _run(self, work: Callable[[RedisJournalReader], Awaitable[Result]]) -> Result:
         async def worked() -> Result:
             if self._opened is None:
-                self._opened = JournalReader(self._settings, self._at_once)
+                self._opened = RedisJournalReader(self._settings, self._at_once)
                 await self._opened.discover()
             return await work(self._opened)
 
         return self._runner.run(worked())
 
-    def spans(self, *, quick: bool = False) -> dict[str, Span]:
+    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:
         known = self._known if quick else {}
         installed = any(span.epoch for span in self._known.values())
 
-        async def ask(reader: JournalReader) -> list[Numbers]:
+        async def ask(reader: RedisJournalReader) -> list[Numbers]:
             if not installed:
                 await reader.discover()
             return await asyncio.gather(
@@ -72,7 +79,8 @@ class RedisJournal:
         assert self._opened is not None  # noqa: S101 - it was asked just now
         self._known = dict(zip(self._opened.partitions, numbers, strict=True))
         return {
-            name: Span(span.epoch, span.first, span.last + 1) for name, span in self._known.items()
+            name: ReadRange(span.epoch, span.first, span.last + 1)
+            for name, span in self._known.items()
         }
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - numbers need no look
@@ -107,18 +115,18 @@ class RedisJournal:
             text = "the store lost the last that was read, and gives the numbers to others"
             if watch is not Watch.NOTHING:
                 raise HistoryMissing(shard, text)
-            if choice.tells():
+            if choice.wants_faults():
                 time = _sound(int(mark)) if mark.isdecimal() else 0
                 yield damage([(number, time, f"{shard}: {text}")], choice.schema)
-        told = self._opened.read(shard, start, end - 1)
-        seen = _Seen(part, number, choice, lambda: self.time(shard, start) or 0)
+        result = self._opened.read(shard, start, end - 1)
+        observed = _ReadState(part, number, choice, lambda: self.time(shard, start) or 0)
         try:
-            while (reply := self._runner.run(_more(told))) is not None:
-                yield from seen.batches(reply)
-            yield from seen.rest()
+            while (reply := self._runner.run(_more(result))) is not None:
+                yield from observed.batches(reply)
+            yield from observed.rest()
         finally:
-            self._runner.run(told.aclose())
-        if watch in {Watch.CUT, Watch.GAPS} and (missing := seen.missing):
+            self._runner.run(result.aclose())
+        if watch in {Watch.CUT, Watch.GAPS} and (missing := observed.missing):
             first = self._span(shard).first
             cut = [gap for gap in missing if watch is Watch.GAPS or gap[0] < first]
             if cut:
@@ -128,21 +136,24 @@ class RedisJournal:
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
         shard, run = part.shard, part.run
         span = self._span(shard)
-        if not choice.tells() or span.epoch != run:
+        if not choice.wants_faults() or span.epoch != run:
             return
         assert self._opened is not None  # noqa: S101 - it was asked just now
         number, time = self._opened.partitions.index(shard), self._last(shard, span.last)[1]
-        told = self._opened.strays(shard, span.last)
+        result = self._opened.strays(shard, span.last)
         try:
-            while (places := self._runner.run(_more(told))) is not None:
-                rows = [(number, time, _told(shard, place.decode(), _FOREIGN)) for place in places]
+            while (positions := self._runner.run(_more(result))) is not None:
+                rows = [
+                    (number, time, _fault_text(shard, position.decode(), _FOREIGN))
+                    for position in positions
+                ]
                 yield damage(rows, choice.schema)
         finally:
-            self._runner.run(told.aclose())
+            self._runner.run(result.aclose())
 
     def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
         shard, run, start, end, _ = part
-        if not choice.tells(MISSING) or self._span(shard).epoch != run:
+        if not choice.wants_faults(MISSING) or self._span(shard).epoch != run:
             return
         assert self._opened is not None  # noqa: S101 - it was asked just now
         last, time = self._last(shard, end - 1)
@@ -163,26 +174,26 @@ class RedisJournal:
         return entry.seq + entry.size - 1, _sound(int(entry.values[1]))
 
 
-async def _more(told: AsyncGenerator[Result]) -> Result | None:
-    return await anext(told, None)
+async def _more(result: AsyncGenerator[Result]) -> Result | None:
+    return await anext(result, None)
 
 
 def _sound(time: int) -> int:
     return time if time < BEYOND else 0
 
 
-def _told(shard: str, place: str, why: str) -> str:
-    return f"{shard}: entry {place} cannot be read: {why}"
+def _fault_text(shard: str, position: str, why: str) -> str:
+    return f"{shard}: entry {position} cannot be read: {why}"
 
 
-class _Seen:
+class _ReadState:
     """Makes batches of the entries of a range, and keeps count of what is missing."""
 
     def __init__(self, part: Range, number: int, choice: Choice, began: Callable[[], int]) -> None:
         self._shard, self._run, self._start, self._end, _ = part
         self._number, self._choice, self._began = number, choice, began
         self._everything = choice.everything
-        self._kept: list[Steps] = []
+        self._kept: list[JournalSteps] = []
         self._damage: list[str] = []
         self._rows = 0
         self._time = 0
@@ -204,12 +215,12 @@ class _Seen:
         if self._rows + len(self._damage) >= self._choice.rows:
             yield from self._made()
 
-    def _in_line(self, steps: Steps) -> bool:
+    def _in_line(self, steps: JournalSteps) -> bool:
         """Whether these are the next, without a gap."""
         return [*accumulate(steps.sizes, initial=self._expected)][:-1] == steps.seqs
 
-    def _take(self, entries: list[Entry]) -> None:
-        kept = []
+    def _take(self, entries: list[JournalEntry]) -> None:
+        retained = []
         for entry in entries:
             seq, values, size = entry
             if not size or self._start < self._expected > seq:
@@ -221,10 +232,10 @@ class _Seen:
                 self.missing.append((self._expected, seq - 1))
             self._expected, self._excused = seq + size, False
             if self._everything or self._wanted(values):
-                kept.append(entry)
+                retained.append(entry)
                 self._rows += size
-        if kept:
-            self._kept.append(Steps.of(kept))
+        if retained:
+            self._kept.append(JournalSteps.of(retained))
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Give what is left at the end."""
@@ -239,16 +250,16 @@ class _Seen:
             return True  # which shows when it is made a batch
 
     def _made(self) -> Iterator[pa.RecordBatch]:
-        kept, self._kept, self._rows = self._kept, [], 0
-        if kept:
-            yield from self._sound(Steps.joined(kept))
+        batches, self._kept, self._rows = self._kept, [], 0
+        if batches:
+            yield from self._sound(JournalSteps.joined(batches))
         if self._damage:
             self._time = self._time or _sound(self._began())
-            rows = [(self._number, self._time, told) for told in self._damage]
+            rows = [(self._number, self._time, text) for text in self._damage]
             self._damage = []
             yield damage(rows, self._choice.schema)
 
-    def _sound(self, steps: Steps) -> Iterator[pa.RecordBatch]:
+    def _sound(self, steps: JournalSteps) -> Iterator[pa.RecordBatch]:
         last = self._end - 1
         try:
             batch = batch_of(
@@ -271,7 +282,7 @@ class _Seen:
                 if low < high:
                     yield batch.slice(low, high - low)
 
-    def _spoilt(self, seq: int, why: str, place: bytes = b"") -> None:
+    def _spoilt(self, seq: int, why: str, position: bytes = b"") -> None:
         # One that begins before belongs to the range before.
-        if seq >= self._start and self._choice.tells():
-            self._damage.append(_told(self._shard, place.decode() or f"{seq}-0", why))
+        if seq >= self._start and self._choice.wants_faults():
+            self._damage.append(_fault_text(self._shard, position.decode() or f"{seq}-0", why))

@@ -27,7 +27,15 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from taskqueue_core.tasks import State
 from taskqueue_spark.columns import TASK_EVENTS
 from taskqueue_spark.pipeline.gaps import Holes, gaps
-from taskqueue_spark.pipeline.task_steps import ENDED, OVER, TASK, code_of, name_of, steps, words
+from taskqueue_spark.pipeline.task_steps import (
+    ENDED,
+    OVER,
+    TASK,
+    code_of,
+    name_list,
+    name_of,
+    steps,
+)
 
 __all__ = ["ANOMALIES", "VERDICTS", "against", "audit", "conservation", "gaps"]
 
@@ -49,15 +57,15 @@ _COUNTED = {
     "losses": "lost",
 }
 _STARTS = "(begins or (event = 'retried' and before_seq is null and not hidden))"
-_WAS_ENDED = f"before_state in ({words(ENDED)})"
-_AGAIN = "(event = 'acked' and before_state <=> 'done')"
+_WAS_ENDED = f"before_state in ({name_list(ENDED)})"
+_READMITTED = "(event = 'acked' and before_state <=> 'done')"
 _ODD = {
     "orphan": f"before_seq is null and not {_STARTS}",
-    "duplicate_ack": _AGAIN,
-    "conflict": f"event in ({words(_ENDS)}) and event != 'discarded' and {_WAS_ENDED} and not {_AGAIN}",
+    "duplicate_ack": _READMITTED,
+    "conflict": f"event in ({name_list(_ENDS)}) and event != 'discarded' and {_WAS_ENDED} and not {_READMITTED}",
     "after_end": f"event in ('available', 'delivered', 'redelivered', 'lost') and {_WAS_ENDED}",
     "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
-    "published_again": f"event = 'published' and before_state not in ({words(OVER)})",
+    "published_again": f"event = 'published' and before_state not in ({name_list(OVER)})",
 }
 """of a step before which nothing is hidden"""
 _OF_LIFE = {
@@ -66,7 +74,7 @@ _OF_LIFE = {
     "last_seq": "max(seq)",
     "last_at": "max_by(ts, seq)",
     "published_at": f"min(ts) filter (where {_STARTS})",
-    "ended_at": f"max(ts) filter (where event in ({words(_ENDS)}))",
+    "ended_at": f"max(ts) filter (where event in ({name_list(_ENDS)}))",
     "attempts": "max(attempt)",
     "_event": f"max_by({code_of('event', TASK_EVENTS)}, seq)",
     "_state": f"max_by({code_of('state', _STATES)}, seq)",
@@ -99,14 +107,14 @@ def audit(
     ``as_of``: when that was, unless ``live`` tells; else the journal's last time. ``grace_seconds``: how long before
     that an event must be, for its task to count as lost. ``live`` is looked at twice: keep it, if it asks a store.
     """
-    found = _lives(steps(transitions))
+    result = _lives(steps(transitions))
     if live is None:
-        return found.selectExpr(*_columns(looked=False))
-    told = live.selectExpr("key", "task_id", "state as _now").dropDuplicates(["key", "task_id"])
-    found = found.join(told, ["key", "task_id"], "left")
-    found = found.crossJoin(F.broadcast(_asked(transitions, live, as_of)))
+        return result.selectExpr(*_columns(looked=False))
+    value = live.selectExpr("key", "task_id", "state as _now").dropDuplicates(["key", "task_id"])
+    result = result.join(value, ["key", "task_id"], "left")
+    result = result.crossJoin(F.broadcast(_asked_at(transitions, live, as_of)))
     old = f"unix_micros(_asked) - unix_micros(last_at) > {round(grace_seconds * 1e6)} as _old"
-    return found.selectExpr("*", old).selectExpr(*_columns(looked=True))
+    return result.selectExpr("*", old).selectExpr(*_columns(looked=True))
 
 
 def _lives(rows: DataFrame) -> DataFrame:
@@ -120,7 +128,7 @@ def _lives(rows: DataFrame) -> DataFrame:
         rows.withColumn("_hole", Holes.after(F.col("seq")))
         .selectExpr("*", f"{flags} as _flags", "holes is null as _whole")
         .groupBy(*TASK, "life")
-        .agg(*(F.expr(told).alias(name) for name, told in _OF_LIFE.items()))
+        .agg(*(F.expr(text).alias(name) for name, text in _OF_LIFE.items()))
         .selectExpr("*", "xxhash64(key, task_id) as _hash")
         .selectExpr(
             "* except (life)",
@@ -131,29 +139,29 @@ def _lives(rows: DataFrame) -> DataFrame:
     )
 
 
-def _asked(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -> DataFrame:
+def _asked_at(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -> DataFrame:
     """Return the one time at which the store was asked."""
     if as_of is not None:
         return live.sparkSession.range(1).select(F.lit(as_of).cast("timestamp").alias("_asked"))
-    asked = transitions.agg(F.max("ts").alias("_asked"))
+    requested = transitions.agg(F.max("ts").alias("_asked"))
     if "as_of" not in live.columns:
-        return asked
-    told = live.agg(F.min("as_of").alias("_told"))
-    return told.crossJoin(asked).select(F.coalesce("_told", "_asked").alias("_asked"))
+        return requested
+    result = live.agg(F.min("as_of").alias("_told"))
+    return result.crossJoin(requested).select(F.coalesce("_told", "_asked").alias("_asked"))
 
 
 def _columns(*, looked: bool) -> list[str]:
     """Return what an audit tells of each life. ``looked``: the store was asked, and ``_now`` is what it said."""
     state = name_of("_state", _STATES)
-    ended, over = (f"coalesce({state} in ({words(names)}), false)" for names in (ENDED, OVER))
+    ended, over = (f"coalesce({state} in ({name_list(names)}), false)" for names in (ENDED, OVER))
     hidden = f"coalesce(_hole < coalesce(_next, {2**62}), false)"
-    found = "(_latest and _now is not null)" if looked else "false"
+    matches = "(_latest and _now is not null)" if looked else "false"
     absent = "(_latest and _now is null and _old)" if looked else "false"
-    reason = f"""case when {ended} or {found} or {hidden} then null when _next is not null then 'published again'
+    reason = f"""case when {ended} or {matches} or {hidden} then null when _next is not null then 'published again'
         when _over then 'its run ended' when {absent} then 'not in the store' end"""
-    now = f"if({found} and not {over}, _now, {state})" if looked else state
+    now = f"if({matches} and not {over}, _now, {state})" if looked else state
     named = " ".join(f"when '{name}' then '{verdict}'" for name, verdict in _OF_STATE.items())
-    verdict = f"""case when ({reason}) is not null then 'lost' when not {over} and {hidden} and not {found}
+    verdict = f"""case when ({reason}) is not null then 'lost' when not {over} and {hidden} and not {matches}
         then 'unknown' else case {now} {named} else {now} end end"""
     odd = ", ".join(
         f"if(_flags & {1 << bit} > 0, '{name}', null)" for bit, name in enumerate(ANOMALIES)
@@ -186,7 +194,7 @@ def conservation(audited: DataFrame) -> DataFrame:
     total = " + ".join(VERDICTS)
     return (
         audited.groupBy("key")
-        .agg(*(F.expr(told).alias(name) for name, told in sums.items()))
+        .agg(*(F.expr(text).alias(name) for name, text in sums.items()))
         .selectExpr(
             "key", "published", "earlier", *VERDICTS,
             f"published + earlier = {total} and {total} = _lives as balanced", "complete",
@@ -206,11 +214,11 @@ def against(conserved: DataFrame, ledgers: DataFrame) -> DataFrame:
     names = {"published": F.col("published") + F.col("earlier")}
     names |= {state.value: F.col(_OF_STATE.get(state, state.value)) for state in State}
     whole = F.regexp_replace("key", _SHARD, "").alias("key")
-    found = conserved.groupBy(whole).agg(
-        *(F.sum(told).alias(f"_{name}") for name, told in names.items())
+    result = conserved.groupBy(whole).agg(
+        *(F.sum(result).alias(f"_{name}") for name, result in names.items())
     )
     books = ledgers.groupBy(whole).agg(*(F.sum(name).alias(f"ledger_{name}") for name in names))
-    both = found.join(books, "key", "full")
+    both = result.join(books, "key", "full")
     more = {
         name: F.coalesce(f"ledger_{name}", F.lit(0)) - F.coalesce(f"_{name}", F.lit(0))
         for name in names

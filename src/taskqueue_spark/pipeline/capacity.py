@@ -225,7 +225,7 @@ def _advised(table: pa.Table, *, target_wait: float, percentile: float, sample: 
         name: (columns[name][order] - first) / _MICROS for name in ("arrived", "started", "ended")
     }
     workers = table["worker"].combine_chunks().dictionary_encode()
-    found = advise(
+    matches = advise(
         **times,
         priorities=columns["priority"][order].astype(np.int64),
         workers=workers.indices.fill_null(-1).to_numpy()[order],
@@ -234,5 +234,5 @@ def _advised(table: pa.Table, *, target_wait: float, percentile: float, sample: 
         percentile=percentile,
     )
     last = first + int(times["arrived"][-1] * _MICROS)
-    row = {"key": table["key"][0].as_py(), "sampled_from": first, "sampled_to": last, **found}
+    row = {"key": table["key"][0].as_py(), "sampled_from": first, "sampled_to": last, **matches}
     return pa.Table.from_pylist([row], schema=_SCHEMA)

@@ -18,7 +18,7 @@ from pyspark.sql import functions as fn
 from taskqueue_core.authoring.entries import POISONED
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_spark.pipeline.task_steps import ENDED, OF_TASK, in_order, words
+from taskqueue_spark.pipeline.task_steps import ENDED, OF_TASK, in_order, name_list
 
 __all__ = ["MICROSECONDS", "executions", "micros", "run_ends", "seconds_of", "steps"]
 
@@ -35,11 +35,11 @@ _WINDOW = re.compile(rf"([1-9]\d{{0,6}}) ({'|'.join(_UNITS)})s?")
 
 def seconds_of(window: object) -> int:
     """Return the length of a window, written as "1 minute" or "30 seconds". Raises `InvalidInput`."""
-    found = _WINDOW.fullmatch(window) if isinstance(window, str) else None
-    if found is None:
+    match = _WINDOW.fullmatch(window) if isinstance(window, str) else None
+    if match is None:
         allowed = f"a whole number and one of {', '.join(_UNITS)}, as in '1 minute'"
         raise InvalidInput("window", kind_of(window), allowed)
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def micros(moment: str | Column) -> Column:
@@ -69,8 +69,8 @@ def steps(transitions: DataFrame) -> DataFrame:
     """
     promoted = "event = 'available' and before_due_at <= ts"
     again = "coalesce(revival > coalesce(birth.seq, 0), false)"
-    first = f"state in ({words(_FIRST)}) and not coalesce(before_state in ({words(ENDED)}), false) and not {again}"
-    ran = f"event in ({words(_VERDICTS)}) and not {_poisoned('event', 'reason')} and before_event = 'delivered'"
+    first = f"state in ({name_list(_FIRST)}) and not coalesce(before_state in ({name_list(ENDED)}), false) and not {again}"
+    ran = f"event in ({name_list(_VERDICTS)}) and not {_poisoned('event', 'reason')} and before_event = 'delivered'"
     return (
         in_order(transitions)
         .selectExpr(
@@ -104,16 +104,14 @@ def executions(transitions: DataFrame) -> DataFrame:
     where the event is missing); ``verdict``, whether that says how it went. Its length is ``until - ts``
     where ``ended_by`` is known.
     """
-    after = (
-        f"after_event in ({words(_VERDICTS)}) and not {_poisoned('after_event', 'after_reason')}"
-    )
+    after = f"after_event in ({name_list(_VERDICTS)}) and not {_poisoned('after_event', 'after_reason')}"
     return (
         steps(transitions)
         .where("event = 'delivered'")
         .selectExpr(
             "*",
             "after_ts as until",
-            f"if(after_event in ({words(_ENDS)}), after_event, null) as ended_by",
+            f"if(after_event in ({name_list(_ENDS)}), after_event, null) as ended_by",
             f"coalesce({after}, false) as verdict",
         )
     )

@@ -156,7 +156,7 @@ def redrive_list(transitions: DataFrame, *fingerprints: str) -> DataFrame:
 
 def _failed(transitions: DataFrame) -> DataFrame:
     """Return the failed attempts, each once: key, task_id, ts, message, ``dead`` of it, ``recovered`` from it."""
-    told = transitions.where(
+    result = transitions.where(
         (fn.col("task_id") != "")
         & fn.col("event").isin("retried", "dead_lettered", "acked", "redriven", "discarded")
     ).select("run", "shard", "key", "task_id", "seq", "ts", "event", "error", "reason")
@@ -164,7 +164,7 @@ def _failed(transitions: DataFrame) -> DataFrame:
     order = task.orderBy("seq")
     event, seq = fn.col("event"), fn.col("seq")
     rows = (
-        told.withColumn("before", fn.lag("seq").over(order))
+        result.withColumn("before", fn.lag("seq").over(order))
         .where(fn.col("before").isNull() | (fn.col("before") != seq))
         .withColumns(
             {

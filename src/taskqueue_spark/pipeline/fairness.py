@@ -50,7 +50,7 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
     length = seconds_of(window) * MICROSECONDS
     rows = steps(transitions).join(fn.broadcast(run_ends(transitions)), "run", "left")
     changes = _of_workers(rows, length) if by == "worker" else _of_tenants(rows, length)
-    windows = _judged(_weighed(_windows(changes), _weights(transitions), by), by)
+    windows = _windows_of(_weighed(_windows(changes), _weights(transitions), by), by)
     got, index, given = fn.col("got"), fn.col("index"), fn.col("given")
     members = windows.groupBy("key", "member").agg(
         fn.sum("served").alias("served"),
@@ -104,9 +104,9 @@ def _of_workers(rows: DataFrame, length: int) -> DataFrame:
     queue = _waiting(fn.lit(None).cast("string"))
     changes = _summed(rows, length, *queue, _change(worker, micros("ts"), 0, _delivered()))
     ends = Window.partitionBy("key", "member")
-    place = fn.col("place")
-    comes = fn.when(place == fn.min("place").over(ends), 1).otherwise(0)
-    goes = fn.when(place == fn.max("place").over(ends), 1).otherwise(0)
+    position = fn.col("place")
+    comes = fn.when(position == fn.min("place").over(ends), 1).otherwise(0)
+    goes = fn.when(position == fn.max("place").over(ends), 1).otherwise(0)
     here = fn.when(fn.col("member").isNull(), fn.col("change")).otherwise(comes - goes)
     return changes.withColumn("change", here)
 
@@ -140,15 +140,15 @@ def _summed(rows: DataFrame, length: int, *changes: Column) -> DataFrame:
 def _windows(changes: DataFrame) -> DataFrame:
     """Return the windows of each member: place, served, and whether it was ``standing`` from end to end."""
     in_turn = Window.partitionBy("key", "member").orderBy("place")
-    place, after = fn.col("place"), fn.col("after")
+    position, after = fn.col("place"), fn.col("after")
     so_far = fn.sum("change").over(in_turn.rowsBetween(Window.unboundedPreceding, 0))
     rows = changes.withColumns({"after": so_far, "next": fn.lead("place").over(in_turn)})
     # Where nothing happens to a member that stands, as when it starves, its windows are made here.
-    last = fn.when(after > 0, fn.least(fn.col("next") - 1, place + _LONGEST)).otherwise(place)
-    places = fn.sequence(place, fn.coalesce(last, place))
+    last = fn.when(after > 0, fn.least(fn.col("next") - 1, position + _LONGEST)).otherwise(position)
+    positions = fn.sequence(position, fn.coalesce(last, position))
     own = fn.col("nth") == 0
     return rows.select(
-        "key", "member", "change", "after", "served", fn.posexplode(places).alias("nth", "place")
+        "key", "member", "change", "after", "served", fn.posexplode(positions).alias("nth", "place")
     ).select(
         "key",
         "member",
@@ -166,8 +166,8 @@ def _weights(transitions: DataFrame) -> DataFrame:
     last = settings.groupBy("key").agg(
         fn.max_by("reason", fn.struct("ts", "seq")).alias("settings")
     )
-    told = fn.from_json(fn.get_json_object("settings", "$.weights"), "map<string,double>")
-    return last.select("key", told.alias("weights"))
+    json_object = fn.from_json(fn.get_json_object("settings", "$.weights"), "map<string,double>")
+    return last.select("key", json_object.alias("weights"))
 
 
 def _weighed(windows: DataFrame, weights: DataFrame, by: str) -> DataFrame:
@@ -175,11 +175,11 @@ def _weighed(windows: DataFrame, weights: DataFrame, by: str) -> DataFrame:
     if by == "worker":
         return windows.withColumn("got", fn.col("served").cast("double"))
     weight = fn.coalesce(fn.try_element_at("weights", fn.col("member")), fn.lit(1.0))
-    told = windows.join(fn.broadcast(weights), "key", "left")
-    return told.withColumn("got", fn.col("served") / weight)
+    result = windows.join(fn.broadcast(weights), "key", "left")
+    return result.withColumn("got", fn.col("served") / weight)
 
 
-def _judged(windows: DataFrame, by: str) -> DataFrame:
+def _windows_of(windows: DataFrame, by: str) -> DataFrame:
     """Return the members' windows, and what contended ones add: ``given`` to the member, and the ``index``.
 
     ``counted`` is true once per contended window.
@@ -228,9 +228,9 @@ def _shares(largest: str, total: str) -> Column:
     """Add the share of the total to each of the largest."""
     return fn.transform(
         largest,
-        lambda one: fn.struct(
-            one["member"].alias("member"),
-            one["deliveries"].alias("deliveries"),
-            fn.try_divide(one["deliveries"], fn.col(total)).alias("share"),
+        lambda item: fn.struct(
+            item["member"].alias("member"),
+            item["deliveries"].alias("deliveries"),
+            fn.try_divide(item["deliveries"], fn.col(total)).alias("share"),
         ),
     )

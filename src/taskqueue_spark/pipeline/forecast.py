@@ -49,9 +49,9 @@ def advise(
     count, mean = len(arrived), float(held.mean())
     span = float(arrived[-1] - arrived[0])
     burst = span < target_wait + mean
-    overhead, seen = _overhead(arrived, started, ended)
+    overhead, observed = _overhead(arrived, started, ended)
     variation = {"arrival_scv": scv(np.diff(arrived)), "held_scv": scv(held)}
-    found = {
+    matches = {
         "sampled": count, "arrival_scv": variation["arrival_scv"], "service_mean": mean,
         "service_scv": variation["held_scv"], "overhead": overhead, **_of_workers(started, ended, workers),
     }  # fmt: skip
@@ -69,11 +69,11 @@ def advise(
 
     recorded = flow(started - arrived)
     at_least = 1 if burst else math.floor(recorded["load"]) + 1
-    if overhead > target_wait or (slots := least(fits, at_least, max(count, seen))) is None:
+    if overhead > target_wait or (slots := least(fits, at_least, max(count, observed))) is None:
         why = f"a task that finds room waits {overhead:.3g} s already"
-        return {**found, **recorded, "unreachable": why}
+        return {**matches, **recorded, "unreachable": why}
     expected = waits(slots)
-    rate, load = (told := flow(expected))["arrival_rate"], told["load"]
+    rate, load = (fields := flow(expected))["arrival_rate"], fields["load"]
     again = [
         float(np.quantile(replay(*other, slots, overhead=overhead), percentile))
         for other in resampled(arrived, held, _RESAMPLES, seed=count)
@@ -86,10 +86,10 @@ def advise(
     tokens = bucket(arrived + expected, rate_limit)
     interval = max(1, math.ceil(tokens / rate_limit))
     wait = float(np.quantile(expected, percentile))
-    each = found["slots_per_worker"]
+    each = matches["slots_per_worker"]
     return {
-        **found,
-        **told,
+        **matches,
+        **fields,
         "slots": slots,
         "max_inflight": slots,
         "utilisation": load / slots,
@@ -112,9 +112,9 @@ def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, i
     begun = np.searchsorted(np.sort(started), arrived, side="right")
     over = np.searchsorted(np.sort(ended), arrived, side="right")
     busy = begun - over
-    seen = _most_at_once(started, ended)
-    alone = (np.arange(len(arrived)) - begun <= 0) & (busy < seen)
-    return (float(np.median((started - arrived)[alone])) if alone.any() else 0.0), seen
+    observed = _most_at_once(started, ended)
+    alone = (np.arange(len(arrived)) - begun <= 0) & (busy < observed)
+    return (float(np.median((started - arrived)[alone])) if alone.any() else 0.0), observed
 
 
 def _most_at_once(started: Floats, ended: Floats) -> int:

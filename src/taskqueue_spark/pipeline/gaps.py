@@ -18,7 +18,7 @@ _BITS = 64
 _COUNT = ("run", "shard")
 _NONE = "cast(array() as array<struct<first: bigint, last: bigint>>)"
 _SO_FAR = "partition by run, shard order by word"
-_OF_WORD = {
+_BITS_PER_WORD = {
     "bits": f"bit_or(shiftleft(1L, cast(seq & {_BITS - 1} as int))) filter (where event != 'missing')",
     "low": "min(seq) filter (where event != 'missing')",
     "high": "max(seq) filter (where event != 'missing')",
@@ -33,9 +33,9 @@ def gaps(transitions: DataFrame) -> DataFrame:
 
     What is missing behind the last number that is there is seen where a row `missing` tells of it.
     """
-    found = _words(transitions).select(*_COUNT, F.explode("holes").alias("hole"))
+    result = _bit_words(transitions).select(*_COUNT, F.explode("holes").alias("hole"))
     missing = F.col("last") - F.col("first") + 1
-    return found.select(*_COUNT, "hole.*").withColumn("missing", missing)
+    return result.select(*_COUNT, "hole.*").withColumn("missing", missing)
 
 
 def spans(transitions: DataFrame) -> DataFrame:
@@ -49,7 +49,7 @@ def spans(transitions: DataFrame) -> DataFrame:
     )
     covering = "array(named_struct('first', all[0].first, 'last', array_max(all.last)))"
     return (
-        _words(transitions)
+        _bit_words(transitions)
         .groupBy(*_COUNT)
         .agg(F.expr("min(began)").alias("began"), F.expr("max(ended)").alias("ended"),
              F.expr("sort_array(flatten(collect_list(holes)))").alias("all"))
@@ -71,8 +71,8 @@ class Holes:
         What was before number 1 has the number 0.
         """
         least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
-        found = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
-        return F.coalesce(found, F.expr("false"))
+        result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
+        return F.coalesce(result, F.expr("false"))
 
     @staticmethod
     def after(number: Column) -> Column:
@@ -81,7 +81,7 @@ class Holes:
         return F.array_min(F.transform(later, lambda hole: F.greatest(hole["first"], number + 1)))
 
 
-def _words(transitions: DataFrame) -> DataFrame:
+def _bit_words(transitions: DataFrame) -> DataFrame:
     """Return what is there by words of 64 numbers, a bit for each, so that what is there twice counts once.
 
     ``holes``: what is missing before and within each, and behind the last of them as far as rows `missing` tell: an
@@ -90,7 +90,7 @@ def _words(transitions: DataFrame) -> DataFrame:
     return (
         transitions.where("event != 'damaged' and seq > 0")
         .groupBy(*_COUNT, F.expr("shiftright(seq, 6)").alias("word"))
-        .agg(*(F.expr(told).alias(name) for name, told in _OF_WORD.items()))
+        .agg(*(F.expr(text).alias(name) for name, text in _BITS_PER_WORD.items()))
         .selectExpr(
             "*",
             f"coalesce(max(high) over ({_SO_FAR} rows between unbounded preceding and 1 preceding), 0) as before",

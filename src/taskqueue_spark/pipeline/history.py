@@ -32,7 +32,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from taskqueue_spark.pipeline.gaps import Holes
 from taskqueue_spark.pipeline.rules import per_lane, per_task
 from taskqueue_spark.pipeline.settings_history import settings
-from taskqueue_spark.pipeline.task_steps import OF_TASK, steps, words
+from taskqueue_spark.pipeline.task_steps import OF_TASK, name_list, steps
 
 __all__ = ["RULES", "counts", "violations"]
 
@@ -50,8 +50,8 @@ def violations(transitions: DataFrame, audited: DataFrame | None = None) -> Data
     ``audited``: an `audit` of the same transitions, of which what is lost breaks R1.
     """
     rows = _with_settings(steps(transitions), transitions)
-    told = per_lane.broken(_entries(rows))
-    once = told.groupBy(*per_lane.LANE, F.coalesce("part", "seq").alias("part")).agg(
+    result = per_lane.broken(_entries(rows))
+    once = result.groupBy(*per_lane.LANE, F.coalesce("part", "seq").alias("part")).agg(
         F.min_by(F.struct("task_id", "seq", "text"), "seq").alias("one")
     )
     broken = once.select(*per_lane.LANE, "one.*").select(*_COLUMNS)
@@ -69,12 +69,12 @@ def violations(transitions: DataFrame, audited: DataFrame | None = None) -> Data
     )
 
 
-def counts(found: DataFrame) -> DataFrame:
+def counts(result: DataFrame) -> DataFrame:
     """Return ``rule`` and ``count`` for every rule, 0 where none was broken."""
-    every = f"explode(array({words(RULES)})) as rule"
-    number = found.groupBy("rule").agg(F.count("*").alias("count"))
+    every = f"explode(array({name_list(RULES)})) as rule"
+    number = result.groupBy("rule").agg(F.count("*").alias("count"))
     return (
-        found.sparkSession.range(1)
+        result.sparkSession.range(1)
         .selectExpr(every)
         .join(number.hint("broadcast"), "rule", "left")
         .selectExpr("rule", "coalesce(count, 0) as count")
@@ -105,20 +105,20 @@ def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def _follows(one: str | None, other: str) -> Column:
-    version = "0" if one is None else f"coalesce({one}.version, 0)"
+def _follows(name: str | None, other: str) -> Column:
+    version = "0" if name is None else f"coalesce({name}.version, 0)"
     return F.expr(f"coalesce({other}.version = {version} + 1, false)")
 
 
 def _entries(rows: DataFrame) -> DataFrame:
     """Return the entries of all lanes; what a step breaks by itself is one in a lane of its own."""
     kinds = per_lane.entries()
-    for place, (rule, condition, text) in enumerate(per_task.broken()):
-        lane = F.concat(F.lit(f"{place}/"), F.col("task_id"))
-        kinds.append(per_lane.Entry(rule, condition, {"lane": lane, "text": text}))
+    for index, (rule, condition, text) in enumerate(per_task.broken()):
+        lane = F.concat(F.lit(f"{index}/"), F.col("task_id"))
+        kinds.append(per_lane.LaneEntry(rule, condition, {"lane": lane, "text": text}))
     # First only which, and then what: most steps are none, and what is not asked for costs nothing.
-    which = [F.when(kind.condition, F.lit(place)) for place, kind in enumerate(kinds)]
-    found = rows.withColumn("kind", F.explode(F.array_compact(F.array(*which))))
+    which = [F.when(kind.condition, F.lit(index)) for index, kind in enumerate(kinds)]
+    result = rows.withColumn("kind", F.explode(F.array_compact(F.array(*which))))
     rules = F.array(*(F.lit(kind.rule) for kind in kinds))
     broken = F.element_at(rules, F.col("kind") + 1)
     fields = []
@@ -128,4 +128,4 @@ def _entries(rows: DataFrame) -> DataFrame:
             if name in kind.fields:
                 value = F.when(F.col("kind") == place, kind.fields[name]).otherwise(value)
         fields.append(value.cast(form).alias(name))
-    return found.select("run", "shard", "key", "task_id", "seq", broken.alias("rule"), *fields)
+    return result.select("run", "shard", "key", "task_id", "seq", broken.alias("rule"), *fields)

@@ -36,7 +36,7 @@ def latency(
 
     - ``tasks``, whose first end is in the window, ``deliveries`` whose wait is known, and ``executions`` that
       ended in a verdict;
-    - of ``queue_wait``, ``run`` and ``end_to_end`` (as `spells.steps` defines them) the p50, p95, p99 and the
+    - of ``queue_wait``, ``run`` and ``end_to_end`` (as `durations.steps` defines them) the p50, p95, p99 and the
       maximum, in seconds: ``queue_wait_p50``, …, ``end_to_end_max``; null where nothing was measured. A
       percentile is a value that was measured, the first with so many at or below it, and its rank is exact to
       1/10,000 of their number;
@@ -51,7 +51,7 @@ def latency(
     rows = steps(transitions).select(
         "key",
         *(
-            _kept(name, name in by, kind)
+            _optional_column(name, name in by, kind)
             for name, kind in zip(_SPLIT, ("tinyint", "string"), strict=True)
         ),
         _window(seconds).alias("window_start"),
@@ -64,7 +64,7 @@ def latency(
         fn.count_if("first_end").alias("tasks"),
         fn.count("queue_wait").alias("deliveries"),
         fn.count("run_time").alias("executions"),
-        *(_figures(column).alias(name) for name, column in DURATIONS.items()),
+        *(_percentiles_of(column).alias(name) for name, column in DURATIONS.items()),
         *(fn.max(column).alias(f"{name}_max") for name, column in DURATIONS.items()),
         sum((fn.count_if(fn.col(name) < 0) for name in DURATIONS.values()), fn.lit(0)).alias(
             "clamped"
@@ -82,8 +82,8 @@ def latency(
     )
 
 
-def _kept(name: str, kept: bool, kind: str) -> Column:  # noqa: FBT001 - private, and read in one place
-    return fn.col(name) if kept else fn.lit(None).cast(kind).alias(name)
+def _optional_column(name: str, retained: bool, kind: str) -> Column:  # noqa: FBT001 - private, and read in one place
+    return fn.col(name) if retained else fn.lit(None).cast(kind).alias(name)
 
 
 def _window(seconds: int | None) -> Column:
@@ -92,12 +92,12 @@ def _window(seconds: int | None) -> Column:
     return fn.window("ts", f"{seconds} seconds")["start"]
 
 
-def _figures(column: str) -> Column:
+def _percentiles_of(column: str) -> Column:
     return fn.percentile_approx(column, [*PERCENTILES.values()], _ACCURACY)
 
 
 def _spread(name: str) -> list[Column]:
-    values = {figure: fn.col(name)[place] for place, figure in enumerate(PERCENTILES)}
+    values = {figure: fn.col(name)[index] for index, figure in enumerate(PERCENTILES)}
     values["max"] = fn.col(f"{name}_max")
     return [
         (fn.when(value < 0, 0).otherwise(value) / MICROSECONDS).alias(f"{name}_{figure}")

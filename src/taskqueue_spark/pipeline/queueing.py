@@ -97,14 +97,14 @@ def _by_priority(
 
     def serve(until: float) -> None:
         while waiting and free[0] <= until:
-            _, place = heapq.heappop(waiting)
-            start = max(free[0], arrived[place]) + overhead
-            heapq.heapreplace(free, start + held[place])
-            waits[place] = start - arrived[place]
+            _, index = heapq.heappop(waiting)
+            start = max(free[0], arrived[index]) + overhead
+            heapq.heapreplace(free, start + held[index])
+            waits[index] = start - arrived[index]
 
-    for place, arrival in enumerate(arrived):
+    for index, arrival in enumerate(arrived):
         serve(arrival)
-        heapq.heappush(waiting, (-priorities[place], place))
+        heapq.heappush(waiting, (-priorities[index], index))
     serve(math.inf)
     return np.array(waits)
 
@@ -142,8 +142,8 @@ def resampled(
     draw = np.random.default_rng(seed)
     for _ in range(times):
         starts = draw.integers(0, count - length + 1, size=-(-count // length))
-        places = (starts[:, None] + np.arange(length)).ravel()[:count]
-        yield np.cumsum(gaps[places]), held[places]
+        indexes = (starts[:, None] + np.arange(length)).ravel()[:count]
+        yield np.cumsum(gaps[indexes]), held[indexes]
 
 
 def bucket(started: Floats, rate: float) -> int:

@@ -72,41 +72,41 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
     Whoever works on a snapshot works on one state of the journal. Doing it again gives the same rows, if nothing has
     happened. Raises `ConfigurationError` where this process does not see what the workers of Spark have written.
     """
-    place = folder(out)
+    path = folder(out)
     kind = F.when(F.col("event") == _DAMAGED, _DAMAGED).otherwise(_TRANSITIONS)
     split = transitions.select(
         *TRANSITIONS.names, kind.alias("kind"), F.to_date("ts").alias("date")
     )
-    with _locked(place):
-        staged = _version(place, "staged")
-        _writing(split, place, staged, "kind", "date")
+    with _locked(path):
+        staged = _version(path, "staged")
+        _writing(split, path, staged, "kind", "date")
         for name in (_DAMAGED, _TRANSITIONS):
-            version = _version(place, name)
+            version = _version(path, name)
             part = staged / f"kind={name}"
             if part.exists():
                 part.rename(version)
             else:
                 version.mkdir()
                 pq.write_table(TRANSITIONS.empty_table(), version / "empty.parquet")
-            _put(place, name, version)
-        _sweep(place)
-    return Snapshot(rows(place, _TRANSITIONS), rows(place, _DAMAGED))
+            _put(path, name, version)
+        _sweep(path)
+    return Snapshot(rows(path, _TRANSITIONS), rows(path, _DAMAGED))
 
 
 def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
     """Write a table in the place of its former version, and return it as it is read back. Raises as `snapshot` does."""
-    place = folder(out)
-    with _locked(place):
-        version = _version(place, name)
-        _writing(table, place, version)
-        _put(place, name, version)
-        _sweep(place)
-    return read(table.sparkSession, place, name)
+    path = folder(out)
+    with _locked(path):
+        version = _version(path, name)
+        _writing(table, path, version)
+        _put(path, name, version)
+        _sweep(path)
+    return read(table.sparkSession, path, name)
 
 
 def read(spark: SparkSession, out: str | Path, name: str) -> DataFrame:
     """Read a table. Raises `ConfigurationError` where it is not there."""
-    return spark.read.parquet(_uri(_found(out, name)))
+    return spark.read.parquet(_uri(_existing_path(out, name)))
 
 
 def read_transitions(
@@ -119,19 +119,19 @@ def read_transitions(
 
     ``since`` is within, ``until`` is not. Raises `ConfigurationError` where they are not there.
     """
-    found = _journal(spark, _found(out, _TRANSITIONS))
+    result = _journal(spark, _existing_path(out, _TRANSITIONS))
     if since is not None:
-        found = found.where((F.col("date") >= F.to_date(F.lit(since))) & (F.col("ts") >= since))
+        result = result.where((F.col("date") >= F.to_date(F.lit(since))) & (F.col("ts") >= since))
     if until is not None:
-        found = found.where((F.col("date") <= F.to_date(F.lit(until))) & (F.col("ts") < until))
-    return found.select(*TRANSITIONS.names)
+        result = result.where((F.col("date") <= F.to_date(F.lit(until))) & (F.col("ts") < until))
+    return result.select(*TRANSITIONS.names)
 
 
 def read_damaged(spark: SparkSession, out: str | Path) -> DataFrame:
     """Read what could not be read of the journal; no rows where no snapshot was written there."""
     if not there(out, _DAMAGED):
         return spark.createDataFrame([], from_arrow_schema(TRANSITIONS))
-    return _journal(spark, _found(out, _DAMAGED)).select(*TRANSITIONS.names)
+    return _journal(spark, _existing_path(out, _DAMAGED)).select(*TRANSITIONS.names)
 
 
 def there(out: str | Path, name: str) -> bool:
@@ -148,15 +148,15 @@ def _rows(path: Path) -> int:
     return int(ds.dataset(path, format="parquet").count_rows()) if path.is_dir() else 0
 
 
-def _writing(table: DataFrame, place: Path, version: Path, *by: str) -> None:
+def _writing(table: DataFrame, path: Path, version: Path, *by: str) -> None:
     """Write a version, and look that all of it is there: who writes and who reads may be different machines."""
-    seen = Observation()
-    told = table.observe(seen, F.count(F.lit(1)).alias("rows"))
-    told.write.partitionBy(*by).parquet(_uri(version))
-    written, found = seen.get["rows"], _rows(version)
-    if written != found:
+    observed = Observation()
+    result = table.observe(observed, F.count(F.lit(1)).alias("rows"))
+    result.write.partitionBy(*by).parquet(_uri(version))
+    written, match = observed.get["rows"], _rows(version)
+    if written != match:
         raise ConfigurationError(
-            f"of {written:,} rows that were written {found:,} are in {place}: needed is a folder that every machine "
+            f"of {written:,} rows that were written {match:,} are in {path}: needed is a folder that every machine "
             "of Spark sees under the same path"
         )
 
@@ -166,7 +166,7 @@ def _journal(spark: SparkSession, path: Path) -> DataFrame:
     return spark.read.schema(schema).parquet(_uri(path))
 
 
-def _found(out: str | Path, name: str) -> Path:
+def _existing_path(out: str | Path, name: str) -> Path:
     path = Path(out).expanduser().absolute() / name
     if not path.is_dir():
         raise ConfigurationError(
@@ -175,20 +175,20 @@ def _found(out: str | Path, name: str) -> Path:
     return path.resolve()  # the version of now, whatever takes its place meanwhile
 
 
-def _version(place: Path, name: str) -> Path:
-    return place / _VERSIONS / f"{name}-{secrets.token_hex(6)}"
+def _version(path: Path, name: str) -> Path:
+    return path / _VERSIONS / f"{name}-{secrets.token_hex(6)}"
 
 
-def _put(place: Path, name: str, version: Path) -> None:
+def _put(path: Path, name: str, version: Path) -> None:
     """Have the table be this version, by one rename."""
-    link = place / _VERSIONS / f"{name}.link"
+    link = path / _VERSIONS / f"{name}.link"
     link.unlink(missing_ok=True)
-    link.symlink_to(version.relative_to(place), target_is_directory=True)
+    link.symlink_to(version.relative_to(path), target_is_directory=True)
     try:
-        link.replace(place / name)
+        link.replace(path / name)
     except OSError:
         raise ConfigurationError(
-            f"{place / name} is no table that was written by this: choose another folder"
+            f"{path / name} is no table that was written by this: choose another folder"
         ) from None
 
 
@@ -206,8 +206,8 @@ def _sweep(place: Path) -> None:
         spare.add(name)
 
 
-def _locked(place: Path) -> AbstractContextManager[None]:
-    return alone(place, place / _VERSIONS / "lock", "process is writing into")
+def _locked(path: Path) -> AbstractContextManager[None]:
+    return alone(path, path / _VERSIONS / "lock", "process is writing into")
 
 
 def _uri(path: Path) -> str:

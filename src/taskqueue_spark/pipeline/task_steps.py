@@ -8,7 +8,17 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from taskqueue_spark.pipeline.gaps import Holes, spans
 from taskqueue_spark.pipeline.settings_history import switches
 
-__all__ = ["ENDED", "OF_TASK", "OVER", "TASK", "code_of", "in_order", "name_of", "steps", "words"]
+__all__ = [
+    "ENDED",
+    "OF_TASK",
+    "OVER",
+    "TASK",
+    "code_of",
+    "in_order",
+    "name_list",
+    "name_of",
+    "steps",
+]
 
 OVER = ("done", "expired", "cancelled", "discarded")
 """states after which an id may come again"""
@@ -18,14 +28,14 @@ OF_TASK = "partition by task_hash, run, key, task_id order by seq"
 """the window of a task's steps within a run, in their order: numbers are sorted faster than names"""
 
 
-def words(names: tuple[str, ...]) -> str:
+def name_list(names: tuple[str, ...]) -> str:
     """Return names as a list within an expression."""
     return ", ".join(f"'{name}'" for name in names)
 
 
 _BEFORE = ("seq", "event", "state", "ts", "attempt", "losses", "due_at", "worker")
 _AFTER = ("seq", "event", "ts", "reason")
-_AGAIN = f"coalesce(before_state in ({words(OVER)}), false)"
+_READMITTED = f"coalesce(before_state in ({name_list(OVER)}), false)"
 
 
 def in_order(transitions: DataFrame) -> DataFrame:
@@ -36,8 +46,8 @@ def in_order(transitions: DataFrame) -> DataFrame:
     by key and id.
     """
     before, after = (
-        [f"{look}({name}) over ({OF_TASK}) as {side}_{name}" for name in names]
-        for look, side, names in (("lag", "before", _BEFORE), ("lead", "after", _AFTER))
+        [f"{poll}({name}) over ({OF_TASK}) as {side}_{name}" for name in names]
+        for poll, side, names in (("lag", "before", _BEFORE), ("lead", "after", _AFTER))
     )
     return (
         transitions.where("task_id != '' and event not in ('configured', 'damaged', 'missing')")
@@ -47,7 +57,7 @@ def in_order(transitions: DataFrame) -> DataFrame:
         # One that is there twice says the same twice: what comes behind sees no difference.
         .where("before_seq is null or before_seq != seq")
         .selectExpr(
-            "*", *after, f"event = 'published' or (event = 'retried' and {_AGAIN}) as begins"
+            "*", *after, f"event = 'published' or (event = 'retried' and {_READMITTED}) as begins"
         )
     )
 
@@ -71,9 +81,9 @@ def steps(transitions: DataFrame) -> DataFrame:
 
 def code_of(column: str, names: tuple[str, ...]) -> str:
     """Return the place of a name among some, from 1; 0 for another. Numbers are aggregated faster than names."""
-    return f"array_position(array({words(names)}), {column})"
+    return f"array_position(array({name_list(names)}), {column})"
 
 
 def name_of(code: str, names: tuple[str, ...]) -> str:
     """Return the name at a place; null for none."""
-    return f"if({code} > 0, element_at(array({words(names)}), cast({code} as int)), null)"
+    return f"if({code} > 0, element_at(array({name_list(names)}), cast({code} as int)), null)"

@@ -46,7 +46,7 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
         counted = rows.groupBy("key", fn.window("ts", f"{length} seconds")).agg(*_counts())
         start, seconds = fn.col("window.start"), fn.lit(float(length))
     return counted.select(
-        "key", start.alias("window_start"), seconds.alias("seconds"), *_told(seconds)
+        "key", start.alias("window_start"), seconds.alias("seconds"), *_output_columns(seconds)
     )
 
 
@@ -143,8 +143,8 @@ def _levels(edges: DataFrame, group: list[str]) -> DataFrame:
     same = fn.lit(col=True)
     for name in (*group, "step"):  # a worker may be null
         same &= fn.col(f"a.{name}").eqNullSafe(fn.col(f"b.{name}"))
-    told = rows.alias("a").join(cells.alias("b"), same)
-    return told.select(
+    result = rows.alias("a").join(cells.alias("b"), same)
+    return result.select(
         *(fn.col(f"a.{name}").alias(name) for name in group),
         "at",
         (fn.col("base") + fn.col("here")).alias("level"),
@@ -164,7 +164,7 @@ def _counts() -> list[Column]:
     return [*counts, fn.count_if(poisoned).alias("poisoned")]
 
 
-def _told(seconds: Column) -> list[Column]:
+def _output_columns(seconds: Column) -> list[Column]:
     names = (*TASK_EVENTS, "poisoned")
     rates = [fn.try_divide(fn.col(name), seconds).alias(f"{name}_per_second") for name in names]
     return [*map(fn.col, names), *rates]

@@ -24,7 +24,7 @@ from taskqueue_spark.pipeline.throughput import concurrency, throughput
 from taskqueue_spark.report.verdict import LIVE
 from taskqueue_spark.store_tables import ledgers, live_states
 
-__all__ = ["TABLES", "Making", "Telling", "Wishes", "audited"]
+__all__ = ["TABLES", "ReportBuild", "ReportText", "Wishes", "audited"]
 
 _THERE = (*LIVE, "dead_lettered")
 """verdicts on what the store still has"""
@@ -53,18 +53,18 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
         check_target(self.target_wait, self.percentile)
 
 
-class _Said(Protocol):
-    said: str
+class _Note(Protocol):
+    note: str
 
 
-class Telling(Protocol):
+class ReportText(Protocol):
     """Who is told of each table."""
 
-    def stage(self, name: str) -> AbstractContextManager[_Said]:
+    def stage(self, name: str) -> AbstractContextManager[_Note]:
         """Tell that something is being done."""
 
 
-class Making:
+class ReportBuild:
     """Makes tables of some transitions in a folder. ``mine`` takes the rows of the queues that are wanted."""
 
     def __init__(
@@ -72,12 +72,12 @@ class Making:
         transitions: DataFrame,
         out: Path,
         wishes: Wishes,
-        mine: Callable[[DataFrame], DataFrame] = lambda frame: frame,
+        own: Callable[[DataFrame], DataFrame] = lambda frame: frame,
     ) -> None:
         self.transitions = transitions
         self.out = out
         self.wishes = wishes
-        self.mine = mine
+        self.mine = own
         self.made: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
@@ -86,51 +86,51 @@ class Making:
             self.made[name] = tables.write(self.mine(TABLES[name](self)), self.out, name)
         return self.made[name]
 
-    def all(self, telling: Telling) -> Mapping[str, DataFrame]:
+    def all(self, telling: ReportText) -> Mapping[str, DataFrame]:
         """Make every table, in order."""
         for name in self._wanted():
             with telling.stage(name.replace("_", " ")) as stage:
                 self.table(name)
                 rows = tables.rows(self.out, name)
-                stage.said = f"{rows:,} row{'' if rows == 1 else 's'}"
+                stage.note = f"{rows:,} row{'' if rows == 1 else 's'}"
         return self.made
 
     def _wanted(self) -> Iterator[str]:
-        asked = ("asked", "live", "ledgers")
-        return (name for name in TABLES if self.wishes.store is not None or name not in asked)
+        requested = ("asked", "live", "ledgers")
+        return (name for name in TABLES if self.wishes.store is not None or name not in requested)
 
 
-def audited(making: Making) -> DataFrame:
+def audited(build: ReportBuild) -> DataFrame:
     """Audit, and ask the store for the tasks that have no end, if it can be asked."""
-    grace = making.wishes.grace
-    if making.wishes.store is None:
-        return audit(making.transitions, grace_seconds=grace)
-    return audit(making.transitions, live=making.table("live"), grace_seconds=grace)
+    grace = build.wishes.grace
+    if build.wishes.store is None:
+        return audit(build.transitions, grace_seconds=grace)
+    return audit(build.transitions, live=build.table("live"), grace_seconds=grace)
 
 
-def _asked(making: Making) -> DataFrame:
-    found = audit(making.transitions).where(F.col("verdict").isin(*_THERE))
-    ids = found.select("key", "task_id").distinct().coalesce(_CHUNK)
-    return live_states(ids, **making.wishes.store or {})
+def _live_states_of(build: ReportBuild) -> DataFrame:
+    result = audit(build.transitions).where(F.col("verdict").isin(*_THERE))
+    ids = result.select("key", "task_id").distinct().coalesce(_CHUNK)
+    return live_states(ids, **build.wishes.store or {})
 
 
-def _live(making: Making) -> DataFrame:
+def _live(build: ReportBuild) -> DataFrame:
     """Return what the store said; of what it did not have any more, what the journal has noted in the meantime.
 
     A task that ended behind the transitions may be forgotten before it is asked for. Where that part of the journal has
     holes already, nobody knows: ``unknown``.
     """
-    asked = making.table("asked")
-    absent = asked.where("state is null").select("key", "task_id")
-    if making.wishes.behind is None or absent.isEmpty():
-        return asked
-    later = read_journal(asked.sparkSession, making.wishes.behind)
+    requested = build.table("asked")
+    absent = requested.where("state is null").select("key", "task_id")
+    if build.wishes.behind is None or absent.isEmpty():
+        return requested
+    later = read_journal(requested.sparkSession, build.wishes.behind)
     noted = later.join(absent, ["key", "task_id"], "left_semi").groupBy("key", "task_id")
-    found = asked.join(
+    result = requested.join(
         noted.agg(F.max_by("state", "seq").alias("noted")), ["key", "task_id"], "left"
     )
-    nobody_knows = F.lit("unknown" if _cut(making.transitions, later) else None)
-    return found.withColumn("state", F.coalesce("state", "noted", nobody_knows)).drop("noted")
+    nobody_knows = F.lit("unknown" if _cut(build.transitions, later) else None)
+    return result.withColumn("state", F.coalesce("state", "noted", nobody_knows)).drop("noted")
 
 
 def _cut(transitions: DataFrame, later: DataFrame) -> bool:
@@ -145,55 +145,55 @@ def _cut(transitions: DataFrame, later: DataFrame) -> bool:
     return not counts.where("last - coalesce(end, 0) > there").isEmpty()
 
 
-def _ledgers(making: Making) -> DataFrame:
-    books = ledgers(making.transitions.sparkSession, **making.wishes.store or {})
-    found = against(making.table("conservation"), books)
+def _ledgers(build: ReportBuild) -> DataFrame:
+    books = ledgers(build.transitions.sparkSession, **build.wishes.store or {})
+    result = against(build.table("conservation"), books)
     # What the audit knows nothing of has no journal; what no ledger knows is told.
-    return found.where("coalesce(ledger_published != more_published, true)")
+    return result.where("coalesce(ledger_published != more_published, true)")
 
 
-def _latency(making: Making) -> DataFrame:
-    over_time = latency(making.transitions, making.wishes.window, by=())
-    return latency(making.transitions, None, by=()).unionByName(over_time)
+def _latency(build: ReportBuild) -> DataFrame:
+    over_time = latency(build.transitions, build.wishes.window, by=())
+    return latency(build.transitions, None, by=()).unionByName(over_time)
 
 
-def _throughput(making: Making) -> DataFrame:
-    over_time = throughput(making.transitions, making.wishes.window)
-    return throughput(making.transitions, None).unionByName(over_time)
+def _throughput(build: ReportBuild) -> DataFrame:
+    over_time = throughput(build.transitions, build.wishes.window)
+    return throughput(build.transitions, None).unionByName(over_time)
 
 
-def _concurrency(making: Making) -> DataFrame:
-    return concurrency(making.transitions).unionByName(concurrency(making.transitions, "worker"))
+def _concurrency(build: ReportBuild) -> DataFrame:
+    return concurrency(build.transitions).unionByName(concurrency(build.transitions, "worker"))
 
 
-def _fairness(making: Making) -> DataFrame:
+def _fairness(build: ReportBuild) -> DataFrame:
     kinds = [
-        fairness(making.transitions, by, making.wishes.window).select(F.lit(by).alias("by"), "*")
+        fairness(build.transitions, by, build.wishes.window).select(F.lit(by).alias("by"), "*")
         for by in ("tenant", "worker")
     ]
     return kinds[0].unionByName(kinds[1])
 
 
-def _capacity(making: Making) -> DataFrame:
-    wishes = making.wishes
-    return advice(making.transitions, wishes.target_wait, wishes.percentile, whole=wishes.whole)
+def _capacity(build: ReportBuild) -> DataFrame:
+    wishes = build.wishes
+    return advice(build.transitions, wishes.target_wait, wishes.percentile, whole=wishes.whole)
 
 
-TABLES: dict[str, Callable[[Making], DataFrame]] = {
-    "asked": _asked,
+TABLES: dict[str, Callable[[ReportBuild], DataFrame]] = {
+    "asked": _live_states_of,
     "live": _live,
     "audit": audited,
-    "conservation": lambda making: conservation(making.table("audit")),
+    "conservation": lambda build: conservation(build.table("audit")),
     "ledgers": _ledgers,
-    "gaps": lambda making: gaps(making.transitions),
-    "violations": lambda making: violations(making.transitions, making.table("audit")),
-    "rules": lambda making: counts(making.table("violations")),
+    "gaps": lambda build: gaps(build.transitions),
+    "violations": lambda build: violations(build.transitions, build.table("audit")),
+    "rules": lambda build: counts(build.table("violations")),
     "throughput": _throughput,
     "concurrency": _concurrency,
     "latency": _latency,
-    "classes": lambda making: latency(making.transitions, None),
+    "classes": lambda build: latency(build.transitions, None),
     "fairness": _fairness,
-    "failures": lambda making: failures(making.transitions),
+    "failures": lambda build: failures(build.transitions),
     "capacity": _capacity,
 }
 """by their names, in an order in which each is behind what it is made of"""

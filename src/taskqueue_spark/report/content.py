@@ -12,10 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from taskqueue_spark.pipeline.audit import ANOMALIES
 from taskqueue_spark.pipeline.durations import steps
-from taskqueue_spark.report.build import Making
+from taskqueue_spark.report.build import ReportBuild
 from taskqueue_spark.report.verdict import COUNTED, LIVE, Verdict, verdict_of
 
-__all__ = ["Account", "Extent", "account", "extent", "gathered", "length_of"]
+__all__ = ["Extent", "ReportContent", "build_content", "extent", "gathered", "length_of"]
 
 _MOST = 200
 """rows of a table in the report"""
@@ -49,7 +49,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
         return (self.until - self.since).total_seconds()
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
     """What was audited."""
 
     total: dict[str, Any]
@@ -76,7 +76,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
             anomalies=self.anomalies,
             gaps=self.missing,
             damaged=self.damaged,
-            asked=self.asked,
+            requested=self.asked,
             short=self.short,
         )
 
@@ -92,20 +92,20 @@ def length_of(seconds: float, points: int = _POINTS, *, least: float = 0) -> flo
 def extent(transitions: DataFrame) -> Extent:
     """Look how much there is of tasks, and of when."""
     rows = transitions.where(F.col("task_id") != "")
-    found = rows.agg(
+    result = rows.agg(
         F.min("ts").alias("since"),
         F.max("ts").alias("until"),
         F.count("*").alias("transitions"),
         F.count_distinct("run").alias("runs"),
         F.count_distinct("worker").alias("workers"),
     )
-    return Extent(**_one(found))
+    return Extent(**_only_row(result))
 
 
-def account(making: Making, damaged: int) -> Account:
+def build_content(build: ReportBuild, damaged: int) -> ReportContent:
     """Audit, and take what a verdict is made of."""
-    table = making.table("conservation")
-    total = _one(
+    table = build.table("conservation")
+    total = _only_row(
         table.agg(
             F.count("*").alias("queues"),
             *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTED),
@@ -116,17 +116,17 @@ def account(making: Making, damaged: int) -> Account:
     shown = _rows(table.withColumn("wrong", wrong), "-wrong", "-published", "key")
     conservation = [{name: row[name] for name in table.columns} for row in shown]
     odd = (
-        making.table("audit")
+        build.table("audit")
         .select(F.explode("anomalies").alias("name"))
         .groupBy("name")
         .agg(F.count("*").alias("count"))
     )
     counts = {row["name"]: row["count"] for row in odd.toArrow().to_pylist()}
-    lost = making.table("audit").where(F.col("verdict") == "lost")
-    gaps = making.table("gaps")
+    lost = build.table("audit").where(F.col("verdict") == "lost")
+    gaps = build.table("gaps")
     missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0)).alias("missing"))
-    store = making.wishes.store is not None
-    return Account(
+    store = build.wishes.store is not None
+    return ReportContent(
         total=total,
         conservation=conservation,
         anomalies={name: counts.get(name, 0) for name in ANOMALIES},
@@ -137,31 +137,31 @@ def account(making: Making, damaged: int) -> Account:
             most=20,
         ),
         gaps=_rows(gaps, "run", "shard", "first", most=20),
-        missing=_one(missing)["missing"],
+        missing=_only_row(missing)["missing"],
         damaged=damaged,
         asked=store,
-        ledgers=_rows(making.table("ledgers"), "more_published", "key") if store else [],
-        short=_short(making) if store else 0,
+        ledgers=_rows(build.table("ledgers"), "more_published", "key") if store else [],
+        short=_short(build) if store else 0,
     )
 
 
-def _short(making: Making) -> int:
+def _short(build: ReportBuild) -> int:
     less = F.sum(F.greatest(-F.col("more_published"), F.lit(0)))
-    short: int = _one(making.table("ledgers").agg(F.coalesce(less, F.lit(0)).alias("short")))[
+    short: int = _only_row(build.table("ledgers").agg(F.coalesce(less, F.lit(0)).alias("short")))[
         "short"
     ]
     return short
 
 
-def gathered(making: Making, damaged: int, source: str, where: str = "") -> dict[str, Any]:
+def gathered(build: ReportBuild, damaged: int, source: str, where: str = "") -> dict[str, Any]:
     """Return the report: every value is text, a number, a time, a list or a mapping.
 
     ``source``: what it is from, in words; ``where``: the same as options of a command.
     """
-    found = extent(making.mine(making.transitions))
-    account_of = account(making, damaged)
-    rules = sorted(_rows(making.table("rules")), key=lambda row: int(row["rule"].strip("R") or 0))
-    throughput = _rows(_whole(making.table("throughput")), "-published", "key")
+    result = extent(build.mine(build.transitions))
+    account_of = build_content(build, damaged)
+    rules = sorted(_rows(build.table("rules")), key=lambda row: int(row["rule"].strip("R") or 0))
+    throughput = _rows(_whole(build.table("throughput")), "-published", "key")
     keys = [row["key"] for row in throughput[:_KEYS]]
     return {
         "report": 1,
@@ -169,65 +169,67 @@ def gathered(making: Making, damaged: int, source: str, where: str = "") -> dict
         "source": source,
         "where": where,
         "verdict": msgspec.to_builtins(account_of.verdict(rules)),
-        "extent": msgspec.structs.asdict(found) | {"seconds": found.seconds},
+        "extent": msgspec.structs.asdict(result) | {"seconds": result.seconds},
         "account": msgspec.structs.asdict(account_of),
         "rules": rules,
-        "violations": _rows(making.table("violations"), "rule", "key", "seq", most=50),
-        "figures": _figures(making),
-        "flow": _flow(making, found, keys),
+        "violations": _rows(build.table("violations"), "rule", "key", "seq", most=50),
+        "figures": _headline_metrics(build),
+        "flow": _flow(build, result, keys),
         "throughput": throughput,
-        "latency": _rows(_whole(making.table("latency")), "-tasks", "key"),
-        "latency_over_time": _over_time(making.table("latency"), keys),
-        "window": making.wishes.window,
-        "classes": _rows(making.table("classes"), "-tasks", "key", "priority", "tenant", most=60),
-        "concurrency": _concurrency(making),
-        "fairness": _rows(making.table("fairness"), "-deliveries", "key", "by"),
-        "failures": _rows(making.table("failures"), "-attempts", "key", "fingerprint", most=50),
-        "capacity": _rows(making.table("capacity"), "key"),
-        "target": {"wait": making.wishes.target_wait, "percentile": making.wishes.percentile},
+        "latency": _rows(_whole(build.table("latency")), "-tasks", "key"),
+        "latency_over_time": _over_time(build.table("latency"), keys),
+        "window": build.wishes.window,
+        "classes": _rows(build.table("classes"), "-tasks", "key", "priority", "tenant", most=60),
+        "concurrency": _concurrency(build),
+        "fairness": _rows(build.table("fairness"), "-deliveries", "key", "by"),
+        "failures": _rows(build.table("failures"), "-attempts", "key", "fingerprint", most=50),
+        "capacity": _rows(build.table("capacity"), "key"),
+        "target": {"wait": build.wishes.target_wait, "percentile": build.wishes.percentile},
     }  # fmt: skip
 
 
-def _figures(making: Making) -> dict[str, Any]:
+def _headline_metrics(build: ReportBuild) -> dict[str, Any]:
     """Return what is told at first sight, over all queues."""
-    latency = _whole(making.table("latency")).agg(
+    latency = _whole(build.table("latency")).agg(
         F.coalesce(F.sum("executions"), F.lit(0)).alias("executions"),
         F.max("queue_wait_p95").alias("wait_p95"),
         F.max("run_p95").alias("run_p95"),
     )
     again = F.sum(F.col("lost") + F.col("redelivered"))
-    throughput = _whole(making.table("throughput")).agg(F.coalesce(again, F.lit(0)).alias("again"))
-    failed = making.table("failures").agg(F.coalesce(F.sum("attempts"), F.lit(0)).alias("failed"))
-    peak = _of_queues(making).agg(F.coalesce(F.max("peak"), F.lit(0)).alias("peak"))
-    return _one(latency.crossJoin(throughput).crossJoin(failed).crossJoin(peak))
+    throughput = _whole(build.table("throughput")).agg(F.coalesce(again, F.lit(0)).alias("again"))
+    failed = build.table("failures").agg(F.coalesce(F.sum("attempts"), F.lit(0)).alias("failed"))
+    peak = _of_queues(build).agg(F.coalesce(F.max("peak"), F.lit(0)).alias("peak"))
+    return _only_row(latency.crossJoin(throughput).crossJoin(failed).crossJoin(peak))
 
 
-def _concurrency(making: Making) -> list[dict[str, Any]]:
+def _concurrency(build: ReportBuild) -> list[dict[str, Any]]:
     """Return what is told of queues, and then of workers: neither takes the other's place."""
-    workers = making.table("concurrency").where("worker is not null")
+    workers = build.table("concurrency").where("worker is not null")
     return [
-        *_rows(_of_queues(making), "-executions", "key"),
+        *_rows(_of_queues(build), "-executions", "key"),
         *_rows(workers, "-executions", "key", "worker"),
     ]
 
 
-def _of_queues(making: Making) -> DataFrame:
-    return making.table("concurrency").where("worker is null")
+def _of_queues(build: ReportBuild) -> DataFrame:
+    return build.table("concurrency").where("worker is null")
 
 
-def _flow(making: Making, found: Extent, keys: Sequence[str]) -> dict[str, Any]:
+def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, Any]:
     """Return per window how many came and went, over all queues and for the busiest."""
-    if found.since is None:
+    if result.since is None:
         return {"seconds": 1.0, "start": None, "windows": 0, "all": _series({}, 0), "keys": []}
-    length = length_of(found.seconds)
-    origin = found.since.timestamp() // length * length
-    place = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
+    length = length_of(result.seconds)
+    origin = result.since.timestamp() // length * length
+    position = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
     event, before = F.col("event"), F.col("before_state")
     # A task that is first seen later than its beginning was there already.
     was = F.coalesce(before.isin(*LIVE), ~event.isin(*_BEGINS))
     counted = (
-        making.mine(steps(making.transitions))
-        .groupBy(F.when(F.col("key").isin(*keys), F.col("key")).alias("key"), place.alias("place"))
+        build.mine(steps(build.transitions))
+        .groupBy(
+            F.when(F.col("key").isin(*keys), F.col("key")).alias("key"), position.alias("place")
+        )
         .agg(
             F.count_if(event == "published").alias("published"),
             F.count_if(event == "acked").alias("completed"),
@@ -262,9 +264,9 @@ _SERIES = ("published", "completed", "failed", "redelivered", "change", "earlier
 
 def _series(rows: Mapping[int, Mapping[str, Any]], windows: int) -> dict[str, list[int]]:
     """Return a list per name with a value for each window, and the backlog at the end of each."""
-    told = {name: [int(rows.get(n, {}).get(name, 0)) for n in range(windows)] for name in _SERIES}
-    level = sum(told.pop("earlier"))
-    return told | {"backlog": [level := level + change for change in told.pop("change")]}
+    fields = {name: [int(rows.get(n, {}).get(name, 0)) for n in range(windows)] for name in _SERIES}
+    level = sum(fields.pop("earlier"))
+    return fields | {"backlog": [level := level + change for change in fields.pop("change")]}
 
 
 def _whole(frame: DataFrame) -> DataFrame:
@@ -290,7 +292,7 @@ def _over_time(frame: DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
     )
 
 
-def _one(frame: DataFrame) -> dict[str, Any]:
+def _only_row(frame: DataFrame) -> dict[str, Any]:
     """Return the one row that there is."""
     row: dict[str, Any] = frame.toArrow().to_pylist()[0]
     return row
@@ -303,5 +305,5 @@ def _rows(frame: DataFrame, *order: str, most: int = _MOST) -> list[dict[str, An
         for name in order
     ]
     frame = frame.orderBy(*columns) if columns else frame
-    found: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
-    return found
+    matches: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
+    return matches

@@ -63,8 +63,8 @@ def rate(number: float | None) -> str:
         return _NONE
     for size, unit in ((1, "s"), (60, "min"), (3600, "h")):
         if number * size >= 1 or unit == "h":
-            told = number * size
-            return f"{told:,.0f}/{unit}" if told >= 10 else f"{told:.2g}/{unit}"
+            value = number * size
+            return f"{value:,.0f}/{unit}" if value >= 10 else f"{value:.2g}/{unit}"
     return _NONE
 
 
@@ -72,8 +72,8 @@ def percent(number: float | None) -> str:
     """Return a share: 12 %, 0.3 %."""
     if number is None:
         return _NONE
-    told = number * 100
-    return f"{told:.0f} %" if told >= 10 or told in {0, 1} else f"{told:.2g} %"
+    value = number * 100
+    return f"{value:.0f} %" if value >= 10 or value in {0, 1} else f"{value:.2g} %"
 
 
 def clock(moment: datetime | None, *, day: bool = True, fine: bool = False) -> str:
@@ -92,7 +92,7 @@ def marks(top: float, most: int = 4) -> list[float]:
     size = 10.0 ** math.floor(math.log10(top / most))
     step = next(part * size for part in (1, 2, 5, 10) if part * size * most >= top * (1 - 1e-9))
     number = math.ceil(top / step * (1 - 1e-9))
-    return [round(place * step, 12) for place in range(number + 1)]
+    return [round(index * step, 12) for index in range(number + 1)]
 
 
 def time_marks(start: datetime, length: float, most: int = 6) -> Iterator[tuple[float, str]]:
@@ -101,12 +101,12 @@ def time_marks(start: datetime, length: float, most: int = 6) -> Iterator[tuple[
     step = step or _DAY * math.ceil(length / (_DAY * most))
     form = "%H:%M:%S" if step < 60 else "%H:%M" if step < _DAY else "%d %b"
     base = start.timestamp()
-    place = math.ceil(base / step - 1e-9) * step - base
+    position = math.ceil(base / step - 1e-9) * step - base
     digits = 0 if step >= 1 else 1 if step >= 0.1 else 2
-    while place <= length * (1 + 1e-9):
-        moment = start + timedelta(seconds=place)
+    while position <= length * (1 + 1e-9):
+        moment = start + timedelta(seconds=position)
         text = moment.astimezone(UTC).strftime(form)
         if digits:
             text += f"{moment.microsecond / 1e6:.{digits}f}"[1:]
-        yield place, text
-        place += step
+        yield position, text
+        position += step

@@ -47,22 +47,22 @@ _LINES = 5
 _SPREAD = ("p50", "p95", "p99")
 
 
-def page(told: Mapping[str, Any]) -> str:
+def page(fields: Mapping[str, Any]) -> str:
     """Return the page for what `gathering.gathered` told. Whatever stands in it is escaped."""
     return _template().render(
-        told=told,
-        rules=[row | {"what": _RULES.get(row["rule"], "")} for row in told["rules"]],
-        shares=_shares(told["account"]["total"]),
-        tiles=list(_tiles(told)),
-        flow=_flow(told["flow"]),
-        days=told["extent"]["seconds"] >= _HALF_A_DAY,
-        spread=_spreads(told),
-        trends=_trends(told),
-        workers=_workers(told["concurrency"]),
-        failing=_failing(told["failures"]),
-        redrives=[_redrive(row, told["where"]) for row in told["failures"]],
-        fairness=_fairness(told["fairness"]),
-        advised=[_advised(row) for row in told["capacity"]],
+        told=fields,
+        rules=[row | {"what": _RULES.get(row["rule"], "")} for row in fields["rules"]],
+        shares=_shares(fields["account"]["total"]),
+        tiles=list(_tiles(fields)),
+        flow=_flow(fields["flow"]),
+        days=fields["extent"]["seconds"] >= _HALF_A_DAY,
+        spread=_spreads(fields),
+        trends=_trends(fields),
+        workers=_workers(fields["concurrency"]),
+        failing=_failing(fields["failures"]),
+        redrives=[_redrive(row, fields["where"]) for row in fields["failures"]],
+        fairness=_fairness(fields["fairness"]),
+        advised=[_advised(row) for row in fields["capacity"]],
     )
 
 
@@ -94,9 +94,13 @@ def _template() -> Template:
     return environment.get_template("page.html")
 
 
-def _tiles(told: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
+def _tiles(fields: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
     """Return what is told at first sight: a figure, what it is, and a remark."""
-    total, figures, seconds = told["account"]["total"], told["figures"], told["extent"]["seconds"]
+    total, figures, seconds = (
+        fields["account"]["total"],
+        fields["figures"],
+        fields["extent"]["seconds"],
+    )
     of = "of the slowest queue" if total["queues"] > 1 else ""
     done, failed = total["completed"], figures["failed"]
     return [
@@ -107,7 +111,7 @@ def _tiles(told: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
         (numbers.count(failed), "attempts failed", _share(failed, figures["executions"])),
         (numbers.count(total["dead_lettered"]), "given up", "dead letters"),
         (numbers.count(figures["again"]), "delivered again", "by no fault of theirs"),
-        (numbers.count(figures["peak"]), "at once, at the most", f"{told['extent']['workers']:,} workers"),
+        (numbers.count(figures["peak"]), "at once, at the most", f"{fields['extent']['workers']:,} workers"),
     ]  # fmt: skip
 
 
@@ -133,7 +137,7 @@ def _flow(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
     several = flow["keys"] if len(flow["keys"]) > 1 else []
     return [
         _of_queue(name, series, flow)
-        for name, series in [("", flow["all"]), *((one["key"], one) for one in several)]
+        for name, series in [("", flow["all"]), *((item["key"], item) for item in several)]
     ]
 
 
@@ -170,7 +174,7 @@ def _per_second(number: float) -> str:
     return f"{numbers.short(round(number, 3))}/s"
 
 
-def _spreads(told: Mapping[str, Any]) -> list[tuple[str, Markup]]:
+def _spreads(fields: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """Return a plot of ranges for waiting and one for running, with a row per queue."""
     plots = []
     for column, title, colour in (("queue_wait", "Waiting", 1), ("run", "Running", 2)):
@@ -180,7 +184,7 @@ def _spreads(told: Mapping[str, Any]) -> list[tuple[str, Markup]]:
                 [row[f"{column}_{name}"] for name in _SPREAD],
                 ", ".join(f"{name} {numbers.seconds(row[f'{column}_{name}'])}" for name in _SPREAD),
             )
-            for row in told["latency"][:12]
+            for row in fields["latency"][:12]
             if row[f"{column}_p50"] is not None
         ]
         if rows:
@@ -194,19 +198,19 @@ def _spreads(told: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     return plots
 
 
-def _trends(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _trends(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return how waiting and running went over time: the spread of one queue, or the p95 of several."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
-    for row in told["latency_over_time"]:
+    for row in fields["latency_over_time"]:
         by_key.setdefault(row["key"], []).append(row)
     if not by_key:
         return []
     moments = [row["window_start"] for rows in by_key.values() for row in rows]
-    start, step = min(moments), float(told["window"].split()[0])
+    start, step = min(moments), float(fields["window"].split()[0])
     number = int((max(moments) - start).total_seconds() / step) + 1
     if number < 3 or number > 2000:  # noqa: PLR2004 - a line needs some points, and a page has no room for any number
         return []
-    found = []
+    matches = []
     for column, title in (("queue_wait", "Waiting"), ("run", "Running")):
         if len(by_key) == 1:
             (rows,) = by_key.values()
@@ -221,11 +225,11 @@ def _trends(told: Mapping[str, Any]) -> list[dict[str, Any]]:
             ]
         what = "p50, p95 and p99" if len(by_key) == 1 else "p95 per queue"
         plot = over_time(
-            f"{title} over time", f"{what}, per {told['window']}.", lines,
+            f"{title} over time", f"{what}, per {fields['window']}.", lines,
             start=start, step=step, unit=numbers.brief, half=True,
         )  # fmt: skip
-        found.append({"title": f"{title}, {what}", "lines": lines, "plot": plot})
-    return found
+        matches.append({"title": f"{title}, {what}", "lines": lines, "plot": plot})
+    return matches
 
 
 def _placed(
@@ -239,22 +243,22 @@ def _placed(
 
 def _workers(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
     """Return a bar per worker: how much it had in hand on average."""
-    found = [row for row in rows if row["worker"] is not None and row["mean"] is not None]
-    found.sort(key=lambda row: -row["executions"])
-    if not found:
+    matches = [row for row in rows if row["worker"] is not None and row["mean"] is not None]
+    matches.sort(key=lambda row: -row["executions"])
+    if not matches:
         return None
-    told = [
+    results = [
         (
             f"{row['worker']} · {row['key']}",
             row["mean"],
             f"{row['mean']:.1f} at once, {row['peak']:,} at most, {row['executions']:,} in all",
         )
-        for row in found[:12]
+        for row in matches[:12]
     ]
     return bars(
         "Work in hand per worker",
-        "; ".join(f"{label}: {text}" for label, _, text in told),
-        told,
+        "; ".join(f"{label}: {text}" for label, _, text in results),
+        results,
         colour=6,
     )
 
@@ -262,42 +266,42 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
 def _failing(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
     if not rows:
         return None
-    told = [(row["message"], row["attempts"], f"{row['attempts']:,}") for row in rows[:10]]
+    results = [(row["message"], row["attempts"], f"{row['attempts']:,}") for row in rows[:10]]
     return bars(
         "Failed attempts by failure",
-        "; ".join(f"{text}: {label}" for label, _, text in told),
-        told,
+        "; ".join(f"{text}: {label}" for label, _, text in results),
+        results,
         colour=4,
     )
 
 
 def _redrive(row: Mapping[str, Any], where: str) -> str:
-    words = ["taskqueue", "pipeline", "redrive", row["fingerprint"], "--key", row["key"]]
-    return f"{shlex.join(words)} {where}".strip()
+    names = ["taskqueue", "pipeline", "redrive", row["fingerprint"], "--key", row["key"]]
+    return f"{shlex.join(names)} {where}".strip()
 
 
 def _advised(row: Mapping[str, Any]) -> str:
-    words = ["taskqueue", "queue", "set", row["key"], "--max-inflight", str(row["max_inflight"])]
+    names = ["taskqueue", "queue", "set", row["key"], "--max-inflight", str(row["max_inflight"])]
     if row["max_tokens"]:
-        words += ["--rate", f"{row['max_tokens']}/{row['interval']}s"]
-    return shlex.join(words)
+        names += ["--rate", f"{row['max_tokens']}/{row['interval']}s"]
+    return shlex.join(names)
 
 
 def _fairness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return what is told of a queue where there is more than one member."""
-    found = []
+    matches = []
     for row in rows:
         if row["members"] < 2:  # noqa: PLR2004 - nobody to be fair to
             continue
         contended = bool(row["windows"])
         shares = row["shares"] if contended else row["shares_total"]
-        told = [
-            (one["member"] or f"(no {row['by']})", one["share"] or 0, _part(one["share"], one["deliveries"]))
-            for one in shares[:12]
+        results = [
+            (share["member"] or f"(no {row['by']})", share["share"] or 0, _part(share["share"], share["deliveries"]))
+            for share in shares[:12]
         ]  # fmt: skip
         title = f"Share of deliveries by {row['by']}, {row['key']}"
-        about = "; ".join(f"{label}: {text}" for label, _, text in told)
-        found.append(
-            dict(row) | {"contended": contended, "plot": bars(title, about, told, colour=1)}
+        about = "; ".join(f"{label}: {text}" for label, _, text in results)
+        matches.append(
+            dict(row) | {"contended": contended, "plot": bars(title, about, results, colour=1)}
         )
-    return found
+    return matches

@@ -56,49 +56,49 @@ def over_time(
 def _lines(  # noqa: PLR0917 - as it is drawn
     series: Sequence[Series], width: int, height: int, start: datetime, step: float, unit: Text
 ) -> Iterator[str]:
-    number = max((len(one.values) for one in series), default=0)
-    known = [value for one in series for value in one.values if value is not None]
+    number = max((len(series.values) for series in series), default=0)
+    known = [value for series in series for value in series.values if value is not None]
     ticks = marks(max(known, default=0))
-    left = 14 + _LETTER * max(7, *(len(unit(tick)) for tick in ticks))  # the same for most
+    remaining = 14 + _LETTER * max(7, *(len(unit(tick)) for tick in ticks))  # the same for most
     right, top, bottom = width - 12, 12, height - 26
-    across = (right - left) / max(number * step, 1e-9)
+    across = (right - remaining) / max(number * step, 1e-9)
 
     def y(value: float) -> float:
         return bottom - (bottom - top) * value / ticks[-1]
 
     for tick in ticks:
         kind = "axis" if tick == 0 else "grid"
-        yield f'<line class="{kind}" x1="{left:.1f}" x2="{right}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
-        yield f'<text class="tick end" x="{left - 6:.1f}" y="{y(tick) + 4:.1f}">{escape(unit(tick))}</text>'
-    for place, text in time_marks(start, number * step, 4 if width < _WIDE else 8):
-        x = left + place * across
+        yield f'<line class="{kind}" x1="{remaining:.1f}" x2="{right}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
+        yield f'<text class="tick end" x="{remaining - 6:.1f}" y="{y(tick) + 4:.1f}">{escape(unit(tick))}</text>'
+    for position, text in time_marks(start, number * step, 4 if width < _WIDE else 8):
+        x = remaining + position * across
         if x + _LETTER * len(text) / 2 <= width:
             yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
             yield f'<text class="tick mid" x="{x:.1f}" y="{bottom + 18}">{escape(text)}</text>'
-    for one in series:
+    for item in series:
         points = [
-            None if value is None else (left + (place + 0.5) * step * across, y(value))
-            for place, value in enumerate(one.values)
+            None if value is None else (remaining + (index + 0.5) * step * across, y(value))
+            for index, value in enumerate(item.values)
         ]
         for run in _runs(points):
             path = " ".join(f"{x:.1f},{at:.1f}" for x, at in run)
-            if one.area:
+            if item.area:
                 yield (
-                    f'<polygon class="area c{one.colour}" '
+                    f'<polygon class="area c{item.colour}" '
                     f'points="{run[0][0]:.1f},{bottom} {path} {run[-1][0]:.1f},{bottom}"/>'
                 )
             if len(run) == 1:
-                yield f'<circle class="dot c{one.colour}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="2.5"/>'
+                yield f'<circle class="dot c{item.colour}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="2.5"/>'
             else:
-                yield f'<polyline class="line c{one.colour}" points="{path}"/>'
+                yield f'<polyline class="line c{item.colour}" points="{path}"/>'
     for place in range(number):  # what the pointer finds
-        values = [(one.name, one.values[place]) for one in series]
-        told = [f"{name} {unit(value)}" for name, value in values if value is not None]
+        values = [(series.name, series.values[place]) for series in series]
+        results = [f"{name} {unit(value)}" for name, value in values if value is not None]
         moment = clock(start + timedelta(seconds=place * step), day=step >= _DAY, fine=step < 1)
-        x = left + place * step * across
+        x = remaining + place * step * across
         yield (
             f'<rect class="hit" x="{x:.1f}" y="{top}" width="{step * across:.2f}" height="{bottom - top}">'
-            f"<title>{escape(moment)}\n{escape(chr(10).join(told) or 'nothing')}</title></rect>"
+            f"<title>{escape(moment)}\n{escape(chr(10).join(results) or 'nothing')}</title></rect>"
         )
 
 
@@ -120,8 +120,8 @@ def bars(
     most = max((value for _, value, _ in rows), default=0) or 1
 
     def draw(width: int) -> Iterator[str]:
-        for place, (label, value, text) in enumerate(rows):
-            y = place * (_BAR + _GAP + 10)
+        for index, (label, value, text) in enumerate(rows):
+            y = index * (_BAR + _GAP + 10)
             room = width - 24 - _LETTER * len(text)
             length = max(2.0, room * value / most) if value else 0
             yield f'<text class="label" x="0" y="{y + 12}">{_cut(label, width)}</text>'
@@ -154,8 +154,8 @@ def ranges(
             anchor = "start" if tick == 0 else "end" if tick == ticks[-1] else "mid"
             yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - 20}"/>'
             yield f'<text class="tick {anchor}" x="{x:.1f}" y="{height - 5}">{escape(unit(tick))}</text>'
-        for place, (label, values, text) in enumerate(rows):
-            y = place * 40
+        for index, (label, values, text) in enumerate(rows):
+            y = index * 40
             yield f'<text class="label" x="4" y="{y + 16}">{_cut(label, width)}</text>'
             for depth, value in sorted(enumerate(values), reverse=True):
                 length = max(1.5, (right - 2) * value / ticks[-1])

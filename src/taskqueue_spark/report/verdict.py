@@ -55,7 +55,7 @@ def verdict_of(
     anomalies: Mapping[str, int] | None = None,
     gaps: int = 0,
     damaged: int = 0,
-    asked: bool = False,
+    requested: bool = False,
     short: int = 0,
 ) -> Verdict:
     """Return the verdict on what all queues come to: ``queues``, each of `COUNTED`, ``balanced`` and ``complete``.
@@ -79,7 +79,7 @@ def verdict_of(
     elif total["unknown"] or not complete:
         kind = "unknown"
     sentences = [
-        *_account(total, asked=asked),
+        *_describe_balance(total, requested=requested),
         *_faults(total, odd, violations, short),
         *_missing(total, gaps, damaged, complete=complete),
     ]
@@ -91,17 +91,17 @@ def verdict_of(
     return Verdict(kind=kind, title=_TITLES[kind], sentences=sentences)
 
 
-def _account(total: Mapping[str, int], *, asked: bool) -> Iterable[str]:
+def _describe_balance(total: Mapping[str, int], *, requested: bool) -> Iterable[str]:
     begun = total["published"] + total["earlier"]
-    ends = [_many(total[name], _word(name)) for name in _ENDS if total[name]]
+    ends = [_many(total[name], _state_name(name)) for name in _ENDS if total[name]]
     yield f"Of {_tasks(begun)}, {_listed(ends) or 'none has ended'}."
-    if live := [_many(total[name], _word(name)) for name in LIVE if total[name]]:
-        seen = (
+    if live := [_many(total[name], _state_name(name)) for name in LIVE if total[name]]:
+        observed = (
             "as the store says"
-            if asked
+            if requested
             else "as their last transitions say; the store was not asked"
         )
-        yield f"{_listed(live).capitalize()}: {seen}."
+        yield f"{_listed(live).capitalize()}: {observed}."
 
 
 def _faults(
@@ -132,12 +132,12 @@ def _missing(total: Mapping[str, int], gaps: int, damaged: int, *, complete: boo
         yield "What they would have told nobody knows: that no loss was found does not mean that nothing was lost."
 
 
-def _word(name: str) -> str:
+def _state_name(name: str) -> str:
     return {"dead_lettered": "given up (dead letters)", "in_flight": "in flight"}.get(name, name)
 
 
-def _many(count: int, word: str) -> str:
-    return f"{count:,} {word}"
+def _many(count: int, name: str) -> str:
+    return f"{count:,} {name}"
 
 
 def _tasks(count: int) -> str:

@@ -23,7 +23,7 @@ from taskqueue_spark.service.windows import CLASSES_PER_E, LEAST
 __all__ = [
     "OPEN",
     "Beginning",
-    "Count",
+    "EventCount",
     "Read",
     "counted",
     "following",
@@ -73,13 +73,13 @@ class Beginning(NamedTuple):
     """whether its journal was switched off"""
 
 
-class Count(NamedTuple):
+class EventCount(NamedTuple):
     """How often something happened to a queue within a window."""
 
     key: str
     window: int
     name: str
-    place: int | None
+    position: int | None
     """the class of a time"""
     number: int
 
@@ -92,7 +92,10 @@ def new_ones(batch: DataFrame, positions: Mapping[str, Position], ahead: float) 
     """
     if not positions:
         return batch
-    rows = [(*_parted(place), one.last, _moment(one.until)) for place, one in positions.items()]
+    rows = [
+        (*_parted(position), item.last, _time_of(item.until))
+        for position, item in positions.items()
+    ]
     columns = zip(*rows, strict=True)
     known = pa.table([*map(pa.array, columns, _POSITIONS.types)], schema=_POSITIONS)
     read = F.broadcast(batch.sparkSession.createDataFrame(known))
@@ -100,16 +103,16 @@ def new_ones(batch: DataFrame, positions: Mapping[str, Position], ahead: float) 
         (F.col("event") == DAMAGED)
         | F.col("read").isNull()
         | (F.col("seq") > F.col("read") + F.when(F.col("event") == MISSING, 1).otherwise(0))
-        | ((F.col("ts") > F.col("heard")) & (F.col("ts") <= F.lit(_moment(ahead))))
+        | ((F.col("ts") > F.col("heard")) & (F.col("ts") <= F.lit(_time_of(ahead))))
     )
     return batch.join(read, ["run", "shard"], "left").where(fresh).select(*batch.columns)
 
 
 def unseen_damage(batch: DataFrame, known: DataFrame) -> DataFrame:
     """Leave out what could not be read before either; ``reason`` tells one such place from another."""
-    told = F.broadcast(known.select(F.col("reason").alias("told")).distinct())
+    result = F.broadcast(known.select(F.col("reason").alias("told")).distinct())
     same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("told"))
-    return batch.join(told, same, "left_anti")
+    return batch.join(result, same, "left_anti")
 
 
 def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
@@ -135,28 +138,28 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
     of_tasks = [row for row in rows if row.first is not None]
     read: dict[tuple[int, str], Read] = {}
     for row in of_tasks:
-        place = (row.shard, row.run)
-        one = read.get(place, Read(*place, row.first, row.last, 0, row.since, row.until))
-        read[place] = one._replace(
-            first=min(one.first, row.first),
-            last=max(one.last, row.last),
-            different=one.different + row.different,  # a number is of one queue
-            since=min(one.since, row.since),
-            until=max(one.until, row.until),
+        position = (row.shard, row.run)
+        item = read.get(position, Read(*position, row.first, row.last, 0, row.since, row.until))
+        read[position] = item._replace(
+            first=min(item.first, row.first),
+            last=max(item.last, row.last),
+            different=item.different + row.different,  # a number is of one queue
+            since=min(item.since, row.since),
+            until=max(item.until, row.until),
         )
     for row in rows:
         if row.behind is not None:
-            place = (row.shard, row.run)
-            one = read.get(place, Read(*place, row.behind, 0, 0, row.since, row.until))
-            read[place] = one._replace(
-                first=min(one.first, row.behind), last=max(one.last, row.behind - 1)
+            position = (row.shard, row.run)
+            item = read.get(position, Read(*position, row.behind, 0, 0, row.since, row.until))
+            read[position] = item._replace(
+                first=min(item.first, row.behind), last=max(item.last, row.behind - 1)
             )
     dark = {row.key for row in of_tasks if row.dark}
     begins = {
         row.key: Beginning(row.shard, bool(row.whole), row.key in dark)
         for row in sorted(of_tasks, key=lambda row: row.since, reverse=True)
     }
-    return sorted(read.values(), key=lambda one: (one.since, one.run)), begins
+    return sorted(read.values(), key=lambda item: (item.since, item.run)), begins
 
 
 def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
@@ -191,19 +194,19 @@ def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
     )
 
 
-def following(told: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFrame:
+def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFrame:
     """Return the tasks that live after `steps`, but for those of a count that another one took the place of."""
     homes = [
         (F.col("shard") == shard) & F.col("run").isin(*runs) for shard, runs in current.items()
     ]
     at_home = reduce(or_, homes)
-    return told.where(F.col("ends") & F.col("state").isin(*LIVE)).select(
+    return result.where(F.col("ends") & F.col("state").isin(*LIVE)).select(
         "key", "task_id", "state", F.col("ts").alias("since"), F.col("birth").alias("published_at"), "attempt",
         F.col("owner").alias("tenant"), "worker", "shard", "run", "seq", at_home.alias("here"),
     )  # fmt: skip
 
 
-def counted(told: DataFrame, window: int, probe: Probe | None) -> list[Count]:
+def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCount]:
     """Count what the fresh rows of `steps` did, per key and window.
 
     Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the states that end a task; ``waits`` and ``runs``
@@ -241,7 +244,7 @@ def counted(told: DataFrame, window: int, probe: Probe | None) -> list[Count]:
             ]
     start = F.floor(F.unix_micros("ts") / (window * 1e6)) * window
     rows = (
-        told.where(F.col("fresh") == 1)
+        result.where(F.col("fresh") == 1)
         .select(
             "key",
             start.alias("window"),
@@ -251,12 +254,13 @@ def counted(told: DataFrame, window: int, probe: Probe | None) -> list[Count]:
         .count()
         .collect()
     )
-    return [Count(*row) for row in rows]
+    return [EventCount(*row) for row in rows]
 
 
-def _entry(name: Column, place: Column | None = None) -> Column:
+def _entry(name: Column, position: Column | None = None) -> Column:
     return F.struct(
-        name.alias("name"), (F.lit(None) if place is None else place).cast("int").alias("place")
+        name.alias("name"),
+        (F.lit(None) if position is None else position).cast("int").alias("place"),
     )
 
 
@@ -268,17 +272,17 @@ def _class(seconds: Column) -> Column:
     return F.floor(F.log(F.greatest(seconds, F.lit(LEAST)) / LEAST) * CLASSES_PER_E)
 
 
-def _parted(place: str) -> tuple[str, int]:
-    run, _, shard = place.rpartition("/")
+def _parted(position: str) -> tuple[str, int]:
+    run, _, shard = position.rpartition("/")
     return run, int(shard)
 
 
-def _moment(seconds: float) -> datetime:
+def _time_of(seconds: float) -> datetime:
     return _EPOCH + timedelta(microseconds=round(seconds * 1e6))
 
 
 def _of_each(values: Mapping[str, int | str]) -> Column:
-    return F.create_map(*(F.lit(one) for item in values.items() for one in item))
+    return F.create_map(*(F.lit(name) for item in values.items() for name in item))
 
 
 def _at(limits: Mapping[int, int]) -> Column:

@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import Books, Rise, State, Window
+from taskqueue_spark.service.state import FailureTrend, ServiceBooks, ServiceState, WindowCounts
 from taskqueue_spark.service.windows import failed
 
 __all__ = [
     "Alerts",
     "Condition",
+    "check_windows",
     "conditions",
-    "judge",
     "stuck",
 ]
 
@@ -29,7 +29,7 @@ _RISES = 100
 """that are remembered, beside those that are not over"""
 
 
-def judge(state: State, options: StreamOptions, as_of: float) -> None:
+def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> None:
     """Look at the windows that are over and were not looked at, in their order, and note where failures rise.
 
     ``as_of``: the time (Unix seconds) up to which everything that happened is known.
@@ -38,25 +38,27 @@ def judge(state: State, options: StreamOptions, as_of: float) -> None:
     open_ones = {rise.key: rise for rise in state.rises if not rise.over}
     for key, windows in sorted(state.windows.items()):
         # The window behind one in which something happened may have nothing, which ends an episode.
-        due = {start for one in windows for start in (one, one + options.window)}
+        due = {start for window in windows for start in (window, window + options.window)}
         for start in sorted(start for start in due if state.judged < start <= last):
-            found = _rise(key, windows, start, options)
-            if found is None:
+            trend = _rise(key, windows, start, options)
+            if trend is None:
                 if key in open_ones:
                     open_ones.pop(key).over = True
             elif key not in open_ones:
-                open_ones[key] = found
-                state.rises.append(found)
+                open_ones[key] = trend
+                state.rises.append(trend)
     state.judged = max(state.judged, last)
     state.rises.sort(key=lambda rise: rise.window)
     state.rises = [
-        rise for place, rise in enumerate(reversed(state.rises)) if place < _RISES or not rise.over
+        rise for index, rise in enumerate(reversed(state.rises)) if index < _RISES or not rise.over
     ][::-1]
 
 
-def _rise(key: str, windows: dict[int, Window], start: int, options: StreamOptions) -> Rise | None:
+def _rise(
+    key: str, windows: dict[int, WindowCounts], start: int, options: StreamOptions
+) -> FailureTrend | None:
     """Compare a window with those before it."""
-    bad, all_of_them = failed(windows.get(start, Window()))
+    bad, all_of_them = failed(windows.get(start, WindowCounts()))
     share = bad / all_of_them if all_of_them else 0.0
     if all_of_them < options.failure_least or share < options.failure_share:
         return None
@@ -66,11 +68,11 @@ def _rise(key: str, windows: dict[int, Window], start: int, options: StreamOptio
     usual = sum(number for number, _ in before) / executions if executions else 0.0
     if share <= options.failure_growth * usual:
         return None
-    return Rise(key=key, window=start, share=share, usual=usual, executions=all_of_them)
+    return FailureTrend(key=key, window=start, share=share, usual=usual, executions=all_of_them)
 
 
 _SAMPLES = 10
-_PLACES = {
+_POSITIONS = {
     "missing": "{gap.run}/{gap.shard}/{gap.first}",
     "reset": "{gap.at:.6f}",
     "back": "{gap.run}/{gap.shard}/{gap.last}",
@@ -100,12 +102,12 @@ class Condition(NamedTuple):
     """that episode is"""
 
 
-def conditions(state: State, options: StreamOptions, as_of: float) -> list[Condition]:
+def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> list[Condition]:
     """Return what is amiss. ``as_of``: the time (Unix seconds) up to which everything that happened is known."""
-    found = [
+    matches = [
         Condition(
             "missing" if gap.kind == "missing" else "reset",
-            _PLACES[gap.kind].format(gap=gap),
+            _POSITIONS[gap.kind].format(gap=gap),
             _TEXTS[gap.kind].format(gap=gap),
             {
                 "shard": gap.shard,
@@ -119,9 +121,9 @@ def conditions(state: State, options: StreamOptions, as_of: float) -> list[Condi
         for gap in state.gaps
     ]
     for key, books in sorted(state.books.items()):
-        found += _imbalance(key, books, state.differing.get(key))
-    judge(state, options, as_of)
-    found += [
+        matches += _imbalance(key, books, state.differing.get(key))
+    check_windows(state, options, as_of)
+    matches += [
         Condition(
             "failing",
             rise.key,
@@ -139,10 +141,10 @@ def conditions(state: State, options: StreamOptions, as_of: float) -> list[Condi
     ]
     if state.open:
         opened = options.folder / "open" / state.open
-        found += stuck(opened, "in_flight", options.stuck_after, as_of)
+        matches += stuck(opened, "in_flight", options.stuck_after, as_of)
         if options.waiting_after is not None:
-            found += stuck(opened, "waiting", options.waiting_after, as_of)
-    return found
+            matches += stuck(opened, "waiting", options.waiting_after, as_of)
+    return matches
 
 
 def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condition]:
@@ -154,7 +156,7 @@ def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condit
         & ds.field("here")
         & (ds.field("since") < pc.scalar(limit)),
     )
-    found = []
+    matches = []
     for key in sorted(set(old["key"].to_pylist())):
         of_key = old.filter(pc.equal(old["key"], key)).sort_by("since")
         rows = of_key.slice(0, _SAMPLES).to_pylist()
@@ -162,7 +164,7 @@ def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condit
         kind = "stuck" if state == "in_flight" else "waiting"
         is_are = "task is" if len(of_key) == 1 else "tasks are"
         how = "in flight" if state == "in_flight" else "waiting"
-        found.append(
+        matches.append(
             Condition(
                 kind,
                 key,
@@ -175,10 +177,10 @@ def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condit
                 },
             )
         )
-    return found
+    return matches
 
 
-def _imbalance(key: str, books: Books, differing: str | None) -> list[Condition]:
+def _imbalance(key: str, books: ServiceBooks, differing: str | None) -> list[Condition]:
     if books.balanced is not False and differing is None:
         return []
     parts = []
@@ -195,7 +197,7 @@ def _imbalance(key: str, books: Books, differing: str | None) -> list[Condition]
         "published": books.published,
         "ended": books.ended,
         "live": books.live,
-        "gone": books.gone,
+        "gone": books.expired,
         "adopted": books.adopted,
         "doubled": books.doubled,
     }
@@ -213,55 +215,56 @@ class Alerts:
         self._path = path
         self.current: dict[tuple[str, str], str] = {}
         """the texts of the episodes that last"""
-        self.told: list[str] = []
+        self.reported: list[str] = []
         """what was told here of that which has no end"""
         self._passed: set[tuple[str, str]] = set()
         self._episodes: dict[tuple[str, str], int] = {}
         whole = b""
         if path.exists():
-            told = path.read_bytes()
-            whole = told[: told.rfind(b"\n") + 1]
-            if whole != told:
+            stored = path.read_bytes()
+            whole = stored[: stored.rfind(b"\n") + 1]
+            if whole != stored:
                 os.truncate(path, len(whole))
         for line in whole.splitlines():
             record = msgspec.json.decode(line, type=dict[str, Any])
-            place = (record["kind"], record["of"])
+            position = (record["kind"], record["of"])
             if record["phase"] == "start":
-                self.current[place] = record["text"]
-                self._episodes[place] = record.get("episode", 0)
+                self.current[position] = record["text"]
+                self._episodes[position] = record.get("episode", 0)
             elif record["phase"] == "end":
-                self.current.pop(place, None)
+                self.current.pop(position, None)
             else:
-                self._passed.add(place)
+                self._passed.add(position)
 
-    def tell(self, found: Iterable[Condition], now: float) -> int:
+    def report(self, matches: Iterable[Condition], now: float) -> int:
         """Tell what is new and what has ended; return how many lines that was."""
         lines: list[dict[str, Any]] = []
         lasting = set()
-        for one in found:
-            place = (one.kind, one.of)
-            if one.passing:
-                if place not in self._passed:
-                    self._passed.add(place)
-                    self.told.append(f"{one.kind} ({one.of}): {one.text}")
-                    lines.append(_line("once", one, now))
+        for condition in matches:
+            position = (condition.kind, condition.of)
+            if condition.passing:
+                if position not in self._passed:
+                    self._passed.add(position)
+                    self.reported.append(f"{condition.kind} ({condition.of}): {condition.text}")
+                    lines.append(_line("once", condition, now))
                 continue
-            told = self._episodes.get(place, 0)
-            if one.episode and (
-                one.episode < told or (one.episode == told and place not in self.current)
+            value = self._episodes.get(position, 0)
+            if condition.episode and (
+                condition.episode < value
+                or (condition.episode == value and position not in self.current)
             ):
                 continue  # it was told to its end
-            if place in self.current and one.episode > told:
-                lines.append(self._end(place, now))
-            if place not in self.current:
-                lines.append(_line("start", one, now))
-                self._episodes[place] = one.episode
-            self.current[place] = one.text
-            if not one.over:
-                lasting.add(place)
+            if position in self.current and condition.episode > value:
+                lines.append(self._end(position, now))
+            if position not in self.current:
+                lines.append(_line("start", condition, now))
+                self._episodes[position] = condition.episode
+            self.current[position] = condition.text
+            if not condition.over:
+                lasting.add(position)
             else:
-                lines.append(self._end(place, now))
-        lines += [self._end(place, now) for place in sorted(set(self.current) - lasting)]
+                lines.append(self._end(position, now))
+        lines += [self._end(position, now) for position in sorted(set(self.current) - lasting)]
         if lines:
             with self._path.open("ab") as file:
                 file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -272,13 +275,13 @@ class Alerts:
             _log.log(level, "%s %s (%s): %s", line["phase"], line["kind"], line["of"], line["text"])
         return len(lines)
 
-    def _end(self, place: tuple[str, str], now: float) -> dict[str, Any]:
-        return _line("end", Condition(*place, self.current.pop(place), {}), now)
+    def _end(self, position: tuple[str, str], now: float) -> dict[str, Any]:
+        return _line("end", Condition(*position, self.current.pop(position), {}), now)
 
 
-def _line(phase: str, one: Condition, now: float) -> dict[str, Any]:
+def _line(phase: str, condition: Condition, now: float) -> dict[str, Any]:
     moment = dt.datetime.fromtimestamp(now, dt.UTC).isoformat()
-    episode = {"episode": one.episode} if one.episode else {}
+    episode = {"episode": condition.episode} if condition.episode else {}
     return {
-        "phase": phase, "kind": one.kind, "of": one.of, "at": moment, "text": one.text, **episode, **one.details,
+        "phase": phase, "kind": condition.kind, "of": condition.of, "at": moment, "text": condition.text, **episode, **condition.details,
     }  # fmt: skip

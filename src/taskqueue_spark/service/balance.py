@@ -14,16 +14,16 @@ from typing import NamedTuple
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.journal.reader import JournalReader
+from taskqueue_redis.journal.reader import RedisJournalReader
 from taskqueue_spark.options import redis_settings
-from taskqueue_spark.service.state import ENDS, LIVE, Baseline, Books, Probe, State
+from taskqueue_spark.service.state import ENDS, LIVE, Baseline, Probe, ServiceBooks, ServiceState
 
-__all__ = ["Asked", "RedisLedgers", "probe", "resolve"]
+__all__ = ["RedisLedgers", "StoreAnswers", "probe", "resolve"]
 
 _COUNTERS = ("published", *ENDS)
 
 
-class Asked(NamedTuple):
+class StoreAnswers(NamedTuple):
     """Ledgers by key; and by shard its run, its name, and how far it was just before and just after these were read."""
 
     runs: dict[int, str]
@@ -42,14 +42,14 @@ class RedisLedgers:
     prefix: str | None
     partitions: int | None
 
-    def __call__(self, keys: Sequence[str]) -> Asked | None:
+    def __call__(self, keys: Sequence[str]) -> StoreAnswers | None:
         """Return the ledgers; ``None`` if the store is out of reach, or was reset in between."""
         return asyncio.run(self._ask(keys))
 
-    async def _ask(self, keys: Sequence[str]) -> Asked | None:
+    async def _ask(self, keys: Sequence[str]) -> StoreAnswers | None:
         settings = redis_settings(self.url, self.url_env, self.prefix, self.partitions)
         try:
-            async with JournalReader(settings) as reader:
+            async with RedisJournalReader(settings) as reader:
                 number = len(await reader.discover())
                 backend = RedisBackend(settings=settings.model_copy(update={"partitions": number}))
                 try:
@@ -62,7 +62,7 @@ class RedisLedgers:
             return None
         if [span.epoch for span in before] != [span.epoch for span in after]:
             return None
-        told = {
+        fields = {
             key: {
                 "published": ledger.published,
                 **{name: getattr(ledger, name) for name in (*ENDS, *LIVE)},
@@ -73,24 +73,24 @@ class RedisLedgers:
             {n: span.last for n, span in enumerate(spans)} for spans in (before, after)
         )
         runs = {n: span.epoch for n, span in enumerate(before)}
-        return Asked(runs, dict(enumerate(reader.partitions)), first, second, told)
+        return StoreAnswers(runs, dict(enumerate(reader.partitions)), first, second, fields)
 
 
-def probe(state: State, asked: Asked) -> None:
+def probe(state: ServiceState, requested: StoreAnswers) -> None:
     """Remember ledgers until the journal has been read up to where they were; compare at once if it has."""
     state.probe = Probe(
-        runs=asked.runs,
-        names=asked.names,
-        before=asked.before,
-        after=asked.after,
-        ledgers=asked.ledgers,
+        runs=requested.runs,
+        names=requested.names,
+        before=requested.before,
+        after=requested.after,
+        ledgers=requested.ledgers,
         low={key: _counters(books) for key, books in state.books.items()},
         high={key: _counters(books) for key, books in state.books.items()},
     )
     resolve(state)
 
 
-def resolve(state: State) -> None:
+def resolve(state: ServiceState) -> None:
     """Compare what was remembered, once the journal has been read far enough."""
     pending = state.probe
     if pending is None:
@@ -125,7 +125,7 @@ def resolve(state: State) -> None:
     state.probe = None
 
 
-def _counters(books: Books) -> dict[str, int]:
+def _counters(books: ServiceBooks) -> dict[str, int]:
     return {"published": books.published, **books.ended}
 
 

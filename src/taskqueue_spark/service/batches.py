@@ -22,10 +22,10 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
 from taskqueue_spark.offsets import Offsets
 from taskqueue_spark.service import aggregate
-from taskqueue_spark.service.alerts import judge
-from taskqueue_spark.service.balance import Asked, probe, resolve
+from taskqueue_spark.service.alerts import check_windows
+from taskqueue_spark.service.balance import StoreAnswers, probe, resolve
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import State, load, save
+from taskqueue_spark.service.state import ServiceState, load, save
 from taskqueue_spark.service.update import (
     Alive,
     advance,
@@ -43,7 +43,7 @@ class Batches:
     """What Spark calls with each batch. It keeps nothing in memory, so any process may go on with the next one."""
 
     options: StreamOptions
-    ledgers: Callable[[Sequence[str]], Asked | None] | None = None
+    ledgers: Callable[[Sequence[str]], StoreAnswers | None] | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Work a batch off. Given again, it changes nothing."""
@@ -63,9 +63,9 @@ class Batches:
         self._fold(batch, name, state, now)
         state.queries[query] = number
         if self.ledgers is not None and state.probe is None and state.books:
-            asked = self.ledgers(sorted(state.books))
-            if asked is not None:
-                probe(state, asked)
+            requested = self.ledgers(sorted(state.books))
+            if requested is not None:
+                probe(state, requested)
         save(self.options.state, state)
         for folder in (self.options.folder / "open").iterdir():
             if folder.name not in {state.open, former}:  # somebody may be reading that
@@ -75,16 +75,16 @@ class Batches:
         known = self.options.out / DAMAGED
         if not known.exists():
             return batch
-        told = batch.sparkSession.read.schema(batch.schema).parquet(str(known))
-        return aggregate.unseen_damage(batch, told)
+        result = batch.sparkSession.read.schema(batch.schema).parquet(str(known))
+        return aggregate.unseen_damage(batch, result)
 
     def _archive(self, batch: DataFrame, name: str) -> None:
         """Write the transitions where no reader looks, then show them by one rename."""
-        places = {
+        paths = {
             "transitions": self.options.archive / f"batch={name}",
             DAMAGED: self.options.out / DAMAGED / f"batch={name}",
         }
-        if places["transitions"].exists():  # shown last: it was all there
+        if paths["transitions"].exists():  # shown last: it was all there
             return
         staging = self.options.folder / "staging"
         shutil.rmtree(staging, ignore_errors=True)
@@ -96,10 +96,10 @@ class Batches:
         )
         for part in (DAMAGED, "transitions"):
             if (staging / f"kind={part}").exists():
-                _show(staging / f"kind={part}", places[part])
+                _show(staging / f"kind={part}", paths[part])
         shutil.rmtree(staging, ignore_errors=True)
 
-    def _fold(self, batch: DataFrame, name: str, state: State, now: float) -> None:
+    def _fold(self, batch: DataFrame, name: str, state: ServiceState, now: float) -> None:
         """Bring what is known up to the batch, whose transitions are read from the archive."""
         spark = batch.sparkSession
         archived = self.options.archive / f"batch={name}"
@@ -120,23 +120,25 @@ class Batches:
             else spark.createDataFrame([], aggregate.OPEN)
         )
         cut = note_positions(state, read, now)
-        told = aggregate.steps(transitions, live).persist()
+        result = aggregate.steps(transitions, live).persist()
         try:
             opened = self.options.folder / "open" / name
-            aggregate.following(told, state.current()).write.mode("overwrite").parquet(str(opened))
-            counts = aggregate.counted(told, self.options.window, state.probe)
+            aggregate.following(result, state.current()).write.mode("overwrite").parquet(
+                str(opened)
+            )
+            counts = aggregate.counted(result, self.options.window, state.probe)
         finally:
-            told.unpersist()
+            result.unpersist()
         hours = advance(state, counts=counts, alive=_alive(opened), beginnings=beginnings, cut=cut)
         state.open = name
-        state.transitions += sum(one.different for one in read)
+        state.transitions += sum(item.different for item in read)
         state.damaged += lines
         write_hours(self.options.out / "metrics", state.windows, self.options.window, hours)
-        judge(state, self.options, state.frontier)
+        check_windows(state, self.options, state.frontier)
         without_old_windows(state, self.options.window, self.options.keep)
 
 
-def sweep(options: StreamOptions, state: State, query: str) -> None:
+def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
     """Take back a batch that another query has shown and not committed, as nobody will give it again.
 
     Raises `ConfigurationError` where the archive has more than that which the state does not know.
@@ -146,11 +148,11 @@ def sweep(options: StreamOptions, state: State, query: str) -> None:
     }
     folders = (options.out / DAMAGED, options.archive)
     unknown = {
-        place.name
+        path.name
         for folder in folders
-        for place in folder.glob("batch=*")
-        if place.name.partition("=")[2] not in known
-        and not place.name.startswith(f"batch={query[:8]}")
+        for path in folder.glob("batch=*")
+        if path.name.partition("=")[2] not in known
+        and not path.name.startswith(f"batch={query[:8]}")
     }
     if len(unknown) > 1:
         raise ConfigurationError(
@@ -165,17 +167,20 @@ def sweep(options: StreamOptions, state: State, query: str) -> None:
 def ended(path: Path) -> dict[str, int]:
     """Return where a batch ends, by run and name of each shard; nothing where its offsets are another source's."""
     try:
-        told = msgspec.json.decode(path.read_text().splitlines()[-1])
-        places = Offsets.of(told).plain
-        return {f"{place['run']}/{shard}": int(place["next"]) for shard, place in places.items()}
+        value = msgspec.json.decode(path.read_text().splitlines()[-1])
+        indexes = Offsets.of(value).plain
+        return {
+            f"{position['run']}/{shard}": int(position["next"])
+            for shard, position in indexes.items()
+        }
     except (OSError, IndexError, msgspec.DecodeError, InvalidInput):
         return {}
 
 
-def _show(written: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(place, ignore_errors=True)
-    written.rename(place)
+def _show(written: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+    written.rename(path)
 
 
 def _name(query: str, number: int) -> str:

@@ -22,7 +22,7 @@ from taskqueue_spark.service.alerts import Alerts, Condition, conditions
 from taskqueue_spark.service.balance import RedisLedgers
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import State, load, replace
+from taskqueue_spark.service.state import ServiceState, load, replace
 
 __all__ = ["Summary", "run"]
 
@@ -70,17 +70,17 @@ def run(
     """
     for folder in (options.archive, options.folder / "open"):
         folder.mkdir(parents=True, exist_ok=True)
-    if any(not place.name.startswith("batch=") for place in options.archive.iterdir()):
+    if any(not path.name.startswith("batch=") for path in options.archive.iterdir()):
         raise ConfigurationError(
             f"{options.archive}: a snapshot is there; allowed: a folder of the service's own"
         )
-    with _locked(options.folder), _asked_to_stop(stop or threading.Event()) as stopping:
+    with _locked(options.folder), _stop_requested(stop or threading.Event()) as stopping:
         watch = _Watch(options, say)
         query = _start(spark, options)
         try:
             while query.isActive and not stopping.is_set():
                 query.awaitTermination(_TICK)  # type: ignore[arg-type] # any number of seconds will do
-                watch.look(query)
+                watch.update(query)
             _finish(query)
             if (failed := query.exception()) is not None:
                 raise failed
@@ -120,10 +120,10 @@ def _ledgers(options: StreamOptions) -> RedisLedgers | None:
     """Return who asks the store, where there is one that can be asked."""
     if options.format != "taskqueue" or not options.ledger:
         return None
-    told = ReadOptions.of(options.source)
-    if told.backend != "redis":
+    result = ReadOptions.of(options.source)
+    if result.backend != "redis":
         return None
-    return RedisLedgers(told.url, told.url_env, told.prefix, told.partitions)
+    return RedisLedgers(result.url, result.url_env, result.prefix, result.partitions)
 
 
 def _finish(query: StreamingQuery) -> None:
@@ -134,7 +134,7 @@ def _finish(query: StreamingQuery) -> None:
 
 
 @contextmanager
-def _asked_to_stop(stop: threading.Event) -> Iterator[threading.Event]:
+def _stop_requested(stop: threading.Event) -> Iterator[threading.Event]:
     """Set the event at SIGTERM and SIGINT, where this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -165,24 +165,24 @@ class _Watch:
         self._alerts = Alerts(options.folder / "alerts.jsonl")
         self._batches = 0
         self._began = time.time()
-        self._told: dict[str, Any] | None = None
+        self._reported: dict[str, Any] | None = None
         self._last = -1
         self._lag: int | None = None
         self._known_to: float | None = None
         """when all that there was had been read, if that is how it is"""
-        self._figures: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
 
-    def look(self, query: StreamingQuery) -> None:
+    def update(self, query: StreamingQuery) -> None:
         """Take note of what the query has told since. Until it tells anything nothing is known of now."""
         if self._progress(query):
-            self._tell(running=True)
+            self._report(running=True)
 
     def end(self, query: StreamingQuery, *, whole: bool) -> Summary:
         """Take note of the last batches and say what it all came to. ``whole``: all was read that there was."""
         self._progress(query)
         if whole:
             self._known_to = max(self._known_to or 0.0, self._began)
-        state = self._tell(running=False)
+        state = self._report(running=False)
         balances = [books.balanced for books in state.books.values()]
         wrong = False in balances or bool(state.differing)
         lasting = [f"{kind} ({of}): {text}" for (kind, of), text in self._alerts.current.items()]
@@ -191,54 +191,54 @@ class _Watch:
             transitions=state.transitions,
             damaged=state.damaged,
             balanced=False if wrong else None if None in balances else True,
-            lost=sum(books.gone for books in state.books.values()),
-            alerts=[*lasting, *self._alerts.told],
+            lost=sum(books.expired for books in state.books.values()),
+            alerts=[*lasting, *self._alerts.reported],
         )
 
     def _progress(self, query: StreamingQuery) -> bool:
         """Take note of what the query has told since, and return whether that is anything."""
         latest = _latest(query)
-        if latest is None or latest == self._told:
+        if latest is None or latest == self._reported:
             return False
-        told = [latest]
-        if self._told is None or latest["batchId"] > self._last + 1:
-            told = [msgspec.json.decode(progress.json) for progress in query.recentProgress]
-        for one in told:
-            self._note(one)
-        self._told = latest
+        results = [latest]
+        if self._reported is None or latest["batchId"] > self._last + 1:
+            results = [msgspec.json.decode(progress.json) for progress in query.recentProgress]
+        for item in results:
+            self._note(item)
+        self._reported = latest
         return True
 
-    def _note(self, told: dict[str, Any]) -> None:
-        self._lag = _lag(told, self._lag)
-        rows = sum(source.get("numInputRows", 0) for source in told["sources"])
+    def _note(self, fields: dict[str, Any]) -> None:
+        self._lag = _lag(fields, self._lag)
+        rows = sum(source.get("numInputRows", 0) for source in fields["sources"])
         all_read = not rows if self._lag is None else self._lag == 0
         self._known_to = (
-            dt.datetime.fromisoformat(told["timestamp"]).timestamp() if all_read else None
+            dt.datetime.fromisoformat(fields["timestamp"]).timestamp() if all_read else None
         )
-        if not rows or told["batchId"] <= self._last:
+        if not rows or fields["batchId"] <= self._last:
             return
-        self._last = told["batchId"]
+        self._last = fields["batchId"]
         self._batches += 1
-        seconds = told["durationMs"].get("triggerExecution", 0) / 1000
-        self._figures = {
-            "batch": told["batchId"],
+        seconds = fields["durationMs"].get("triggerExecution", 0) / 1000
+        self._metrics = {
+            "batch": fields["batchId"],
             "rows": rows,
             "batch_seconds": seconds,
-            "offset": _json(told["sources"][0].get("endOffset")),
+            "offset": _json(fields["sources"][0].get("endOffset")),
         }
         behind = "" if self._lag is None else f", {self._lag} behind"
-        self._say(f"batch {told['batchId']}: {rows} rows in {seconds:.1f} s{behind}")
+        self._say(f"batch {fields['batchId']}: {rows} rows in {seconds:.1f} s{behind}")
 
-    def _tell(self, *, running: bool) -> State:
-        state, found = self._found()
+    def _report(self, *, running: bool) -> ServiceState:
+        state, matches = self._read_state()
         now = time.time()
-        self._alerts.tell(found, now)
+        self._alerts.report(matches, now)
         replace(
             self._options.folder / "status.json",
             {
                 "running": running,
                 "at": now,
-                **self._figures,
+                **self._metrics,
                 "lag": self._lag,
                 "transitions": state.transitions,
                 "damaged": state.damaged,
@@ -256,7 +256,7 @@ class _Watch:
         )
         return state
 
-    def _found(self) -> tuple[State, list[Condition]]:
+    def _read_state(self) -> tuple[ServiceState, list[Condition]]:
         """Return what is known and what is amiss; a batch may be committed meanwhile, which takes files away."""
         while True:
             state = load(self._options.state)
@@ -268,9 +268,9 @@ class _Watch:
                     raise
 
 
-def _lag(told: dict[str, Any], former: int | None) -> int | None:
+def _lag(fields: dict[str, Any], former: int | None) -> int | None:
     """Return how much the journal has that was not read, in the source's unit; as before where that is not told."""
-    source = told["sources"][0] if told["sources"] else {}
+    source = fields["sources"][0] if fields["sources"] else {}
     end, latest = (_json(source.get(name)) for name in ("endOffset", "latestOffset"))
     if not (isinstance(end, dict) and isinstance(latest, dict)):
         return former
@@ -280,8 +280,8 @@ def _lag(told: dict[str, Any], former: int | None) -> int | None:
         return former
 
 
-def _next(place: Any) -> int:
-    return int(place["next"] if isinstance(place, dict) else place)
+def _next(position: Any) -> int:
+    return int(position["next"] if isinstance(position, dict) else position)
 
 
 def _json(value: Any) -> Any:

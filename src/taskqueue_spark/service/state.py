@@ -14,13 +14,13 @@ __all__ = [
     "ENDS",
     "LIVE",
     "Baseline",
-    "Books",
+    "FailureTrend",
     "Gap",
     "Position",
     "Probe",
-    "Rise",
-    "State",
-    "Window",
+    "ServiceBooks",
+    "ServiceState",
+    "WindowCounts",
     "load",
     "replace",
     "save",
@@ -60,7 +60,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-class Books(msgspec.Struct, kw_only=True):
+class ServiceBooks(msgspec.Struct, kw_only=True):
     """What the journal told of a queue, in tasks; a task that lives again counts again."""
 
     published: int = 0
@@ -68,7 +68,7 @@ class Books(msgspec.Struct, kw_only=True):
     """whose beginning the journal does not have, or that ended when they had ended before"""
     doubled: int = 0
     """published when they were there"""
-    gone: int = 0
+    expired: int = 0
     """that were live when their store was reset"""
     ended: dict[str, int] = {}
     live: dict[str, int] = {}
@@ -79,7 +79,7 @@ class Books(msgspec.Struct, kw_only=True):
     @property
     def imbalance(self) -> int:
         """Published minus all that is accounted for."""
-        return self.published - sum(self.ended.values()) - sum(self.live.values()) - self.gone
+        return self.published - sum(self.ended.values()) - sum(self.live.values()) - self.expired
 
     @property
     def balanced(self) -> bool | None:
@@ -89,7 +89,7 @@ class Books(msgspec.Struct, kw_only=True):
         return not (self.imbalance or self.adopted or self.doubled)
 
 
-class Window(msgspec.Struct, kw_only=True):
+class WindowCounts(msgspec.Struct, kw_only=True):
     """What happened to a queue in some seconds."""
 
     events: dict[str, int] = {}
@@ -98,7 +98,7 @@ class Window(msgspec.Struct, kw_only=True):
     runs: dict[int, int] = {}
 
 
-class Rise(msgspec.Struct, kw_only=True):
+class FailureTrend(msgspec.Struct, kw_only=True):
     """A time in which more executions of a queue failed than before."""
 
     key: str
@@ -136,7 +136,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     high: dict[str, int]
 
 
-class State(msgspec.Struct, kw_only=True):
+class ServiceState(msgspec.Struct, kw_only=True):
     """What is known after a batch."""
 
     version: int = VERSION
@@ -152,8 +152,8 @@ class State(msgspec.Struct, kw_only=True):
     """by ``run/shard``"""
     offsets: dict[str, int] = {}
     """by ``run/name``, where the last batch ended, as far as the source's offsets tell"""
-    books: dict[str, Books] = {}
-    windows: dict[str, dict[int, Window]] = {}
+    books: dict[str, ServiceBooks] = {}
+    windows: dict[str, dict[int, WindowCounts]] = {}
     """by key and start, the latest ones"""
     gaps: list[Gap] = []
     """the latest ones"""
@@ -161,7 +161,7 @@ class State(msgspec.Struct, kw_only=True):
     """windows that began before are closed"""
     late: int = 0
     """transitions of windows that were closed: they are in the archive and in no window"""
-    rises: list[Rise] = []
+    rises: list[FailureTrend] = []
     """the latest ones"""
     judged: int = 0
     """the last window that was looked at for such"""
@@ -177,12 +177,12 @@ class State(msgspec.Struct, kw_only=True):
         former is gone.
         """
         of: dict[int, list[tuple[str, Position]]] = {}
-        for place, position in self.positions.items():
-            run, _, shard = place.rpartition("/")
+        for location, position in self.positions.items():
+            run, _, shard = location.rpartition("/")
             of.setdefault(int(shard), []).append((run, position))
-        latest = {shard: max(one.since for _, one in runs) for shard, runs in of.items()}
+        latest = {shard: max(position.since for _, position in runs) for shard, runs in of.items()}
         return {
-            shard: [run for run, one in runs if one.until >= latest[shard]]
+            shard: [run for run, position in runs if position.until >= latest[shard]]
             for shard, runs in of.items()
         }
 
@@ -191,12 +191,12 @@ class State(msgspec.Struct, kw_only=True):
         return self.positions.get(f"{run}/{shard}")
 
 
-def load(path: Path) -> State:
+def load(path: Path) -> ServiceState:
     """Return what was saved, or what is known at the beginning. Raises `ConfigurationError` if it is not ours."""
     try:
-        state = msgspec.json.decode(path.read_bytes(), type=State)
+        state = msgspec.json.decode(path.read_bytes(), type=ServiceState)
     except FileNotFoundError:
-        return State()
+        return ServiceState()
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path}: this is no state of the streaming service") from error
     if state.version != VERSION:
@@ -206,7 +206,7 @@ def load(path: Path) -> State:
     return state
 
 
-def save(path: Path, state: State) -> None:
+def save(path: Path, state: ServiceState) -> None:
     """Replace what was saved, at once and durably."""
     replace(path, msgspec.json.encode(state))
 

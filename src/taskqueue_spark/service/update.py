@@ -6,9 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from taskqueue_spark.service.aggregate import Beginning, Count, Read
+from taskqueue_spark.service.aggregate import Beginning, EventCount, Read
 from taskqueue_spark.service.balance import resolve
-from taskqueue_spark.service.state import ENDS, Books, Gap, Position, State, Window
+from taskqueue_spark.service.state import (
+    ENDS,
+    Gap,
+    Position,
+    ServiceBooks,
+    ServiceState,
+    WindowCounts,
+)
 
 __all__ = ["Alive", "advance", "horizon_of", "note_positions", "without_old_windows"]
 
@@ -33,30 +40,30 @@ def horizon_of(now: float) -> float:
     return now + _AHEAD
 
 
-def note_positions(state: State, read: Sequence[Read], now: float) -> bool:
+def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> bool:
     """Note how far each count was read; return whether anything is missing. ``now``: in Unix seconds."""
     cut = False
     ahead = horizon_of(now)
-    for one in read:
-        place = f"{one.run}/{one.shard}"
-        known = state.positions.get(place)
-        former = any(other.endswith(f"/{one.shard}") for other in state.positions)
-        lacking = _lacking(one, known)
-        again = known is not None and one.different > 0 and one.first <= known.last
+    for item in read:
+        position = f"{item.run}/{item.shard}"
+        known = state.positions.get(position)
+        former = any(other.endswith(f"/{item.shard}") for other in state.positions)
+        lacking = _lacking(item, known)
+        again = known is not None and item.different > 0 and item.first <= known.last
         cut |= lacking > 0 or again
         if known is not None and again:
             back = Gap(
-                kind="back", shard=one.shard, run=one.run, first=one.first, last=known.last,
-                number=min(one.different, known.last - one.first + 1), at=one.since,
+                kind="back", shard=item.shard, run=item.run, first=item.first, last=known.last,
+                number=min(item.different, known.last - item.first + 1), at=item.since,
             )  # fmt: skip
             state.gaps.append(back)
         # What was cut off before anybody read it is nothing that happened now.
         if lacking and former:
-            _missing(state, one, known, lacking)
-        heard = one if one.different or known is None else known  # what is missing has no time
+            _missing(state, item, known, lacking)
+        heard = item if item.different or known is None else known  # what is missing has no time
         since, until = min(heard.since, ahead), min(heard.until, ahead)
-        state.positions[place] = Position(
-            last=one.last if again or known is None else max(one.last, known.last),
+        state.positions[position] = Position(
+            last=item.last if again or known is None else max(item.last, known.last),
             missing=lacking + (known.missing if known else 0),
             since=min(since, known.since if known else since),
             until=max(until, known.until if known else until),
@@ -65,20 +72,20 @@ def note_positions(state: State, read: Sequence[Read], now: float) -> bool:
     return cut
 
 
-def _missing(state: State, one: Read, known: Position | None, lacking: int) -> None:
+def _missing(state: ServiceState, item: Read, known: Position | None, lacking: int) -> None:
     expected = known.last + 1 if known else 1
     gap = Gap(
-        kind="missing", shard=one.shard, run=one.run, first=min(expected, one.first), last=one.last,
-        number=lacking, at=one.since,
+        kind="missing", shard=item.shard, run=item.run, first=min(expected, item.first), last=item.last,
+        number=lacking, at=item.since,
     )  # fmt: skip
     latest = state.gaps[-1] if state.gaps else None
     # the latest one goes on
     if (
         latest is not None
         and (latest.kind, latest.run, latest.shard, latest.last + 1)
-        == ("missing", one.run, one.shard, gap.first)
+        == ("missing", item.run, item.shard, gap.first)
         and latest.number == latest.last - latest.first + 1
-        and not one.different
+        and not item.different
     ):
         number = latest.number + lacking
         state.gaps[-1] = msgspec.structs.replace(latest, last=gap.last, number=number)
@@ -87,9 +94,9 @@ def _missing(state: State, one: Read, known: Position | None, lacking: int) -> N
 
 
 def advance(
-    state: State,
+    state: ServiceState,
     *,
-    counts: Iterable[Count],
+    counts: Iterable[EventCount],
     alive: Iterable[Alive],
     beginnings: Mapping[str, Beginning],
     cut: bool,
@@ -105,14 +112,16 @@ def advance(
         if state.positions[f"{run}/{shard}"].missing
     }
     for key, begin in beginnings.items():
-        books = state.books.setdefault(key, Books(whole=begin.whole and begin.shard not in torn))
+        books = state.books.setdefault(
+            key, ServiceBooks(whole=begin.whole and begin.shard not in torn)
+        )
         books.whole &= not begin.dark
     if cut:
         for books in state.books.values():
             books.whole = False
     hours = set()
     for count in counts:
-        _count(state.books.setdefault(count.key, Books(whole=False)), count)
+        _count(state.books.setdefault(count.key, ServiceBooks(whole=False)), count)
         if _in_window(state, count):
             hours.add(count.window - count.window % _HOUR)
     _take_stock(state, alive)
@@ -120,17 +129,17 @@ def advance(
     return hours
 
 
-def _take_stock(state: State, alive: Iterable[Alive]) -> None:
+def _take_stock(state: ServiceState, alive: Iterable[Alive]) -> None:
     gone = 0
     for books in state.books.values():
         books.live = {}
-    for one in alive:
-        books = state.books[one.key]
-        if one.here:
-            books.live[one.state] = one.number
+    for item in alive:
+        books = state.books[item.key]
+        if item.here:
+            books.live[item.state] = item.number
         else:
-            books.gone += one.number
-            gone += one.number
+            books.expired += item.number
+            gone += item.number
     if gone:
         state.gaps.append(
             Gap(kind="reset", shard=0, run="", first=0, last=0, number=gone, at=state.frontier)
@@ -138,23 +147,25 @@ def _take_stock(state: State, alive: Iterable[Alive]) -> None:
     del state.gaps[:-_GAPS]
 
 
-def without_old_windows(state: State, seconds: int, keep: int) -> None:
+def without_old_windows(state: ServiceState, seconds: int, keep: int) -> None:
     """Forget the windows that can change no more: whole hours, as these are written whole."""
     horizon = max(state.horizon, int(state.frontier - seconds * keep) // _HOUR * _HOUR)
     state.horizon = horizon
     for key, windows in list(state.windows.items()):
-        state.windows[key] = {start: one for start, one in windows.items() if start >= horizon}
+        state.windows[key] = {
+            start: window for start, window in windows.items() if start >= horizon
+        }
         if not state.windows[key]:
             del state.windows[key]
 
 
-def _lacking(one: Read, known: Position | None) -> int:
+def _lacking(item: Read, known: Position | None) -> int:
     expected = known.last + 1 if known else 1
-    within = one.last - one.first + 1 - one.different
-    return max(0, one.first - expected) + max(0, within)
+    within = item.last - item.first + 1 - item.different
+    return max(0, item.first - expected) + max(0, within)
 
 
-def _count(books: Books, count: Count) -> None:
+def _count(books: ServiceBooks, count: EventCount) -> None:
     if count.name.startswith("event:"):
         event = count.name.removeprefix("event:")
         books.events[event] = books.events.get(event, 0) + count.number
@@ -164,7 +175,7 @@ def _count(books: Books, count: Count) -> None:
         setattr(books, count.name, getattr(books, count.name) + count.number)
 
 
-def _in_window(state: State, count: Count) -> bool:
+def _in_window(state: ServiceState, count: EventCount) -> bool:
     side, _, counter = count.name.rpartition(":")
     if side in ("low", "high"):
         if state.probe is not None:
@@ -176,10 +187,10 @@ def _in_window(state: State, count: Count) -> bool:
     if count.window < state.horizon:
         state.late += count.number if side else 0
         return False
-    window = state.windows.setdefault(count.key, {}).setdefault(count.window, Window())
+    window = state.windows.setdefault(count.key, {}).setdefault(count.window, WindowCounts())
     if side:
         window.events[counter] = window.events.get(counter, 0) + count.number
-    elif count.place is not None:
+    elif count.position is not None:
         classes = window.waits if count.name == "waits" else window.runs
-        classes[count.place] = classes.get(count.place, 0) + count.number
+        classes[count.position] = classes.get(count.position, 0) + count.number
     return True

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from taskqueue_spark.columns import TASK_EVENTS
-from taskqueue_spark.service.state import Window
+from taskqueue_spark.service.state import WindowCounts
 
 __all__ = [
     "CLASSES_PER_E",
@@ -48,29 +48,32 @@ METRICS = pa.schema(
 """one row per queue and window in which something happened; rates are per second, times are seconds"""
 
 
-def seconds_of(place: int) -> float:
+def seconds_of(index: int) -> float:
     """Return the middle of a class of times, which is within 5 % of all of them."""
-    return LEAST * math.exp((place + 0.5) / CLASSES_PER_E)
+    return LEAST * math.exp((index + 0.5) / CLASSES_PER_E)
 
 
 def quantile(classes: Mapping[int, int], share: float) -> float | None:
     """Return the time (seconds) within which a share of the times is; ``None`` where there are none."""
     due = share * sum(classes.values())
-    for place in sorted(classes):
-        due -= classes[place]
+    for index in sorted(classes):
+        due -= classes[index]
         if due <= 0:
-            return seconds_of(place)
+            return seconds_of(index)
     return None
 
 
-def failed(window: Window) -> tuple[int, int]:
+def failed(window: WindowCounts) -> tuple[int, int]:
     """Return how many executions of a window failed, and how many there were."""
     bad = window.events.get("retried", 0) + window.events.get("dead_lettered", 0)
     return bad, bad + window.events.get("acked", 0)
 
 
 def write_hours(
-    folder: Path, windows: Mapping[str, Mapping[int, Window]], seconds: int, hours: Iterable[int]
+    folder: Path,
+    windows: Mapping[str, Mapping[int, WindowCounts]],
+    seconds: int,
+    hours: Iterable[int],
 ) -> None:
     """Write the files of some hours (Unix seconds of their beginnings) anew, each replaced at once."""
     for hour in hours:
@@ -81,14 +84,14 @@ def write_hours(
             if hour <= start < hour + _HOUR
         ]
         moment = dt.datetime.fromtimestamp(hour, dt.UTC)
-        place = folder / f"date={moment:%Y-%m-%d}"
-        place.mkdir(parents=True, exist_ok=True)
-        temporary = place / f".{moment:%H}.new"
+        path = folder / f"date={moment:%Y-%m-%d}"
+        path.mkdir(parents=True, exist_ok=True)
+        temporary = path / f".{moment:%H}.new"
         pq.write_table(pa.Table.from_pylist(rows, schema=METRICS), temporary)
-        temporary.replace(place / f"{moment:%H}.parquet")
+        temporary.replace(path / f"{moment:%H}.parquet")
 
 
-def _row(key: str, start: int, seconds: int, window: Window) -> dict[str, object]:
+def _row(key: str, start: int, seconds: int, window: WindowCounts) -> dict[str, object]:
     bad, all_of_them = failed(window)
     counts = {event: window.events.get(event, 0) for event in TASK_EVENTS}
     return {

@@ -123,7 +123,7 @@ class Feed:
                     self._hold(task)
         else:
             free = list(tasks)
-        for task in self._settle(free, await self._insist(free, 0)):
+        for task in self._settle(free, await self._retry_until_available(free, 0)):
             if task.key not in self._held:
                 self._held[task.key] = deque()
                 self._group.create_task(self._wait_for_room(task.key))
@@ -140,8 +140,8 @@ class Feed:
         stuck = loop.time()
         while held:
             part = _chunk(held, 0, self._options.chunk)
-            left = stuck + self._options.wait - loop.time()
-            answers = await self._insist(part, max(0.0, min(_SLICE, left)))
+            remaining = stuck + self._options.wait - loop.time()
+            answers = await self._retry_until_available(part, max(0.0, min(_SLICE, remaining)))
             refused = self._settle(part, answers)
             for _ in part:
                 held.popleft()
@@ -150,12 +150,16 @@ class Feed:
             if len(refused) < len(part):
                 stuck = loop.time()
                 self._progress.set()
-            elif left <= 0:
-                raise _given_up(next(one for one in answers if not one.stored), self._options.wait)
+            elif remaining <= 0:
+                raise _given_up(
+                    next(item for item in answers if not item.stored), self._options.wait
+                )
         del self._held[key]
         self._progress.set()
 
-    async def _insist(self, tasks: Sequence[Task], wait: float) -> Sequence[Confirmation]:
+    async def _retry_until_available(
+        self, tasks: Sequence[Task], wait: float
+    ) -> Sequence[Confirmation]:
         """Publish; also through an outage that is no longer than our patience, and where answers are lost."""
         if not tasks:
             return ()
@@ -213,10 +217,10 @@ async def demand_window(backend: Backend, key: str, horizon: float | None) -> No
 def _chunk(tasks: Sequence[Task], start: int, number: int) -> list[Task]:
     """Return what is published at once, from a place on: at least one task."""
     chunk: list[Task] = []
-    left = _CHUNK_BYTES
+    remaining = _CHUNK_BYTES
     for task in islice(tasks, start, start + number):
-        left -= len(task.payload)
-        if chunk and left < 0:
+        remaining -= len(task.payload)
+        if chunk and remaining < 0:
             break
         chunk.append(task)
     return chunk

@@ -10,7 +10,7 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
-from taskqueue_spark.sink.store import STORE_OPTIONS, Store
+from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore
 
 __all__ = ["RedriveOptions", "SinkOptions", "given_options", "resource_of"]
 
@@ -24,7 +24,7 @@ _DIGITS = 9
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How tasks are published. Durations are seconds."""
 
-    store: Store
+    store: SparkStore
     queue: str | None = None
     """the key of rows without one"""
     chunk: int = 250
@@ -54,11 +54,11 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if rate is not None:
             rate /= _whole(given, "writers", 1, range(1, 100_001))
-        on_invalid = _word(given, "onInvalid", "fail", "skip")
+        on_invalid = _parse_choice(given, "onInvalid", "fail", "skip")
         if given.get("invalidpath") is not None and on_invalid == "fail":
             raise ConfigurationError("option invalidPath: set; allowed with: onInvalid=skip")
         return cls(
-            store=Store.read(options),
+            store=SparkStore.read(options),
             queue=queue,
             chunk=_whole(given, "chunkSize", 250, _CHUNKS),
             wait=_number(given, "wait", 3600.0, 0) or 0.0,
@@ -67,7 +67,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
             on_invalid=cast("Literal['fail', 'skip']", on_invalid),
             invalid_path=given.get("invalidpath"),
             on_conflict=cast(
-                "Literal['fail', 'count']", _word(given, "onConflict", "fail", "count")
+                "Literal['fail', 'count']", _parse_choice(given, "onConflict", "fail", "count")
             ),
         )
 
@@ -75,7 +75,7 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is done with dead letters."""
 
-    store: Store
+    store: SparkStore
     queue: str | None = None
     """the key of rows without one"""
     action: Literal["redrive", "discard"] = "redrive"
@@ -88,9 +88,9 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
         given = given_options(options, _NAMES[cls])
         if (queue := given.get("queue")) is not None:
             check_name("option queue", queue)
-        action = _word(given, "action", "redrive", "discard")
+        action = _parse_choice(given, "action", "redrive", "discard")
         return cls(
-            store=Store.read(options),
+            store=SparkStore.read(options),
             queue=queue,
             action=cast("Literal['redrive', 'discard']", action),
             chunk=_whole(given, "chunkSize", 100, _CHUNKS),
@@ -110,17 +110,18 @@ def resource_of(options: Mapping[str, str]) -> Literal["tasks", "dead_letters"]:
     """Return what is written to: ``tasks`` (they are published), or ``dead_letters`` (redriven or discarded)."""
     given = {name.lower(): value for name, value in options.items()}
     return cast(
-        "Literal['tasks', 'dead_letters']", _word(given, "resource", "tasks", "dead_letters")
+        "Literal['tasks', 'dead_letters']",
+        _parse_choice(given, "resource", "tasks", "dead_letters"),
     )
 
 
-def given_options(options: Mapping[str, str], mine: Sequence[str]) -> dict[str, str]:
+def given_options(options: Mapping[str, str], own: Sequence[str]) -> dict[str, str]:
     """Return options by their names in small letters.
 
     Raises `ConfigurationError` for one that is neither among ``mine`` nor of the store: it may be misspelt.
     """
     given = {name.lower(): value for name, value in options.items()}
-    names = (*mine, *STORE_OPTIONS)
+    names = (*own, *STORE_OPTIONS)
     known = {name.lower() for name in names} | _OF_SPARK
     unknown = sorted(name for name in given if name not in known and "." not in name)
     if unknown:
@@ -131,11 +132,11 @@ def given_options(options: Mapping[str, str], mine: Sequence[str]) -> dict[str, 
     return given
 
 
-def _word(given: Mapping[str, str], name: str, *allowed: str) -> str:
-    word = given.get(name.lower(), allowed[0]).lower()
-    if word not in allowed:
+def _parse_choice(given: Mapping[str, str], name: str, *allowed: str) -> str:
+    text = given.get(name.lower(), allowed[0]).lower()
+    if text not in allowed:
         raise InvalidInput(f"option {name}", "another word", " or ".join(allowed))
-    return word
+    return text
 
 
 def _number(
@@ -158,9 +159,9 @@ def _whole(given: Mapping[str, str], name: str, default: int, allowed: range) ->
     text = given.get(name.lower())
     if text is None:
         return default
-    words = f"a whole number from {allowed[0]} to {allowed[-1]}"
+    names = f"a whole number from {allowed[0]} to {allowed[-1]}"
     if not text.isascii() or not text.isdigit() or len(text) > _DIGITS:
-        raise InvalidInput(f"option {name}", "text that is no whole number", words)
+        raise InvalidInput(f"option {name}", "text that is no whole number", names)
     if int(text) not in allowed:
-        raise InvalidInput(f"option {name}", "a number out of range", words)
+        raise InvalidInput(f"option {name}", "a number out of range", names)
     return int(text)

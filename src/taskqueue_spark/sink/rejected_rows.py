@@ -23,7 +23,7 @@ __all__ = ["REASON", "Aside", "job_of", "reveal", "sweep"]
 REASON = "reason"
 
 
-class _Place(NamedTuple):
+class _RejectedPath(NamedTuple):
     system: fs.FileSystem
     path: str
 
@@ -43,15 +43,15 @@ class Aside:
         """Keep some rows of a batch."""
         if self._folder is None or not rows:
             return
-        some = batch.take(pa.array(rows, pa.int64()))
-        some = some.append_column(REASON, pa.array(reasons, pa.string()))
+        part = batch.take(pa.array(rows, pa.int64()))
+        part = part.append_column(REASON, pa.array(reasons, pa.string()))
         if self._writer is None:
-            place = _place(self._folder)
-            place.system.create_dir(place.path, recursive=True)
+            position = _path_of(self._folder)
+            position.system.create_dir(position.path, recursive=True)
             self.name = f".{self._job}-{secrets.token_hex(8)}.parquet"
-            path = f"{place.path}/{self.name}"
-            self._writer = pq.ParquetWriter(path, some.schema, filesystem=place.system)
-        self._writer.write_batch(some)
+            path = f"{position.path}/{self.name}"
+            self._writer = pq.ParquetWriter(path, part.schema, filesystem=position.system)
+        self._writer.write_batch(part)
 
     def __enter__(self) -> Self:
         return self
@@ -65,14 +65,14 @@ class Aside:
         if self._writer is not None:
             self._writer.close()
         if error is not None and self._folder is not None and self.name:
-            _delete(_place(self._folder), self.name)
+            _delete(_path_of(self._folder), self.name)
 
 
 def reveal(folder: str, hidden: str, name: str) -> None:
     """Give a hidden file its name, in place of one that has it. One that is revealed already is left alone."""
-    place = _place(folder)
+    position = _path_of(folder)
     with contextlib.suppress(FileNotFoundError):
-        place.system.move(f"{place.path}/{hidden}", f"{place.path}/{name}.parquet")
+        position.system.move(f"{position.path}/{hidden}", f"{position.path}/{name}.parquet")
 
 
 def job_of(hidden: str) -> str:
@@ -82,22 +82,22 @@ def job_of(hidden: str) -> str:
 
 def sweep(folder: str, job: str) -> None:
     """Remove all that a job wrote and nobody revealed."""
-    place = _place(folder)
-    for file in place.system.get_file_info(fs.FileSelector(place.path, allow_not_found=True)):
+    position = _path_of(folder)
+    for file in position.system.get_file_info(fs.FileSelector(position.path, allow_not_found=True)):
         if file.base_name.startswith(f".{job}-"):
-            _delete(place, file.base_name)
+            _delete(position, file.base_name)
 
 
-def _delete(place: _Place, name: str) -> None:
+def _delete(position: _RejectedPath, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        place.system.delete_file(f"{place.path}/{name}")
+        position.system.delete_file(f"{position.path}/{name}")
 
 
-def _place(folder: str) -> _Place:
+def _path_of(folder: str) -> _RejectedPath:
     if "://" not in folder:
-        return _Place(fs.LocalFileSystem(), folder.rstrip("/"))
+        return _RejectedPath(fs.LocalFileSystem(), folder.rstrip("/"))
     try:
-        return _Place(*fs.FileSystem.from_uri(folder))
+        return _RejectedPath(*fs.FileSystem.from_uri(folder))
     except (pa.ArrowException, OSError) as error:
         raise ConfigurationError(
             f"option invalidPath: cannot be used ({type(error).__name__}); allowed: a path or a URI that Arrow knows"

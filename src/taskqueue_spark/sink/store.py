@@ -24,7 +24,7 @@ from taskqueue_core.migration import ShardedBackend
 from taskqueue_core.queue import open_backend
 from taskqueue_redis.config import RedisSettings
 
-__all__ = ["STORE_OPTIONS", "Store", "places_of"]
+__all__ = ["STORE_OPTIONS", "SparkStore", "positions_of"]
 
 STORE_OPTIONS = ("backend", "url", "urlEnv", "prefix", "partitions")
 _REDIS, _SERVER = "redis", "server"
@@ -32,10 +32,10 @@ _URLS = {_REDIS: "TASKQUEUE_REDIS_URL", _SERVER: "TASKQUEUE_SERVER_URL"}
 _opening = threading.Lock()
 
 
-class Store(msgspec.Struct, frozen=True, kw_only=True):
+class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
     """A backend by its word, and what differs from the settings in the environment. Holds no secret."""
 
-    word: str = _REDIS
+    name: str = _REDIS
     url: str | None = None
     url_env: str | None = None
     prefix: str | None = None
@@ -45,10 +45,10 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, options: Mapping[str, str]) -> Self:
         """Read the options of `STORE_OPTIONS`, whatever their case. Raises `InvalidInput` or `ConfigurationError`."""
         given = {name.lower(): value for name, value in options.items()}
-        word, url, variable = given.get("backend", _REDIS), given.get("url"), given.get("urlenv")
+        token, url, variable = given.get("backend", _REDIS), given.get("url"), given.get("urlenv")
         if url is not None and variable is not None:
             raise ConfigurationError("options url and urlEnv: both are set; allowed: one of them")
-        if (url or variable) and word not in _URLS:
+        if (url or variable) and token not in _URLS:
             raise ConfigurationError(
                 "option url: set; allowed with the backends redis and server: others have settings of their own"
             )
@@ -61,12 +61,12 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         partitions = given.get("partitions")
         if partitions is not None and not (partitions.isascii() and partitions.isdigit()):
             raise InvalidInput("option partitions", "text that is no whole number", "1 to 1024")
-        if word != _REDIS and (given.get("prefix") is not None or partitions is not None):
+        if token != _REDIS and (given.get("prefix") is not None or partitions is not None):
             raise ConfigurationError(
                 "options prefix and partitions: set; allowed with: backend=redis"
             )
         return cls(
-            word=word,
+            name=token,
             url=url,
             url_env=variable,
             prefix=given.get("prefix"),
@@ -75,7 +75,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
     def redis_settings(self) -> RedisSettings:
         """Return the settings of the Redis that is meant. Raises `ConfigurationError`."""
-        if self.word != _REDIS:
+        if self.name != _REDIS:
             raise ConfigurationError("option backend: another one; allowed here: redis")
         with self._environment():
             return load_settings(RedisSettings)
@@ -87,7 +87,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         Raises `ConfigurationError`, for one that lives in a single process too: nobody would see what is written.
         """
         with self._environment():
-            backend = open_backend(self.word)
+            backend = open_backend(self.name)
         try:
             if not backend.capabilities.shared:
                 raise ConfigurationError(
@@ -109,15 +109,15 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
                     f"option urlEnv: there is no variable {self.url_env[:100]!r} here; on a cluster, pass it on by "
                     "spark.executorEnv"
                 )
-        told = {
-            _URLS.get(self.word, ""): url,
+        fields = {
+            _URLS.get(self.name, ""): url,
             "TASKQUEUE_REDIS_PREFIX": self.prefix,
             "TASKQUEUE_REDIS_PARTITIONS": None if self.partitions is None else str(self.partitions),
         }
-        words = {name: value for name, value in told.items() if value is not None}
+        names = {name: value for name, value in fields.items() if value is not None}
         with _opening:
-            before = {name: os.environ.get(name) for name in words}
-            os.environ.update(words)
+            before = {name: os.environ.get(name) for name in names}
+            os.environ.update(names)
             try:
                 yield
             finally:
@@ -128,11 +128,11 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
                         os.environ[name] = value
 
 
-def places_of(backend: Backend) -> Control:
+def positions_of(backend: Backend) -> Control:
     """Return the control that knows queues as a journal calls them: each shard by its own name."""
     inner = getattr(backend, "inner", backend)
     if isinstance(inner, ShardedBackend):
-        return inner.sides[0].control
+        return inner.members[0].control
     return control_of(backend)
 
 

@@ -69,11 +69,11 @@ def check_columns(
             and isinstance(field.dataType.valueType, spark.StringType)
         )
         if not isinstance(field.dataType, kinds) or not text_map:
-            words = " or ".join(kind.__name__.removesuffix("Type").lower() for kind in kinds)
+            names = " or ".join(kind.__name__.removesuffix("Type").lower() for kind in kinds)
             raise InvalidInput(
                 f"column {field.name}",
                 field.dataType.simpleString()[:100],
-                "a map of string to string" if kinds == (spark.MapType,) else words,
+                "a map of string to string" if kinds == (spark.MapType,) else names,
             )
     for name in needed:
         if name not in schema.names:
@@ -125,26 +125,26 @@ def _tasks(columns: dict[str, list[Any]]) -> list[Task]:
     more = {name: values for name, values in columns.items() if name not in _ALWAYS}
     if not more:  # most often
         return [
-            Task(id=one, key=queue, payload=text)
-            for one, queue, text in zip(id_, key, payload, strict=True)
+            Task(id=item, key=queue, payload=text)
+            for item, queue, text in zip(id_, key, payload, strict=True)
         ]
     rest = (dict(zip(more, row, strict=True)) for row in zip(*more.values(), strict=True))
     return [
-        Task(id=one, key=queue, payload=text, **others)
-        for one, queue, text, others in zip(id_, key, payload, rest, strict=True)
+        Task(id=item, key=queue, payload=text, **others)
+        for item, queue, text, others in zip(id_, key, payload, rest, strict=True)
     ]
 
 
 def _one_by_one(columns: dict[str, list[Any]]) -> Rows:
-    found = Rows([], [], [])
-    for place, values in enumerate(zip(*columns.values(), strict=True)):
+    rows = Rows([], [], [])
+    for index, values in enumerate(zip(*columns.values(), strict=True)):
         row = dict(zip(columns, values, strict=True))
         try:
-            found.tasks.append(Task(**row))
+            rows.tasks.append(Task(**row))
         except InvalidInput as error:
-            found.bad.append(place)
-            found.errors.append(error)
-    return found
+            rows.bad.append(index)
+            rows.errors.append(error)
+    return rows
 
 
 def _seconds(column: pa.Array) -> list[Any]:

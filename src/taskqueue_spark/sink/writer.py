@@ -75,7 +75,7 @@ class _Publishing:
         self._reader = TaskReader.of(schema, options.queue)
         self._job = secrets.token_hex(8)
 
-    async def look(self) -> None:
+    async def check_store(self) -> None:
         """Raise `BackendUnavailable` if the store is out of reach, `ConfigurationError` if its queue does not fit.
 
         Who writes is patient with a store that it has heard of; a wrong address had better be told at once.
@@ -94,7 +94,7 @@ class _Publishing:
     def reached(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         """Look, from where it will be written."""
         for _ in iterator:
-            asyncio.run(self.look())
+            asyncio.run(self.check_store())
         return Sent()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
@@ -111,12 +111,12 @@ class _Publishing:
             ):
                 async for batch in _arriving(batches):
                     for start in range(0, batch.num_rows, chunk):
-                        some = batch.slice(start, chunk)
-                        rows = self._reader.read(some)
+                        part = batch.slice(start, chunk)
+                        rows = self._reader.read(part)
                         if rows.bad and self._options.on_invalid == "fail":
                             raise rows.errors[0]
                         invalid += len(rows.bad)
-                        aside.put(some, rows.bad, [str(error) for error in rows.errors])
+                        aside.put(part, rows.bad, [str(error) for error in rows.errors])
                         await feed.send(rows.tasks)
         context = TaskContext.get()
         return Sent(
@@ -133,11 +133,11 @@ class _Publishing:
     def _commit(self, messages: list[WriterCommitMessage | None], of: str) -> None:
         sent = [message for message in messages if isinstance(message, Sent)]
         folder = self._options.invalid_path
-        aside = [one for one in sent if one.hidden] if folder is not None else []
-        for one in aside:
-            name = "-".join(filter(None, (one.query, of, f"{one.partition:05}")))
-            reveal(str(folder), one.hidden, name)
-        for job in {job_of(one.hidden) for one in aside}:
+        aside = [item for item in sent if item.hidden] if folder is not None else []
+        for item in aside:
+            name = "-".join(filter(None, (item.query, of, f"{item.partition:05}")))
+            reveal(str(folder), item.hidden, name)
+        for job in {job_of(item.hidden) for item in aside}:
             sweep(str(folder), job)
         total = sum(sent, Sent())
         _log.info("published: %s", ", ".join(f"{getattr(total, n):,} {n}" for n in _COUNTS))
@@ -147,7 +147,7 @@ class _Publishing:
         if self._options.invalid_path is not None:
             sent = [message for message in messages if isinstance(message, Sent)]
             # Spark may have made another writer for this than for the tasks.
-            for job in {self._job, *(job_of(one.hidden) for one in sent if one.hidden)}:
+            for job in {self._job, *(job_of(item.hidden) for item in sent if item.hidden)}:
                 sweep(self._options.invalid_path, job)
 
 
@@ -169,7 +169,7 @@ class _StreamWriter(_Publishing, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         context = TaskContext.get()
         if context is not None and context.getLocalProperty(_BATCH) == "0":
-            asyncio.run(self.look())  # later ones wait for a store that there was
+            asyncio.run(self.check_store())  # later ones wait for a store that there was
         return super().write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -188,9 +188,9 @@ def writer(
     _demand_append(overwrite)
     if resource_of(options) == "dead_letters":
         return RedriveWriter.of(options, schema)
-    found = _BatchWriter(SinkOptions.read(options), schema)
-    asyncio.run(found.look())
-    return found
+    result = _BatchWriter(SinkOptions.read(options), schema)
+    asyncio.run(result.check_store())
+    return result
 
 
 def stream_writer(
@@ -213,8 +213,8 @@ def publish(df: DataFrame, **options: str) -> Sent:
     the way is Spark's to tell.
     """
     batch = _BatchWriter(SinkOptions.read(options), df.schema)
-    one = df.sparkSession.range(1, numPartitions=1)
-    messages_of(one, batch.reached, Sent)
+    item = df.sparkSession.range(1, numPartitions=1)
+    messages_of(item, batch.reached, Sent)
     try:
         sent = messages_of(df, batch.write, Sent)
         batch.commit([*sent])

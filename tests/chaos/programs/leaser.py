@@ -51,7 +51,9 @@ def settings_of(url: str, prefix: str) -> RedisSettings:
 
 async def running(backend: RedisBackend, place: Place) -> frozenset[str]:
     """Return what a server runs, which it tells honestly: what was sent to it and is not over."""
-    told = await backend._home.link.command(_GPU, "HGETALL", f"{_GPU}:{place.model}:{place.server}")
+    told = await backend._context.link.command(
+        _GPU, "HGETALL", f"{_GPU}:{place.model}:{place.server}"
+    )
     now = time.time()
     jobs = zip(told[::2], told[1::2], strict=True)
     return frozenset(job.decode() for job, end in jobs if float(end) > now)
@@ -145,7 +147,7 @@ class _Leaser:
 
     async def _gpu(self, verb: str, lease: SlotLease, *words: str) -> None:
         key = f"{_GPU}:{lease.model}:{lease.server}"
-        await self._backend._home.link.command(_GPU, verb, key, *words)
+        await self._backend._context.link.command(_GPU, verb, key, *words)
 
     async def reconcile(self) -> None:
         """Ask a server, and tell the pool."""
@@ -168,7 +170,7 @@ class _Leaser:
         await asyncio.sleep(0.02 * self._chance.random())
         model = self._chance.choice([None, *{place.model for place in PLACES}])
         async with self._call("look") as call:
-            call.faults += _faults(await self._slots.look(model))
+            call.faults += _faults(await self._slots.inspect(model))
 
     # each call, with what was asked before and what was told after
 

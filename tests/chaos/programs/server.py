@@ -6,10 +6,10 @@ import asyncio
 
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.loading import load_backend
 from taskqueue_server.logs import set_up_logs
-from taskqueue_server.process.serve import Server
+from taskqueue_server.process.serve import ServerProcess
 from tests.chaos.history import Log, What
 from tests.chaos.programs.common import Setup
 from tests.chaos.programs.noted import NotedBackend
@@ -19,9 +19,9 @@ async def run(setup: Setup, log: Log, over: asyncio.Event) -> None:
     """Serve until SIGTERM, which the server takes for itself."""
     del over
     set_up_logs()
-    backend = ObservedBackend(NotedBackend(load_backend(setup.word), log), Hooks())
+    backend = InstrumentedBackend(NotedBackend(load_backend(setup.word), log), Hooks())
 
     def ready(url: str) -> None:
         log.note(What.PHASE, name="serving", note=url)
 
-    await Server(backend, load_settings(Settings), on_ready=ready).run()
+    await ServerProcess(backend, load_settings(Settings), on_ready=ready).run()

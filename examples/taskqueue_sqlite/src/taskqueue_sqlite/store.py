@@ -141,7 +141,7 @@ class SQLiteStore(RecordStore):
         with self._mapped():
             return [self._decoder.decode(blob) for (blob,) in rows]
 
-    def last_place(self) -> int:
+    def last_position(self) -> int:
         """Read the end of an index."""
         ((place,),) = self._run("SELECT coalesce(max(seq), 0) FROM records")
         return int(place)

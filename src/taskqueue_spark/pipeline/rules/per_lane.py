@@ -14,7 +14,7 @@ from taskqueue_spark.pipeline.gaps import Holes
 from taskqueue_spark.pipeline.rules.per_task import ROUNDING
 from taskqueue_spark.pipeline.task_steps import ENDED
 
-__all__ = ["FIELDS", "LANE", "Entry", "broken", "entries"]
+__all__ = ["FIELDS", "LANE", "LaneEntry", "broken", "entries"]
 
 LANE = ("run", "shard", "key", "rule", "lane")
 _DUST = 1e-6
@@ -32,7 +32,7 @@ FIELDS = {
 }
 
 
-class Entry(NamedTuple):
+class LaneEntry(NamedTuple):
     """What a step may be in a lane."""
 
     rule: str
@@ -41,11 +41,11 @@ class Entry(NamedTuple):
     """of `FIELDS`; null where they are not told"""
 
 
-def _entry(rule: str, condition: Column, **fields: Column) -> Entry:
-    return Entry(rule, condition, fields)
+def _entry(rule: str, condition: Column, **fields: Column) -> LaneEntry:
+    return LaneEntry(rule, condition, fields)
 
 
-def entries() -> list[Entry]:
+def entries() -> list[LaneEntry]:
     """Return what the rows of `steps` with their task's ``owner`` and what history adds of their settings may be."""
     given, seq = F.col("event") == "delivered", F.col("seq")
     tenant, entity = F.coalesce("owner.tenant", F.lit("")), F.col("owner.ordering_key")
@@ -62,20 +62,20 @@ def entries() -> list[Entry]:
         _entry("R7", first, lane=lane, behind=entity.isNotNull(), **order),
         _entry("R8", first & entity.isNotNull(), lane=row, behind=F.expr("false"), **order),
         _entry(
-            "R8", given & entity.isNotNull(), lane=turn, place=seq, step=F.lit(1),
+            "R8", given & entity.isNotNull(), lane=turn, position=seq, step=F.lit(1),
             value=Holes.after(seq),
         ),
-        _entry("R8", ended, lane=turn, place=seq, step=F.lit(-1)),
+        _entry("R8", ended, lane=turn, position=seq, step=F.lit(-1)),
         *_limits("", given, F.lit("")),
         *_limits("tenant_", given & F.col("owner").isNotNull(), F.concat(F.lit("tenant/"), tenant)),
     ]  # fmt: skip
 
 
-def _limits(prefix: str, given: Column, lane: Column) -> list[Entry]:
+def _limits(prefix: str, given: Column, lane: Column) -> list[LaneEntry]:
     span, seq = F.col("span"), F.col("seq")
     most, rate = f"{prefix}max_inflight", f"{prefix}rate"
     ever = F.exists(f"spans.{most}", lambda limit: limit > 0)
-    left = F.least(F.col("after_seq"), Holes.after(seq))
+    remaining = F.least(F.col("after_seq"), Holes.after(seq))
     # What a tenant had in flight when its limit was set does not count.
     held = F.concat(lane, F.lit("/"), span["seq"].cast("string")) if prefix else lane
     limited = given & (span[most] > 0 if prefix else ever)
@@ -84,16 +84,16 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[Entry]:
     at = (F.unix_micros("ts") - F.unix_micros(span["ts"])) / 1e6
     spent = F.concat(lane, F.lit("/"), span["seq"].cast("string"))
     return [
-        _entry("R10", limited, lane=held, place=seq, step=F.lit(1), limit=limit, **part),
-        _entry("R10", limited & left.isNotNull(), lane=held, place=left, step=F.lit(-1)),
+        _entry("R10", limited, lane=held, position=seq, step=F.lit(1), limit=limit, **part),
+        _entry("R10", limited & remaining.isNotNull(), lane=held, position=remaining, step=F.lit(-1)),
         _entry(
-            "R11", given & (span[rate] > 0) & ~F.col("blind"), lane=spent, place=seq, step=F.lit(1),
+            "R11", given & (span[rate] > 0) & ~F.col("blind"), lane=spent, position=seq, step=F.lit(1),
             limit=span[f"{prefix}burst"], rate=span[rate], at=at, **part,
         ),
     ]  # fmt: skip
 
 
-def broken(found: DataFrame) -> DataFrame:
+def broken(result: DataFrame) -> DataFrame:
     """Return the entries that break their rule, with ``text``; those that have one do already."""
     lane = Window.partitionBy(*LANE).orderBy("place", "step")
     before, until = (
@@ -103,15 +103,15 @@ def broken(found: DataFrame) -> DataFrame:
     out, turn = F.col("step") == 1, F.col("lane").startswith("turn/")
     number = F.row_number().over(lane)
     held = F.max(F.when(out, F.struct("place", "task_id", "value"))).over(before)
-    found = (
-        found.withColumn("_earlier", F.max(F.when(~F.col("behind"), F.col("value"))).over(before))
+    result = (
+        result.withColumn("_earlier", F.max(F.when(~F.col("behind"), F.col("value"))).over(before))
         .withColumn("_running", F.sum("step").over(until))
         .withColumn("_number", number)
         .withColumn("_held", held)
     )
     own_end = (F.col("step") == -1) & (F.col("task_id") == F.col("_held.task_id"))
     saved = F.max(F.col("rate") * F.col("at") - F.col("_number") + 1).over(until)
-    found = found.withColumn(
+    result = result.withColumn(
         "_released", F.max(F.when(own_end, F.col("place"))).over(before)
     ).withColumn("_level", F.col("_number") - F.col("rate") * F.col("at") + saved)
     holder, rule = F.col("_held"), F.col("rule")
@@ -138,4 +138,4 @@ def broken(found: DataFrame) -> DataFrame:
             F.concat(F.lit("a burst of "), F.round("_level", 2).cast("string")),
         ),
     )
-    return found.withColumn("text", texts).where(F.col("text").isNotNull())
+    return result.withColumn("text", texts).where(F.col("text").isNotNull())

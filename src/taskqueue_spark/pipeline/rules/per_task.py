@@ -44,7 +44,7 @@ def _identity() -> _Rules:
         (
             "R0",
             (event == "published") & ~before.isin(*OVER),
-            _said("published while it was ", before),
+            _text_of("published while it was ", before),
         ),
         (
             "R0",
@@ -52,10 +52,10 @@ def _identity() -> _Rules:
             & before.isin(*OVER)
             & ~F.col("blind")
             & (gone_for < window - ROUNDING),
-            _said("accepted again ", F.round(gone_for, 3), " s after its end"),
+            _text_of("accepted again ", F.round(gone_for, 3), " s after its end"),
         ),
-        ("R1", first & ~begins, _said("phantom: ", event, ", and nobody published it")),
-        ("R2", event.isin(*_SETTLED) & nobody, _said(event, ", and nobody had it")),
+        ("R1", first & ~begins, _text_of("phantom: ", event, ", and nobody published it")),
+        ("R2", event.isin(*_SETTLED) & nobody, _text_of(event, ", and nobody had it")),
     ]
 
 
@@ -70,16 +70,16 @@ def _ends() -> _Rules:
         (
             "R3",
             given & ended & (before != "expired"),
-            _said(event, " after its end: it was ", before),
+            _text_of(event, " after its end: it was ", before),
         ),
-        ("R4", again | revived, _said(event, ", and it was ", before, " already")),
+        ("R4", again | revived, _text_of(event, ", and it was ", before, " already")),
         (
             "R5",
             (event == "delivered") & (before == "in_flight"),
             F.lit("handed out again, and nobody had given it back"),
         ),
-        ("R5", others, _said(event, " by another worker than had it")),
-        ("R13", given & (before == "expired"), _said(event, " after its deadline")),
+        ("R5", others, _text_of(event, " by another worker than had it")),
+        ("R13", given & (before == "expired"), _text_of(event, " after its deadline")),
     ]
 
 
@@ -96,9 +96,13 @@ def _counts() -> _Rules:
         (
             "R6",
             later & (attempt != expected),
-            _said("attempt ", attempt, " by ", event, " after ", before),
+            _text_of("attempt ", attempt, " by ", event, " after ", before),
         ),
-        ("R6", later & (losses != due), _said("losses ", losses, " by ", event, " after ", lost)),
+        (
+            "R6",
+            later & (losses != due),
+            _text_of("losses ", losses, " by ", event, " after ", lost),
+        ),
     ]
 
 
@@ -110,7 +114,7 @@ def _times() -> _Rules:
         (
             "R9",
             comes & due.isNotNull() & (early > ROUNDING),
-            _said("came ", F.round(early, 4), " s early"),
+            _text_of("came ", F.round(early, 4), " s early"),
         ),
         ("R9", comes & (event == "delivered"), F.lit("handed out while it was scheduled")),
     ]
@@ -122,11 +126,11 @@ def _alone() -> _Rules:
     fresh = (event == "published") & ((attempt != 1) | (losses != 0))
     paused = F.col("span.paused")
     return [
-        ("R6", fresh, _said("published as attempt ", attempt, " with ", losses, " losses")),
+        ("R6", fresh, _text_of("published as attempt ", attempt, " with ", losses, " losses")),
         (
             "R6",
             (event == "delivered") & (losses > most) & ~F.col("blind") & ~F.col("unset"),
-            _said("delivered after ", losses, " losses"),
+            _text_of("delivered after ", losses, " losses"),
         ),
         (
             "R12",
@@ -140,7 +144,7 @@ def _seconds(column: str) -> Column:
     return F.unix_micros(column) / 1e6
 
 
-def _said(*parts: str | Column) -> Column:
+def _text_of(*parts: str | Column) -> Column:
     return F.concat(
         *(F.lit(part) if isinstance(part, str) else part.cast("string") for part in parts)
     )
