@@ -87,6 +87,17 @@ def re_exported(tree: ast.Module, package: Path, source: Path) -> Iterator[tuple
                 yield name, "" if public else f"{name} is not in the __all__ of {where}"
 
 
+def borrowed(tree: ast.Module, source: Path) -> set[str]:
+    """The names that are imported from other packages of the project: it may list them, and need not."""
+    return {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        and (source / (node.module or "").split(".")[0]).is_dir()
+        for alias in node.names
+    }
+
+
 def problems(init: Path, source: Path) -> Iterator[str]:
     """What is wrong with the public names of one package."""
     tree = parse(init)
@@ -100,7 +111,7 @@ def problems(init: Path, source: Path) -> Iterator[str]:
         return
     for name in sorted(offered - set(listed)):
         yield f"{name} is offered but not in __all__"
-    for name in sorted(set(listed) - offered - assigned(tree)):
+    for name in sorted(set(listed) - offered - assigned(tree) - borrowed(tree, source)):
         yield f"{name} is in __all__ but neither defined nor re-exported"
 
 

@@ -123,7 +123,9 @@ def main() -> None:
     for line in [*type_only, *(" <-> ".join(group) for group in circles(edges))]:
         print(f"  {line}")
     gerunds = sorted(
-        name for name in known if name.rpartition(".")[2].removesuffix("s").endswith("ing")
+        name
+        for name, (path, _) in known.items()
+        if path.name != "__init__.py" and path.stem.removesuffix("s").endswith("ing")
     )
     print(f"modules whose name ends in -ing or -ings: {len(gerunds)}")
     print(f"  {', '.join(gerunds)}")

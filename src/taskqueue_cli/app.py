@@ -45,21 +45,21 @@ class Commands(Protocol):
         """Add commands, or groups of them."""
 
 
-def mount(app: typer.Typer, matches: Iterable[EntryPoint] | None = None) -> None:
+def mount(app: typer.Typer, points: Iterable[EntryPoint] | None = None) -> None:
     """Add what is installed, in the order of the names.
 
     What cannot be imported is a command of its entry point's name that says so, and spoils no other.
     """
-    for point in sorted(entry_points(group=COMMANDS_GROUP) if matches is None else matches):
+    for point in sorted(entry_points(group=COMMANDS_GROUP) if points is None else points):
         try:
             cast("Commands", point.load()).add_to(app)
         except Exception as error:  # noqa: BLE001 - a package may raise anything; its command tells it
             _add_broken(app, point.name, f"{type(error).__name__}: {error}")
 
 
-def _add_broken(app: typer.Typer, name: str, why: str) -> None:
+def _add_broken(app: typer.Typer, name: str, reason: str) -> None:
     def broken() -> None:
-        raise ConfigurationError(f"the command {name} cannot be loaded: {why}")
+        raise ConfigurationError(f"the command {name} cannot be loaded: {reason}")
 
     app.command(
         name=name,
@@ -70,10 +70,10 @@ def _add_broken(app: typer.Typer, name: str, why: str) -> None:
 
 app = typer.Typer(
     name="taskqueue",
-    help="A task queue with pluggable backends: serve it, work for it, publish to it, look into it.",
+    help="A task queue with pluggable backends: run a server, run workers, publish tasks, inspect queues.",
     epilog=(
-        "Exit codes: 0 done; 1 failed; 2 wrong usage, input or configuration; 3 worker quarantined; "
-        "4 store or server out of reach; 130 interrupted. Settings come from TASKQUEUE_... variables, "
+        "Exit codes: 0 success; 1 failed; 2 wrong usage, input or configuration; 3 worker quarantined; "
+        "4 store or server unavailable; 130 interrupted. Settings come from TASKQUEUE_... variables, "
         ".env and taskqueue.toml."
     ),
     no_args_is_help=True,

@@ -26,10 +26,10 @@ from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import open_backend
 
 __all__ = [
-    "OPTION",
-    "REACH",
+    "BACKEND_HELP",
+    "EMBEDDED_OPTION",
     "EmbeddedStore",
-    "Opened",
+    "RunningStore",
     "ServeCommand",
     "ServerUrl",
     "embedded_store",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 GROUP = "taskqueue.embedded"
-OPTION = "--embedded-redis"
+EMBEDDED_OPTION = "--embedded-redis"
 
 
 class EmbeddedStore(Protocol):
@@ -56,7 +56,7 @@ class EmbeddedStore(Protocol):
         """
 
 
-class Opened(NamedTuple):
+class RunningStore(NamedTuple):
     """An embedded store that runs."""
 
     name: str
@@ -77,7 +77,7 @@ class ServeCommand(typer.core.TyperCommand):
 def with_empty_value(args: list[str]) -> list[str]:
     """Return the words of a command; the option for an embedded store gets an empty value if it has none."""
     return [
-        f"{name}=" if name == OPTION and after.startswith("-") else name
+        f"{name}=" if name == EMBEDDED_OPTION and after.startswith("-") else name
         for name, after in pairwise([*args, "-"])
     ]
 
@@ -97,7 +97,7 @@ def embedded_store(backend: str) -> EmbeddedStore | None:
 
 
 @contextmanager
-def run_embedded(backend: str, directory: str) -> Iterator[Opened]:
+def run_embedded(backend: str, directory: str) -> Iterator[RunningStore]:
     """Run the embedded store of a backend, which finds it through the environment.
 
     An empty ``directory`` means one in the user's data folder. Raises `ConfigurationError`.
@@ -108,26 +108,26 @@ def run_embedded(backend: str, directory: str) -> Iterator[Opened]:
     folder = Path(directory).expanduser().absolute() if directory else _data_folder() / backend
     with store.run(folder) as (name, variables):
         os.environ.update(variables)
-        yield Opened(name, folder, variables)
+        yield RunningStore(name, folder, variables)
 
 
 def _data_folder() -> Path:
-    if named := os.environ.get("XDG_DATA_HOME"):
-        return Path(named) / "taskqueue"
-    usual = "Library/Application Support" if sys.platform == "darwin" else ".local/share"
-    return Path.home() / usual / "taskqueue"
+    if data_home := os.environ.get("XDG_DATA_HOME"):
+        return Path(data_home) / "taskqueue"
+    default = "Library/Application Support" if sys.platform == "darwin" else ".local/share"
+    return Path.home() / default / "taskqueue"
 
 
-REACH = (
-    "Uses the configured backend if processes can share it (TASKQUEUE_BACKEND), otherwise a running "
-    "server: the memory backend, for one, lives inside the server's process."
+BACKEND_HELP = (
+    "Uses the configured backend (TASKQUEUE_BACKEND) if several processes can share it, otherwise a running "
+    "server: the memory backend, for example, exists only inside the server's process."
 )
 ServerUrl = Annotated[
     str | None,
     typer.Option(
         "--server",
         metavar="URL",
-        help="Go through the server there, whatever the backend. Without it: TASKQUEUE_SERVER_URL.",
+        help="URL of the server to use, whatever backend is configured. Default: TASKQUEUE_SERVER_URL.",
         show_default=False,
     ),
 ]

@@ -10,19 +10,27 @@ from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 
-__all__ = ["NONE", "limits_of", "number_of", "rate_of", "rate_text", "seconds_of", "weighted"]
+__all__ = [
+    "NONE",
+    "apply_weights",
+    "describe_limits",
+    "format_rate",
+    "parse_number",
+    "parse_rate",
+    "parse_seconds",
+]
 
 NONE = "none"
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10})?")
-_NAMES = 3
+_MAX_NAMES = 3
 """tenants or queues that are named where there are many"""
 _RATE = re.compile(rf"({_NUMBER.pattern})/([0-9]{{0,7}})([smh])")
 _UNITS = {"s": IntervalUnit.SECONDS, "m": IntervalUnit.MINUTES, "h": IntervalUnit.HOURS}
-_LETTERS = {unit: dead_letter for dead_letter, unit in _UNITS.items()}
+_UNIT_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
 
 
-def number_of(field: str, text: str) -> int | None:
+def parse_number(field: str, text: str) -> int | None:
     """Read a number, or ``none``. Raises `InvalidInput`."""
     if text == NONE:
         return None
@@ -31,35 +39,37 @@ def number_of(field: str, text: str) -> int | None:
     raise InvalidInput(field, f"text of length {len(text)}", f"a number, or {NONE}")
 
 
-def seconds_of(field: str, text: str) -> float | None:
+def parse_seconds(field: str, text: str) -> float | None:
     """Read seconds, or ``none``. Raises `InvalidInput`."""
     if text == NONE:
         return None
     if _SECONDS.fullmatch(text):
         return float(text)
-    raise InvalidInput(field, f"text of length {len(text)}", f"seconds, as 600 or 0.5, or {NONE}")
+    raise InvalidInput(
+        field, f"text of length {len(text)}", f"seconds, for example 600 or 0.5, or {NONE}"
+    )
 
 
-def weighted(weights: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
+def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str, int]:
     """Return weights as words change them. Raises `InvalidInput`.
 
     ``TENANT=N`` sets one, ``TENANT=none`` takes it away, and ``none`` takes all away.
     """
     changed = dict(weights)
-    for text in names:
+    for text in texts:
         tenant, sign, number = text.rpartition("=")
         if text == NONE:
             changed.clear()
         elif not (sign and tenant):
             raise InvalidInput("weight", f"text of length {len(text)}", f"TENANT=N, or {NONE}")
-        elif (weight := number_of("weight", number)) is None:
+        elif (weight := parse_number("weight", number)) is None:
             changed.pop(tenant, None)
         else:
             changed[tenant] = weight
     return changed
 
 
-def rate_of(field: str, text: str) -> dict[str, Any] | None:
+def parse_rate(field: str, text: str) -> dict[str, Any] | None:
     """Read ``100/1m`` (``100/m`` will do) as the fields of a rate limit, or ``none``. Raises `InvalidInput`."""
     if text == NONE:
         return None
@@ -70,16 +80,16 @@ def rate_of(field: str, text: str) -> dict[str, Any] | None:
             "interval": int(interval or 1),
             "interval_unit": _UNITS[unit],
         }
-    allowed = f"tasks in a time, as 100/1m, 1000/1s or 15/1h, or {NONE}"
+    allowed = f"a rate, for example 100/1m, 1000/1s or 15/1h, or {NONE}"
     raise InvalidInput(field, f"text of length {len(text)}", allowed)
 
 
-def rate_text(limit: RateLimit) -> str:
-    """Return what `rate_of` reads."""
-    return f"{limit.max_tokens}/{limit.interval}{_LETTERS[limit.interval_unit]}"
+def format_rate(limit: RateLimit) -> str:
+    """Return what `parse_rate` reads."""
+    return f"{limit.max_tokens}/{limit.interval}{_UNIT_LETTERS[limit.interval_unit]}"
 
 
-def limits_of(settings: QueueSettings) -> list[str]:
+def describe_limits(settings: QueueSettings) -> list[str]:
     """Say in a few words each what limits a queue."""
     fields = {
         "paused": settings.paused,
@@ -87,25 +97,25 @@ def limits_of(settings: QueueSettings) -> list[str]:
         f"moved to {settings.moved_to}": settings.moved_to,
         f"capacity {settings.capacity or 0:,}": settings.capacity,
         f"{settings.max_inflight:,} in flight": settings.max_inflight,
-        _rate(settings.rate_limit): settings.rate_limit,
-        f"lost after {settings.max_processing_time or 0:,g} s without progress": settings.max_processing_time,
+        _format_optional_rate(settings.rate_limit): settings.rate_limit,
+        f"redelivered after {settings.max_processing_time or 0:,g} s without progress": settings.max_processing_time,
         "fair": settings.order is Order.FAIR,
-        f"weights {_few(f'{name}={n}' for name, n in settings.weights.items())}": settings.weights,
-        f"capacity {settings.tenant_capacity or 0:,} a tenant": settings.tenant_capacity,
-        f"{settings.tenant_max_inflight:,} in flight a tenant": settings.tenant_max_inflight,
-        f"{_rate(settings.tenant_rate_limit)} a tenant": settings.tenant_rate_limit,
-        f"{settings.floor_share:.0%} for the lowest": settings.floor_share,
+        f"weights {_join_some(f'{name}={n}' for name, n in settings.weights.items())}": settings.weights,
+        f"capacity {settings.tenant_capacity or 0:,} per tenant": settings.tenant_capacity,
+        f"{settings.tenant_max_inflight:,} in flight per tenant": settings.tenant_max_inflight,
+        f"{_format_optional_rate(settings.tenant_rate_limit)} per tenant": settings.tenant_rate_limit,
+        f"{settings.floor_share:.0%} for the lowest priority": settings.floor_share,
         f"{settings.shards:,} shards": settings.shards > 1,
-        f"copied to {_few(settings.bound_to)}": settings.bound_to,
+        f"copied to {_join_some(settings.bound_to)}": settings.bound_to,
     }
-    return [names for names, there in fields.items() if there]
+    return [text for text, active in fields.items() if active]
 
 
-def _rate(limit: RateLimit | None) -> str:
-    return "" if limit is None else rate_text(limit)
+def _format_optional_rate(limit: RateLimit | None) -> str:
+    return "" if limit is None else format_rate(limit)
 
 
-def _few(names: Iterable[str]) -> str:
+def _join_some(names: Iterable[str]) -> str:
     shown = list(names)
-    more = len(shown) - _NAMES
-    return " ".join(shown[:_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(shown) - _MAX_NAMES
+    return " ".join(shown[:_MAX_NAMES]) + (f" and {more:,} more" if more > 0 else "")

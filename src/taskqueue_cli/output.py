@@ -28,13 +28,13 @@ __all__ = [
     "AsJson",
     "LogFormat",
     "LogLevel",
+    "configure_logging",
     "console",
     "exit_code",
     "fail",
     "note",
     "paragraphs",
     "print_json",
-    "set_up",
 ]
 
 AsJson = Annotated[
@@ -42,7 +42,7 @@ AsJson = Annotated[
 ]
 
 console = Console(highlight=False)
-_errors = Console(stderr=True, highlight=False)
+_stderr = Console(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -62,7 +62,7 @@ def paragraphs(text: str | None) -> str:
 
 def note(text: str, style: str = "") -> None:
     """Tell a person something aside, on stderr."""
-    _errors.print(Text(text, style), soft_wrap=True)
+    _stderr.print(Text(text, style), soft_wrap=True)
 
 
 def fail(error: Exception, *, as_json: bool) -> None:
@@ -76,7 +76,7 @@ def fail(error: Exception, *, as_json: bool) -> None:
         if isinstance(error, QueueFull):
             fields |= {"retry_after": error.retry_after, "depth": error.depth}
         print_json({"error": fields})
-    _errors.print(Text(f"error: {detail}", "bold red"), soft_wrap=True)
+    _stderr.print(Text(f"error: {detail}", "bold red"), soft_wrap=True)
 
 
 def _message_of(error: Exception) -> str:
@@ -90,7 +90,7 @@ def _message_of(error: Exception) -> str:
 FAILED = 1
 INTERRUPTED = 130
 _USAGE = 2
-_OUT_OF_REACH = 4
+_UNAVAILABLE = 4
 
 
 def exit_code(error: TaskQueueError) -> int:
@@ -101,19 +101,20 @@ def exit_code(error: TaskQueueError) -> int:
     if isinstance(error, ConfigurationError | InvalidInput):
         return _USAGE
     if isinstance(error, BackendUnavailable | PublishUnconfirmed):
-        return _OUT_OF_REACH
+        return _UNAVAILABLE
     return FAILED
 
 
 LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"], typer.Option(help="What to log, on stderr.")
+    Literal["debug", "info", "warning", "error"],
+    typer.Option(help="Minimum level of the log messages on stderr."),
 ]
 
 
 LogFormat = Literal["auto", "text", "json"]
 
 
-def set_up(level: str, form: LogFormat = "auto") -> None:
+def configure_logging(level: str, form: LogFormat = "auto") -> None:
     """Log to stderr from ``level`` on, in a format."""
     from taskqueue_server.logs import set_up_logs  # noqa: PLC0415 - it brings the server along
 

@@ -24,10 +24,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskqueue_conformance.applying import needs
     from taskqueue_conformance.bench import Bench
     from taskqueue_conformance.harness import Harness
     from taskqueue_conformance.model.machine import QueueMachine
+    from taskqueue_conformance.selection import needs
     from taskqueue_conformance.suite import BackendSuite
 
 __all__ = ["BackendSuite", "Bench", "Harness", "QueueMachine", "needs"]
@@ -37,7 +37,7 @@ _HOMES = {
     "Bench": "bench",
     "Harness": "harness",
     "QueueMachine": "model.machine",
-    "needs": "applying",
+    "needs": "selection",
 }
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import pytest
 
-from taskqueue_conformance.slots.helpers import check_pool
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import (
     Control,
     DeadLetters,
     Order,
+    Permit,
+    PoolView,
     QueueSettings,
     RoomSignal,
     RoomSignals,
@@ -31,10 +33,7 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Ledger, Published, Settled, State, Task
 
-if TYPE_CHECKING:
-    from taskqueue_conformance.harness import Harness
-
-__all__ = ["KEY", "OTHER", "Bench", "ids"]
+__all__ = ["KEY", "OTHER", "Bench", "check_pool", "ids"]
 
 KEY = "alpha"
 """the queue that tests use unless they need two"""
@@ -49,10 +48,47 @@ def ids(deliveries: Iterable[Delivery]) -> list[str]:
     return [delivery.task.id for delivery in deliveries]
 
 
+def check_pool(view: PoolView) -> None:
+    """Fail where a pool's books do not balance, or where it shows what is its holders' alone."""
+    assert all(lease.token == "" for lease in view.leases), "a token was shown to everybody"
+    assert all(lease.note is None for lease in view.leases), "a note was shown to everybody"
+    fences = [lease.fence for lease in view.leases]
+    assert fences == sorted(set(fences)), f"two leases of one fence, or out of order: {fences}"
+    jobs = Counter((lease.model, lease.job) for lease in view.leases if lease.job is not None)
+    assert not jobs or max(jobs.values()) == 1, f"a job has several slots: {jobs}"
+    held = Counter((lease.model, lease.server, lease.state) for lease in view.leases)
+    for info in view.endpoints:
+        fields = {
+            Permit.UNASSIGNED: info.unassigned,
+            Permit.ASSIGNED: info.assigned,
+            Permit.DETACHED: info.detached,
+        }
+        name = (info.endpoint.model, info.endpoint.server)
+        true = {state: held.pop((*name, state), 0) for state in Permit}
+        assert fields == true, f"the endpoint counts {fields}, its leases are {true}"
+        assert info.held + info.free == max(info.endpoint.slots, info.held)
+        assert info.overdue <= info.assigned + info.detached
+    assert not held, f"leases of endpoints that are not there: {list(held)}"
+
+
+class _BackendSource(Protocol):
+    """What a bench needs of the class of a test: see `taskqueue_conformance.Harness`."""
+
+    @property
+    def manual_clock(self) -> bool: ...
+    @property
+    def short(self) -> float: ...
+    @property
+    def patience(self) -> float: ...
+    async def open_backend(self, clock: ManualClock) -> Backend: ...
+    async def replica(self, backend: Backend) -> Backend: ...
+    async def reopen(self, backend: Backend) -> Backend: ...
+
+
 class Bench:
     """A fresh backend, its clock, and moves on it. What the backend does not declare fails."""
 
-    def __init__(self, harness: Harness, backend: Backend, clock: ManualClock) -> None:
+    def __init__(self, harness: _BackendSource, backend: Backend, clock: ManualClock) -> None:
         """Work on ``backend``; `close` closes it and all that was opened here."""
         self.backend = backend
         self.clock = clock
@@ -65,7 +101,7 @@ class Bench:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, harness: Harness) -> AsyncIterator[Bench]:
+    async def opened(cls, harness: _BackendSource) -> AsyncIterator[Bench]:
         """Open a fresh backend; at the end its books must balance, and everything is closed."""
         clock = ManualClock()
         bench = cls(harness, await harness.open_backend(clock), clock)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, Bench
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.fan_out import bound
 from taskqueue_conformance.suites.order import FAIR
 from taskqueue_core.backend import Capability

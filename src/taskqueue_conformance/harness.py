@@ -5,18 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import AsyncIterator, Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
 
-from taskqueue_conformance.applying import add_needs
 from taskqueue_conformance.bench import Bench
+from taskqueue_conformance.selection import Need, add_needs
 from taskqueue_core.backend import Backend, Capabilities
 from taskqueue_core.clock import ManualClock
-
-if TYPE_CHECKING:
-    from taskqueue_conformance.applying import Need
 
 __all__ = ["Harness"]
 

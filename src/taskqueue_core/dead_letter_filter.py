@@ -196,7 +196,7 @@ def _number(text: str | None) -> float | None:
 async def act_on_all(
     dead_letters: DeadLetters, verb: str, key: str, now: float, **conditions: Any
 ) -> int:
-    """Redrive or discard, as ``verb`` says, all that the conditions of `DeadLetterFilter.of` let through; return how many.
+    """Redrive or discard, as ``verb`` says, all dead letters that match `DeadLetterFilter.of`; return how many.
 
     A backend elsewhere sifts by itself.
     """

@@ -7,20 +7,17 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 
-from taskqueue_core.capabilities import EndpointInfo, Seen, SlotLease, SlotPool
+from taskqueue_core.capabilities import Endpoint, EndpointInfo, Seen, SlotLease, SlotPool
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import ModelRegistry
 
-if TYPE_CHECKING:
-    from taskqueue_dispatch.lease_renewal import NoteChecks
-
-__all__ = ["Checks"]
+__all__ = ["Checks", "HealthClient"]
 
 _AT_ONCE = 32
 _JITTER = 0.2
@@ -30,6 +27,14 @@ _IN_A_ROW = 2
 """so many failures make an endpoint unwell"""
 _log = logging.getLogger("taskqueue.dispatch")
 _Name = tuple[str, str]
+
+
+class HealthClient(Protocol):
+    """What asks a server how it is: `taskqueue_dispatch.endpoint_client.client.Caller`."""
+
+    async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
+        """Return what the server says; ``None`` for one that does not answer, or says nothing of use."""
+        ...
 
 
 class _Watch:
@@ -53,7 +58,7 @@ class Checks:
         self,
         pool: SlotPool,
         registry: ModelRegistry,
-        caller: NoteChecks,
+        caller: HealthClient,
         settings: DispatchSettings,
         *,
         ended: Callable[[Sequence[SlotLease]], None],

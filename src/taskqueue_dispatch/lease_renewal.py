@@ -8,31 +8,21 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from msgspec import structs
 
-from taskqueue_core.capabilities import Endpoint, Seen, SlotLease, SlotPool
+from taskqueue_core.capabilities import SlotLease, SlotPool
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.lease_check import Checks
-from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.lease_check import Checks, HealthClient
 from taskqueue_dispatch.registry import ModelRegistry
 
-__all__ = ["LeaseRenewer", "NoteChecks", "RenewedLease"]
+__all__ = ["LeaseRenewer", "RenewedLease"]
 
 _CHECK_SECONDS = 0.1
 """seconds between two looks for notes"""
 _log = logging.getLogger("taskqueue.dispatch")
-
-
-class NoteChecks(Protocol):
-    """What asks a server how it is: `taskqueue_dispatch.endpoint_client.client.Caller`."""
-
-    async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
-        """Return what the server says; ``None`` for one that does not answer, or says nothing of use."""
-        ...
 
 
 class RenewedLease:
@@ -68,7 +58,7 @@ class LeaseRenewer:
         self,
         pool: SlotPool,
         registry: ModelRegistry,
-        caller: NoteChecks,
+        caller: HealthClient,
         settings: DispatchSettings,
         *,
         monotonic: Callable[[], float] = time.monotonic,

@@ -5,7 +5,7 @@ came, or a while has passed without any of it.
 
 ::
 
-    acquire (what was freed goes back in the same step) -> who waits here -> receive -> assign -> a `JobAttempt` for each
+    acquire (freed slots go back in the same step) -> who waits here -> receive -> assign -> a `JobAttempt` for each
 
 Behind a backlog the first and the third of these are one: the slots of the jobs that have just ended are still held
 when the next jobs are received for them, and change hands meanwhile. A job whose slot somebody else got goes back.

@@ -5,22 +5,33 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
+from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.tasks import State
 from taskqueue_memory.due_heap import ROOM
 
-if TYPE_CHECKING:
-    from taskqueue_memory.records import TaskRecord
-
 __all__ = [
     "Lane",
+    "LaneItem",
     "Lanes",
     "OrderingKeys",
 ]
 
 
-class Lane:
+class LaneItem(Entry, kw_only=True, eq=False):
+    """An entry that may be in a lane."""
+
+    seq: int = 0
+    """its position in its lane; an item of a lane or heap with another one is out of date"""
+    held: bool = False
+    """waiting for its ordering key, in no lane"""
+
+
+T = TypeVar("T", bound=LaneItem)
+
+
+class Lane(Generic[T]):
     """Waiting entries in the order of becoming available; returned ones first.
 
     Entries leave lazily: one that was cancelled or moved meanwhile is dropped when it comes up, or once such entries
@@ -30,26 +41,26 @@ class Lane:
     def __init__(self) -> None:
         """Start empty."""
         self._bound = ROOM
-        self._fresh: deque[tuple[int, TaskRecord]] = deque()
-        self._late: list[tuple[int, TaskRecord]] = []
+        self._fresh: deque[tuple[int, T]] = deque()
+        self._late: list[tuple[int, T]] = []
         """became available before some of the fresh, and were let in after them"""
-        self._returned: list[tuple[int, TaskRecord]] = []
+        self._returned: list[tuple[int, T]] = []
 
-    def append(self, record: TaskRecord) -> None:
+    def append(self, record: T) -> None:
         """Add a newly available entry."""
         if len(self._fresh) >= self._bound:  # before the new item, which waits only in a moment
             self._clear()
         self._fresh.append((record.seq, record))
 
-    def let_in(self, record: TaskRecord) -> None:
+    def let_in(self, record: T) -> None:
         """Add an entry that became available earlier, at the place of its original sequence."""
         self._push(self._late, record)
 
-    def put_back(self, record: TaskRecord) -> None:
+    def put_back(self, record: T) -> None:
         """Add a returned entry, at the place of its original sequence."""
         self._push(self._returned, record)
 
-    def pop(self) -> TaskRecord | None:
+    def pop(self) -> T | None:
         """Take the first entry."""
         record = self.peek()
         if record is not None:
@@ -61,7 +72,7 @@ class Lane:
                 self._fresh.popleft()
         return record
 
-    def peek(self) -> TaskRecord | None:
+    def peek(self) -> T | None:
         """Return the first entry, after dropping those that are out of date."""
         while self._fresh and not _waits(self._fresh[0]):
             self._fresh.popleft()
@@ -77,15 +88,15 @@ class Lane:
         heads = [self.peek(), _first(self._late), self._fresh[0][1] if self._fresh else None]
         return min((head.available_at for head in heads if head is not None), default=None)
 
-    def returned(self) -> list[TaskRecord]:
+    def returned(self) -> list[T]:
         """Return the entries that were handed back, in any order."""
         return [item[1] for item in self._returned if _waits(item)]
 
-    def others(self) -> list[TaskRecord]:
+    def others(self) -> list[T]:
         """Return the entries that were not handed back, in any order."""
         return [item[1] for item in (*self._fresh, *self._late) if _waits(item)]
 
-    def _push(self, heap: list[tuple[int, TaskRecord]], record: TaskRecord) -> None:
+    def _push(self, heap: list[tuple[int, T]], record: T) -> None:
         if len(self._late) + len(self._returned) >= self._bound:
             self._clear()
         heapq.heappush(heap, (record.seq, record))
@@ -98,18 +109,18 @@ class Lane:
         self._bound = 2 * (len(self._fresh) + len(self._late) + len(self._returned)) + ROOM
 
 
-class Lanes:
+class Lanes(Generic[T]):
     """The waiting entries of a queue in fifo order."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, Lane[T]] = {}
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[Lane[T]]:
         """Iterate over all lanes."""
         return iter(self._lanes.values())
 
-    def lane(self, record: TaskRecord) -> Lane:
+    def lane(self, record: T) -> Lane[T]:
         """Return the lane of an entry."""
         priority = record.task.priority
         if priority not in self._lanes:
@@ -117,7 +128,7 @@ class Lanes:
             self._lanes = dict(sorted(self._lanes.items(), reverse=True))
         return self._lanes[priority]
 
-    def pop(self) -> TaskRecord | None:
+    def pop(self) -> T | None:
         """Take the first entry of the highest priority."""
         for lane in self._lanes.values():
             record = lane.pop()
@@ -125,12 +136,12 @@ class Lanes:
                 return record
         return None
 
-    def heads(self) -> list[Lane]:
+    def heads(self) -> list[Lane[T]]:
         """Return the lane that is next in each priority that can be served, the highest first."""
         return [lane for lane in self if lane.peek() is not None]
 
 
-def _first(heap: list[tuple[int, TaskRecord]]) -> TaskRecord | None:
+def _first(heap: list[tuple[int, T]]) -> T | None:
     while heap:
         if _waits(heap[0]):
             return heap[0][1]
@@ -138,20 +149,20 @@ def _first(heap: list[tuple[int, TaskRecord]]) -> TaskRecord | None:
     return None
 
 
-def _waits(item: tuple[int, TaskRecord]) -> bool:
+def _waits(item: tuple[int, T]) -> bool:
     seq, record = item
     return record.state is State.WAITING and record.seq == seq
 
 
-class OrderingKeys:
+class OrderingKeys(Generic[T]):
     """Who holds each ordering key of a queue, and who is next."""
 
     def __init__(self) -> None:
         """Start with no keys."""
-        self._holders: dict[str, TaskRecord] = {}
-        self._held: dict[str, Lane] = {}
+        self._holders: dict[str, T] = {}
+        self._held: dict[str, Lane[T]] = {}
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[Lane[T]]:
         """Iterate over the lanes of those that wait for their key."""
         return iter(self._held.values())
 
@@ -159,13 +170,13 @@ class OrderingKeys:
         """Count the keys that somebody holds."""
         return len(self._holders)
 
-    def comes(self, record: TaskRecord, key: str) -> None:
+    def comes(self, record: T, key: str) -> None:
         """Have an entry that becomes available hold its key, or wait for it: it is ``held`` then."""
         record.held = self._holders.setdefault(key, record) is not record
         if record.held:
             self._held.setdefault(key, Lane()).append(record)
 
-    def goes(self, record: TaskRecord, key: str) -> TaskRecord | None:
+    def goes(self, record: T, key: str) -> T | None:
         """Have an entry that ended or died hold its key no more. Return who holds it now, ready for its lane."""
         if self._holders.get(key) is not record:
             return None

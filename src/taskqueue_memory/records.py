@@ -9,7 +9,6 @@ from typing import Protocol
 
 import msgspec
 
-from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.authoring.fair_order import PriorityFloor
 from taskqueue_core.authoring.helpers import UNLIMITED, QueueRoom, room_of
 from taskqueue_core.capabilities import Order, QueueSettings
@@ -21,7 +20,7 @@ from taskqueue_core.tasks import (
 )
 from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.lanes import Lane, Lanes, OrderingKeys
-from taskqueue_memory.tenants import Tenants, TenantUsage
+from taskqueue_memory.tenants import TenantItem, Tenants
 
 __all__ = ["Consumer", "QueueState", "TaskRecord", "is_in_flight", "is_scheduled"]
 
@@ -61,21 +60,13 @@ class Consumer(Protocol):
         ...
 
 
-class TaskRecord(Entry, kw_only=True, eq=False):
+class TaskRecord(TenantItem, kw_only=True, eq=False):
     """An entry and its place."""
 
     queue: QueueState
     digest: bytes | None = None
     """what is kept of a long payload after the end"""
-    seq: int = 0
-    """its place in its lane; an item of a lane or heap with another one is out of date"""
     owner: Consumer | None = None
-    held: bool = False
-    """waiting for its ordering key, in no lane"""
-    usage: TenantUsage | None = None
-    """of its tenant, in fair order"""
-    seated: bool = False
-    """in flight, by its tenant's account"""
     patience: float = 0.0
     """how long its delivery may be without progress"""
     watch: int = 0
@@ -142,10 +133,10 @@ class QueueState:
         self.delivered = self.redelivered = self.retried = self.lost = 0
         self.available = 0
         """entries that wait for nothing but a limit"""
-        self.turns = OrderingKeys()
-        self.fair: Tenants | None = None
+        self.turns: OrderingKeys[TaskRecord] = OrderingKeys()
+        self.fair: Tenants[TaskRecord] | None = None
         """the lines, if the order is fair"""
-        self._lines: Lanes | Tenants = Lanes()
+        self._lines: Lanes[TaskRecord] | Tenants[TaskRecord] = Lanes()
         self._floor: PriorityFloor | None = None
         self._choice = False
         """several priorities could be served when the last entry was taken"""
@@ -187,7 +178,7 @@ class QueueState:
 
     # order
 
-    def lane(self, record: TaskRecord) -> Lane:
+    def lane(self, record: TaskRecord) -> Lane[TaskRecord]:
         """Return the lane that an entry is about to enter."""
         return self._lines.lane(record)
 

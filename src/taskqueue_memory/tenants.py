@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, Generic, TypeVar
 
 from taskqueue_core.authoring.fair_order import FairRotation
 from taskqueue_core.authoring.helpers import QueueRoom, room_of
@@ -15,12 +15,9 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.rate_limit import Bucket, bucket_after
 from taskqueue_core.tasks import State
 from taskqueue_memory.due_heap import DueHeap
-from taskqueue_memory.lanes import Lane
+from taskqueue_memory.lanes import Lane, LaneItem
 
-if TYPE_CHECKING:
-    from taskqueue_memory.records import TaskRecord
-
-__all__ = ["TenantUsage", "Tenants"]
+__all__ = ["TenantItem", "TenantUsage", "Tenants"]
 
 _DUST = 1e-6
 
@@ -52,7 +49,7 @@ class TenantUsage:
         return not (self.waiting or self.fresh or self.in_flight)
 
 
-class _TenantLane(Lane):
+class _TenantLane(Lane[Any]):
     def __init__(self, account: TenantUsage) -> None:
         super().__init__()
         self.usage = account
@@ -62,7 +59,19 @@ class _TenantLane(Lane):
         """what it had spent when it went to rest"""
 
 
-class Tenants:
+class TenantItem(LaneItem, kw_only=True, eq=False):
+    """An entry that counts for its tenant in fair order."""
+
+    usage: TenantUsage | None = None
+    """of its tenant, in fair order"""
+    seated: bool = False
+    """in flight, by its tenant's account"""
+
+
+T = TypeVar("T", bound=TenantItem)
+
+
+class Tenants(Generic[T]):
     """The waiting entries of a queue in fair order. Each step takes O(log tenants)."""
 
     def __init__(self, settings: QueueSettings) -> None:
@@ -78,7 +87,7 @@ class Tenants:
         """Count the tenants of whom anything is kept."""
         return len(self._accounts)
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[Lane[Any]]:
         """Iterate over all lanes."""
         for account in self._accounts.values():
             yield from account.lanes.values()
@@ -94,7 +103,7 @@ class Tenants:
 
     # entries
 
-    def attach(self, record: TaskRecord) -> TenantUsage:
+    def attach(self, record: T) -> TenantUsage:
         """Have an entry count for its tenant."""
         name = record.task.tenant
         account = self._accounts.get(name)
@@ -111,14 +120,14 @@ class Tenants:
         account = self._accounts.get(name)
         return 0 if account is None else account.fresh
 
-    def lane(self, record: TaskRecord) -> Lane:
+    def lane(self, record: T) -> Lane[Any]:
         """Return the lane that an entry is about to enter."""
         account, priority = self.attach(record), record.task.priority
         if priority not in account.lanes:
             account.lanes[priority] = _TenantLane(account)
         return account.lanes[priority]
 
-    def offered(self, record: TaskRecord) -> None:
+    def offered(self, record: T) -> None:
         """Note that an entry is in its lane. A tenant joins the walk with its first one."""
         account, lane = self._lane_of(record)
         lane.count += 1
@@ -128,7 +137,7 @@ class Tenants:
         elif lane.count == 1:
             self._walk(record.task.priority).join(lane)
 
-    def withdrawn(self, record: TaskRecord) -> None:
+    def withdrawn(self, record: T) -> None:
         """Note that an entry has left its lane. A tenant leaves the walk with its last one."""
         account, lane = self._lane_of(record)
         lane.count -= 1
@@ -141,7 +150,7 @@ class Tenants:
             if not account.resting:
                 self._walk(record.task.priority).leave(lane)
 
-    def handed_out(self, record: TaskRecord, now: float) -> None:
+    def handed_out(self, record: T, now: float) -> None:
         """Charge a tenant for an entry that it is about to have in flight."""
         account, lane = self._lane_of(record)
         weight = self._weights.get(account.name or "", 1) if self._weights else 1
@@ -150,7 +159,7 @@ class Tenants:
             account.bucket.fill(self._limits.rate_limit, now)
             account.bucket.tokens -= 1
 
-    def entered(self, record: TaskRecord, fresh: int, now: float) -> None:
+    def entered(self, record: T, fresh: int, now: float) -> None:
         """Note that an entry is in another place, and by how much that changed what was never handed out."""
         account = record.usage
         if account is None:  # of before the order was fair
@@ -165,7 +174,7 @@ class Tenants:
 
     # order
 
-    def pop(self) -> TaskRecord | None:
+    def pop(self) -> T | None:
         """Take the first entry of who is next in the highest priority."""
         for walk in self._walks.values():
             lane = walk.next()
@@ -173,7 +182,7 @@ class Tenants:
                 return lane.pop()
         return None
 
-    def heads(self) -> list[Lane]:
+    def heads(self) -> list[Lane[Any]]:
         """Return the lane that is next in each priority that can be served, the highest first."""
         return [lane for walk in self._walks.values() if (lane := walk.next()) is not None]
 
@@ -209,7 +218,7 @@ class Tenants:
         self._openings = DueHeap[TenantUsage](lambda account, mark: account.alarm == mark)
         self._fillings = DueHeap[TenantUsage](lambda account, mark: account.fills == mark)
 
-    def _lane_of(self, record: TaskRecord) -> tuple[TenantUsage, _TenantLane]:
+    def _lane_of(self, record: T) -> tuple[TenantUsage, _TenantLane]:
         account = record.usage or self.attach(record)
         return account, account.lanes[record.task.priority]
 

@@ -28,11 +28,11 @@ def _check_strict() -> None:
     from prefect.settings import get_current_settings
 
     if get_current_settings().plugins.enabled:
-        _late()
+        _install_late()
         return
     LOG.error(
-        "%s is set, but this server uses Prefect's own queue of background tasks, "
-        "as its plugins are not enabled: set %s=true",
+        "%s is set, but this server uses Prefect's own task queue, "
+        "because its plugins are not enabled: set %s=true",
         BACKEND,
         _ENABLED,
     )
@@ -40,7 +40,7 @@ def _check_strict() -> None:
         _refuse()
 
 
-def _late() -> None:
+def _install_late() -> None:
     """Do what the plugin has not done: Prefect runs none where it is first imported inside of a running loop."""
     from taskqueue_prefect.context import Host
     from taskqueue_prefect.lifespan import serve_on
@@ -51,11 +51,11 @@ def _late() -> None:
         try:
             await serve_on(Host.of_this_loop(), faults())
         except TaskQueueError as error:
-            LOG.error("this server cannot have the queue that is configured: %s", error)
+            LOG.error("this server cannot use the configured queue: %s", error)
             _refuse()
 
     install()
-    _serving.append(asyncio.get_running_loop().create_task(serve()))
+    _background_tasks.append(asyncio.get_running_loop().create_task(serve()))
 
 
 def _refuse() -> None:
@@ -64,5 +64,5 @@ def _refuse() -> None:
     os._exit(_REFUSED)
 
 
-_serving: list[asyncio.Task[None]] = []
+_background_tasks: list[asyncio.Task[None]] = []
 _check_strict()

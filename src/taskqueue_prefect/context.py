@@ -21,10 +21,10 @@ from taskqueue_prefect.settings import PrefectSettings
 
 __all__ = ["Host"]
 
-_ENDING = 5.0
+_CLOSE_TIMEOUT = 5.0
 """seconds in which what is left hands back what it has"""
-_MOST = 10_000
-_SURE = 30.0
+_MAX_KNOWN_QUEUES = 10_000
+_SETTINGS_CHECK_SECONDS = 30.0
 """seconds for which a queue is believed to have its settings"""
 
 
@@ -44,7 +44,7 @@ class Host:
         self.control = control_of(self.backend)
         self.serves = False
         """whether a server of this process has begun to serve"""
-        self._known: dict[str, float] = {}
+        self._checked_at: dict[str, float] = {}
         """when it was last seen that a queue has its settings"""
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -61,18 +61,18 @@ class Host:
         """Have something done that nobody else waits for. It is ended with the host."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.error("something of the task queue failed", exc_info=error)
+            LOG.error("a background task of the task queue failed", exc_info=error)
 
     async def prepare(self, key: str) -> None:
         """Give a queue its settings, unless it has some: those of an operator stay."""
         now = time.monotonic()
-        if now - self._known.get(key, -_SURE) < _SURE:
+        if now - self._checked_at.get(key, -_SETTINGS_CHECK_SECONDS) < _SETTINGS_CHECK_SECONDS:
             return
         settings = await self.control.settings(key)
         if settings.version == 0:
@@ -85,18 +85,18 @@ class Host:
                 changes["capacity"] = self.settings.capacity or _stock_capacity()
             with contextlib.suppress(SettingsConflict):  # another replica was first
                 await self.control.configure(key, settings.model_copy(update=changes))
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[key] = now
+        if len(self._checked_at) >= _MAX_KNOWN_QUEUES:
+            self._checked_at.clear()
+        self._checked_at[key] = now
 
     def forget(self) -> None:
         """Look again at what queues have: the store was away, and may have been emptied."""
-        self._known.clear()
+        self._checked_at.clear()
 
     async def aclose(self) -> None:
         """End what was begun, once it has had its time, and close the backend."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_ENDING)
+            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -46,7 +46,7 @@ __all__ = [
     "Socket",
 ]
 
-_END = "websocket.disconnect"
+_DISCONNECT = "websocket.disconnect"
 
 
 class Socket(Protocol):
@@ -59,9 +59,9 @@ class Socket(Protocol):
 class ClientListener:
     """Listens to one worker."""
 
-    def __init__(self, hung_up: Callable[[], None]) -> None:
-        """``hung_up`` is called when the worker has gone, if it is listened to."""
-        self._hung_up = hung_up
+    def __init__(self, on_disconnect: Callable[[], None]) -> None:
+        """``on_disconnect`` is called when the worker has gone, if it is listened to."""
+        self._on_disconnect = on_disconnect
         self._received: asyncio.Task[MutableMapping[str, Any]] | None = None
 
     def is_up(self, socket: Socket) -> bool:
@@ -79,11 +79,11 @@ class ClientListener:
         heard = self._received
         if heard is None or not heard.done() or heard.cancelled():
             return False
-        return heard.exception() is not None or heard.result()["type"] == _END
+        return heard.exception() is not None or heard.result()["type"] == _DISCONNECT
 
     def _log_outage(self, _: object) -> None:
         if self.is_down:
-            self._hung_up()
+            self._on_disconnect()
 
     async def stop(self) -> None:
         """Listen no more, so that the handler hears what the worker answers. That it has gone stays known."""
@@ -95,14 +95,14 @@ class ClientListener:
             self._received = None
 
 
-_NOBODY = "unknown"
-_COMMIT = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
+_UNKNOWN_CLIENT = "unknown"
+_COMMIT_POLL_SECONDS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
 """seconds between looks at the database for a run whose transaction is just being committed"""
-_CHECK_SECONDS = 4
+_MAX_CHECKS = 4
 """hand-outs, seconds apart, after which a run that the database never had is dropped"""
-_DOWN_SECONDS = 1.0
+_DATABASE_RETRY_SECONDS = 1.0
 """seconds between looks at a database that is away"""
-_BAD = "bad_task_run"
+_BAD_TASK_RUN = "bad_task_run"
 _VIOLATION = 4001
 _current: ContextVar[SharedQueueDelivery | None] = ContextVar(
     "taskqueue_prefect_socket", default=None
@@ -116,19 +116,19 @@ class SharedQueueDelivery:
         """Take nothing yet. Closes the socket with 4001 for what are no keys."""
         self._host = host
         self._keys = _names(task_keys)
-        self._mark = token_hex(4)
-        self._client = _NOBODY
-        self._connection = connection_of(_NOBODY, self._mark)
+        self._connection_mark = token_hex(4)
+        self._client = _UNKNOWN_CLIENT
+        self._connection = connection_of(_UNKNOWN_CLIENT, self._connection_mark)
         self._subscription: Subscription | None = None
         self._store = OutageRetry(self._log_outage)
-        self._out: Delivery | None = None
+        self._sent: Delivery | None = None
         """what the worker was sent, and has not acknowledged"""
         self._state = ""
-        self._settling: asyncio.Task[None] | None = None
-        self._taking: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
-        self._news = asyncio.Event()
+        self._settle_task: asyncio.Task[None] | None = None
+        self._take_task: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
+        self._changed = asyncio.Event()
         """that something was taken, or the worker has gone"""
-        self._line = ClientListener(self._news.set)
+        self._listener = ClientListener(self._changed.set)
         _current.set(self)
         if (handler := asyncio.current_task()) is not None:
             handler.add_done_callback(lambda _: host.begin(self._end()))
@@ -144,39 +144,39 @@ class SharedQueueDelivery:
             raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
         if client_id != self._client:
             self._client = client_id
-            self._connection = connection_of(client_id, self._mark)
-        if self._out is not None:
+            self._connection = connection_of(client_id, self._connection_mark)
+        if self._sent is not None:
             self._accept()
 
     def is_connected(self, socket: Socket) -> bool:
         """Return whether the worker is there; have it be listened to until the next run is out."""
-        return self._line.is_up(socket)
+        return self._listener.is_up(socket)
 
     async def next(self) -> TaskRun:
         """Return the next run. Cancelled, it goes on in the background, and the next call has the answer.
 
         Raises `TimeoutError` once the worker has gone.
         """
-        if self._out is not None:  # whoever asks for more has the worker's word
+        if self._sent is not None:  # whoever asks for more has the worker's word
             self._accept()
-        if self._taking is None:
-            self._taking = asyncio.create_task(self._take())
-            self._taking.add_done_callback(lambda _: self._news.set())
+        if self._take_task is None:
+            self._take_task = asyncio.create_task(self._take())
+            self._take_task.add_done_callback(lambda _: self._changed.set())
         # Only from here on it is out: the handler may have given up waiting, and does so every second.
-        while not (self._taking.done() or self._line.is_down):
-            self._news.clear()
-            await self._news.wait()
-        await self._line.stop()
-        if self._line.is_down:
+        while not (self._take_task.done() or self._listener.is_down):
+            self._changed.clear()
+            await self._changed.wait()
+        await self._listener.stop()
+        if self._listener.is_down:
             raise TimeoutError  # upon which the handler asks whether the worker is there
-        taken, self._taking = self._taking, None
-        self._out, run = taken.result()
+        take_task, self._take_task = self._take_task, None
+        self._sent, run = take_task.result()
         self._state = task_runs.state_id(run)
         return run
 
     async def hand_back(self) -> None:
         """Give back what is out, as if nothing had been."""
-        delivery, self._out = self._out, None
+        delivery, self._sent = self._sent, None
         if delivery is not None:
             await self._settlements.redeliver([delivery])
 
@@ -184,27 +184,27 @@ class SharedQueueDelivery:
 
     @property
     def _settlements(self) -> SettlementQueue:
-        return SettlementQueue(self._host.backend, self._subscribed(), self._store)
+        return SettlementQueue(self._host.backend, self._open_subscription(), self._store)
 
-    def _subscribed(self) -> Subscription:
+    def _open_subscription(self) -> Subscription:
         if self._subscription is None:
             self._subscription = self._host.backend.subscribe(self._keys, self._connection)
         return self._subscription
 
     async def _take(self) -> tuple[Delivery, TaskRun]:
-        if self._settling is not None:
-            await self._settling
-        subscription = self._subscribed()
+        if self._settle_task is not None:
+            await self._settle_task
+        subscription = self._open_subscription()
         while True:
             received = await self._store.retry_until_available(
                 partial(subscription.receive, 1, None)
             )
             for delivery in received.deliveries:
-                run = await self._wanted(delivery)
-                if run is not None and await self._is_held(delivery):
+                run = await self._runnable_run(delivery)
+                if run is not None and await self._is_still_held(delivery):
                     return delivery, run
 
-    async def _is_held(self, delivery: Delivery) -> bool:
+    async def _is_still_held(self, delivery: Delivery) -> bool:
         """Whether a delivery is still this socket's: it is another's if this process stood still for a lease."""
         task = delivery.task
         poll = partial(self._host.control.statuses, task.key, task.id)
@@ -212,22 +212,22 @@ class SharedQueueDelivery:
         own = State.IN_FLIGHT, delivery.attempt, delivery.losses
         return status is not None and (status.state, status.attempt, status.losses) == own
 
-    async def _wanted(self, delivery: Delivery) -> TaskRun | None:
+    async def _runnable_run(self, delivery: Delivery) -> TaskRun | None:
         """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""
-        why = task_runs.stranger(delivery.task)
-        run = None if why else await self._current_run(delivery.task)
+        reason = task_runs.foreign_reason(delivery.task)
+        run = None if reason else await self._current_run(delivery.task)
         if run is not None and task_runs.is_scheduled(run):
-            why = task_runs.unbearable(run)
-            if why is None:
+            reason = task_runs.unsendable_reason(run)
+            if reason is None:
                 return run
-        if why is not None:
-            await self._bury(delivery, why)
+        if reason is not None:
+            await self._send_to_dead_letters(delivery, reason)
             return None
-        if run is None and delivery.attempt < _CHECK_SECONDS:
-            await self._recheck(delivery)
+        if run is None and delivery.attempt < _MAX_CHECKS:
+            await self._schedule_check(delivery)
         else:
             state = "" if run is None else task_runs.state_id(run)
-            await self._accepted(delivery, AcceptedRun(state=state))
+            await self._ack(delivery, AcceptedRun(state=state))
         return None
 
     async def _current_run(self, task: Task) -> TaskRun | None:
@@ -236,7 +236,7 @@ class SharedQueueDelivery:
         A run has one entry, which keeps the state that it was made for: a later state moves it.
         """
         state, at = task_runs.state_of(task)
-        for pause in _COMMIT:
+        for pause in _COMMIT_POLL_SECONDS:
             await asyncio.sleep(pause)
             run = await self._read(task.id)
             if run is not None and (
@@ -245,70 +245,74 @@ class SharedQueueDelivery:
                 return run
         return None
 
-    async def _recheck(self, delivery: Delivery) -> None:
+    async def _schedule_check(self, delivery: Delivery) -> None:
         later = ScheduleRetry(float(delivery.attempt), "its transaction is not committed")
-        backend, subscription = self._host.backend, self._subscribed()
+        backend, subscription = self._host.backend, self._open_subscription()
         with contextlib.suppress(LeaseLost):
             await self._store.retry_until_available(
                 partial(settle, backend, subscription, delivery, later)
             )
 
     async def _read(self, run_id: str) -> TaskRun | None:
-        result = False
+        logged = False
         while True:
             try:
                 return await task_runs.read(run_id)
             except Exception:  # noqa: BLE001 - whatever it is: a run is not given up for the database's sake
-                if not result:
-                    LOG.exception("the database could not be asked for a task run")
-                result = True
-                await asyncio.sleep(_DOWN_SECONDS)
+                if not logged:
+                    LOG.exception("could not read a task run from the database")
+                logged = True
+                await asyncio.sleep(_DATABASE_RETRY_SECONDS)
 
     # Settling.
 
     def _accept(self) -> None:
-        delivery, self._out = self._out, None
+        delivery, self._sent = self._sent, None
         if delivery is not None:
             run = AcceptedRun(worker=self._connection, state=self._state)
-            self._settling = asyncio.create_task(self._accepted(delivery, run))
+            self._settle_task = asyncio.create_task(self._ack(delivery, run))
 
-    async def _accepted(self, delivery: Delivery, run: AcceptedRun) -> None:
+    async def _ack(self, delivery: Delivery, run: AcceptedRun) -> None:
         results = await self._settlements.ack([(delivery, msgspec.json.encode(run))])
         if run.worker is not None and not all(results.values()):
-            LOG.warning("a worker's word came too late: run %s is out again", delivery.task.id)
+            LOG.warning(
+                "an acknowledgement came too late: run %s is delivered again", delivery.task.id
+            )
 
-    async def _bury(self, delivery: Delivery, why: str) -> None:
+    async def _send_to_dead_letters(self, delivery: Delivery, reason: str) -> None:
         LOG.error(
-            "run %s is none that a worker bears, and is a dead letter now: %s",
+            "run %s cannot be sent to a worker and is now a dead letter: %s",
             delivery.task.id,
-            why,
+            reason,
         )
-        await self._settlements.settle_outcome(delivery, Rejected(_BAD, why))
+        await self._settlements.settle_outcome(delivery, Rejected(_BAD_TASK_RUN, reason))
 
     async def _end(self) -> None:
         """Settle what was acknowledged, and hand back the rest."""
-        await self._line.stop()
-        if self._taking is not None:
-            self._taking.cancel()
-            await asyncio.gather(self._taking, return_exceptions=True)
-        if self._settling is not None:
-            await asyncio.wait([self._settling])
+        await self._listener.stop()
+        if self._take_task is not None:
+            self._take_task.cancel()
+            await asyncio.gather(self._take_task, return_exceptions=True)
+        if self._settle_task is not None:
+            await asyncio.wait([self._settle_task])
         if self._subscription is not None:
             await close(self._subscription)
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
         if ok:
             self._host.forget()
-            LOG.info("the task queue's store is back")
+            LOG.info("store of the task queue available again")
         else:
-            LOG.warning("the task queue's store is away: %s", reason)
+            LOG.warning("store of the task queue unavailable: %s", reason)
 
 
 def _names(task_keys: object) -> list[str]:
-    most = LIMITS.keys
-    if not isinstance(task_keys, list) or not 0 < len(task_keys) <= most:
-        result = len(task_keys) if isinstance(task_keys, list) else f"a {type(task_keys).__name__}"
-        raise _violation(f"keys: {result}; allowed: a list of 1 to {most}")
+    max_keys = LIMITS.keys
+    if not isinstance(task_keys, list) or not 0 < len(task_keys) <= max_keys:
+        received = (
+            len(task_keys) if isinstance(task_keys, list) else f"a {type(task_keys).__name__}"
+        )
+        raise _violation(f"keys: {received}; allowed: a list of 1 to {max_keys}")
     for key in task_keys:
         if not isinstance(key, str):
             raise _violation(f"keys: one is a {type(key).__name__}; allowed: text")
@@ -318,5 +322,5 @@ def _names(task_keys: object) -> list[str]:
 def _violation(what: str) -> Exception:
     from starlette.exceptions import WebSocketException
 
-    LOG.warning("a task worker's subscription is refused: %s", what)
+    LOG.warning("subscription of a task worker refused: %s", what)
     return WebSocketException(_VIOLATION, f"Protocol violation: {what}")

@@ -24,18 +24,18 @@ from taskqueue_prefect.task_runs import Run, due_at, state_id, task_of
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
-__all__ = ["answered", "offer", "put", "schedule"]
+__all__ = ["answer_in_time", "offer", "put", "schedule"]
 
 _RETRY_SECONDS = 1.0
 
 
 async def put(host: Host, run: TaskRun) -> None:
     """Put a run in, for its time if it has one. Idempotent by run and state. HTTP 503 where that cannot be now."""
-    async with answered(host):
+    async with answer_in_time(host):
         confirmation = await offer(host, run)
     if not confirmation.stored:
-        LOG.warning("a run was not taken: %s", confirmation.reason)
-        _busy(confirmation.reason or "the queue has no room", confirmation.retry_after)
+        LOG.warning("a run was refused: %s", confirmation.reason)
+        _raise_unavailable(confirmation.reason or "the queue is full", confirmation.retry_after)
 
 
 async def offer(host: Host, run: Run) -> Confirmation:
@@ -52,7 +52,7 @@ async def offer(host: Host, run: Run) -> Confirmation:
 
 async def schedule(host: Host, run: TaskRun) -> None:
     """Schedule another attempt of a run, for the time that its state says. As `put`, but never for want of room."""
-    async with answered(host):
+    async with answer_in_time(host):
         await host.prepare(task_of(run).key)
         await _schedule_again(host, run)
 
@@ -65,18 +65,18 @@ async def _schedule_again(host: Host, run: Run) -> Confirmation:
 
 
 @contextlib.asynccontextmanager
-async def answered(host: Host) -> AsyncIterator[None]:
+async def answer_in_time(host: Host) -> AsyncIterator[None]:
     """Answer in time, whatever the store does: HTTP 503 where it is away."""
     try:
         async with asyncio.timeout(host.settings.patience):
             yield
     except (*OUTAGE_ERRORS, TimeoutError):
         host.forget()
-        _busy("the task queue's store is out of reach", None)
+        _raise_unavailable("the store of the task queue is unavailable", None)
 
 
-def _busy(why: str, retry_after: float | None) -> NoReturn:
+def _raise_unavailable(detail: str, retry_after: float | None) -> NoReturn:
     from fastapi import HTTPException
 
     seconds = str(max(1, ceil(retry_after or _RETRY_SECONDS)))
-    raise HTTPException(503, detail=why, headers={"Retry-After": seconds})
+    raise HTTPException(503, detail=detail, headers={"Retry-After": seconds})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["NotAsConfigured"]
+__all__ = ["QueueNotInUse"]
 
 
-class NotAsConfigured(ConfigurationError):
+class QueueNotInUse(ConfigurationError):
     """A server would not use the queue that is configured, and is to be strict about that."""

@@ -8,7 +8,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["Afterwards", "after_import"]
+__all__ = ["ImportHookFinder", "after_import"]
 
 Action = Callable[[ModuleType], None]
 
@@ -16,15 +16,15 @@ Action = Callable[[ModuleType], None]
 def after_import(actions: Mapping[str, Action]) -> None:
     """Call an action with each module named, at once with those that are imported already. Idempotent."""
     for finder in sys.meta_path:
-        if isinstance(finder, Afterwards):
+        if isinstance(finder, ImportHookFinder):
             return
-    sys.meta_path.insert(0, Afterwards(actions))
+    sys.meta_path.insert(0, ImportHookFinder(actions))
     for name, action in actions.items():
         if (module := sys.modules.get(name)) is not None:
             action(module)
 
 
-class Afterwards(MetaPathFinder):
+class ImportHookFinder(MetaPathFinder):
     """Finds what the other finders find, with an action after the module's own code."""
 
     def __init__(self, actions: Mapping[str, Action]) -> None:
@@ -40,12 +40,12 @@ class Afterwards(MetaPathFinder):
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(fullname, path, target)):
                 if spec.loader is not None:
-                    spec.loader = _Then(spec.loader, self._actions[fullname])
+                    spec.loader = _HookedLoader(spec.loader, self._actions[fullname])
                 return spec
         return None
 
 
-class _Then(Loader):
+class _HookedLoader(Loader):
     """A loader that goes on where another one ends. What else that one has is to be had."""
 
     def __init__(self, inner: Loader, action: Action) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_prefect.context import Host
-from taskqueue_prefect.errors import NotAsConfigured
+from taskqueue_prefect.errors import QueueNotInUse
 from taskqueue_prefect.logs import LOG, forward_logs
 from taskqueue_prefect.reconcile import reconcile
 
@@ -19,7 +19,7 @@ __all__ = ["serve_on", "serving"]
 async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
     """Tell of it, keep house, and reconcile; in the end hand everything back.
 
-    Within itself it does nothing, as Prefect begins an application more than once. Raises `NotAsConfigured` for faults,
+    Within itself it does nothing, as Prefect begins an application more than once. Raises `QueueNotInUse` for faults,
     where the settings are strict.
     """
     if host.serves:
@@ -28,7 +28,7 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
     host.serves = True
     forward_logs()
     try:
-        await _declare(host, faults)
+        await _log_setup(host, faults)
         loops = [host.begin(run_maintenance(host.control)), host.begin(reconcile(host))]
         try:
             yield
@@ -45,15 +45,15 @@ async def serve_on(host: Host, faults: list[str]) -> None:
         await asyncio.Event().wait()
 
 
-async def _declare(host: Host, faults: list[str]) -> None:
+async def _log_setup(host: Host, faults: list[str]) -> None:
     if faults and host.settings.strict:
-        raise NotAsConfigured(f"TASKQUEUE_PREFECT_STRICT: {'; '.join(faults)}")
+        raise QueueNotInUse(f"TASKQUEUE_PREFECT_STRICT: {'; '.join(faults)}")
     for fault in faults:
         LOG.error("the task queue may not work: %s", fault)
     health = await host.backend.health()
     if not health.ok:
-        LOG.error("the task queue's store is out of reach: %s", health.details.get("error"))
-    shared = "for all replicas" if host.backend.capabilities.shared else "of this process alone"
+        LOG.error("store of the task queue unavailable: %s", health.details.get("error"))
+    shared = "for all replicas" if host.backend.capabilities.shared else "for this process only"
     where = [str(value) for name, value in health.details.items() if name.endswith("address")]
     text = " ".join([repr(host.name), shared, *where])
-    LOG.info("background tasks go through the backend %s", text)
+    LOG.info("background tasks use the backend %s", text)

@@ -9,47 +9,51 @@ from taskqueue_core.limits import LIMITS
 
 __all__ = ["client_of", "connection_of", "name_of", "spelling_of"]
 
-_ODD = re.compile(r"[^A-Za-z0-9_<.:@=+>-]+|^[.:@=+>-]")
+_INVALID = re.compile(r"[^A-Za-z0-9_<.:@=+>-]+|^[.:@=+>-]")
 _ESCAPED = re.compile(r"((?:~[0-9a-f]{2})+)")
-_FIRST = "<~."
+_ESCAPE_PREFIX = "<~."
 """before an escape, with which no name begins; no escape has this dot"""
-_CUT = "~-"
-_DIGEST = 32
-_CONNECTION = "~+"
+_CUT_MARK = "~-"
+_DIGEST_LENGTH = 32
+_CONNECTION_SEPARATOR = "~+"
 """before what tells two connections of one client apart"""
-_MARK = 10
+_MARK_LENGTH = 10
 """how long that is at most"""
 
 
-def name_of(spelling: str, longest: int = LIMITS.name) -> str:
+def name_of(spelling: str, max_length: int = LIMITS.name) -> str:
     """Return a name for any text: as it is, with the signs escaped that names cannot have.
 
     One that is too long is cut, and ends with a digest of the whole.
     """
-    name = _ODD.sub(_escape, spelling)
+    name = _INVALID.sub(_escape, spelling)
     if not name or name.startswith("~"):
-        name = _FIRST + name
-    if len(name) <= longest:
+        name = _ESCAPE_PREFIX + name
+    if len(name) <= max_length:
         return name
-    digest = sha256(spelling.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
-    return name[: longest - len(_CUT) - _DIGEST] + _CUT + digest
+    digest = sha256(spelling.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_LENGTH]
+    return name[: max_length - len(_CUT_MARK) - _DIGEST_LENGTH] + _CUT_MARK + digest
 
 
 def spelling_of(name: str) -> str:
     """Return what a name was made from; not so if it was cut."""
-    parts = _ESCAPED.split(name.removeprefix(_FIRST))
+    parts = _ESCAPED.split(name.removeprefix(_ESCAPE_PREFIX))
     parts[1::2] = [_unescaped(part) for part in parts[1::2]]
     return "".join(parts)
 
 
 def connection_of(client_id: str, mark: str) -> str:
     """Return a name for one connection of a client: its ``mark``, of ten signs at most, is no other's."""
-    return name_of(client_id, LIMITS.name - len(_CONNECTION) - _MARK) + _CONNECTION + mark
+    return (
+        name_of(client_id, LIMITS.name - len(_CONNECTION_SEPARATOR) - _MARK_LENGTH)
+        + _CONNECTION_SEPARATOR
+        + mark
+    )
 
 
 def client_of(connection: str) -> str:
     """Return the client id that a connection was named for; not so if it was cut."""
-    return spelling_of(connection.rpartition(_CONNECTION)[0] or connection)
+    return spelling_of(connection.rpartition(_CONNECTION_SEPARATOR)[0] or connection)
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -31,8 +31,8 @@ FINGERPRINTS = {
     "prefect.server.utilities.subscriptions.still_connected": "545a05bc6971edba",
 }
 """of the source that is replaced, or relied on"""
-_MARK = "taskqueue_stock"
-_USERS = {
+_REPLACED = "taskqueue_stock"
+_IMPORTERS = {
     "prefect.server.api.task_runs": ("TaskQueue", "MultiQueue"),
     "prefect.server.orchestration.core_policy": ("TaskQueue",),
 }
@@ -41,38 +41,40 @@ _USERS = {
 
 def replace(module: ModuleType) -> None:
     """Put what this package has in the place of what a module of Prefect has. Idempotent."""
-    if hasattr(module, _MARK):
+    if hasattr(module, _REPLACED):
         return
     match module.__name__:
         case "prefect.server.task_queue":
             from taskqueue_prefect.task_queue import MultiQueue, TaskQueue
 
-            setattr(module, _MARK, (module.TaskQueue, module.MultiQueue))
+            setattr(module, _REPLACED, (module.TaskQueue, module.MultiQueue))
             module.TaskQueue, module.MultiQueue = TaskQueue, MultiQueue  # type: ignore[attr-defined]
             _rebind(module)
         case "prefect.server.models.task_workers":
             from taskqueue_prefect.worker_tracker import Workers
 
-            setattr(module, _MARK, module.task_worker_tracker)
+            setattr(module, _REPLACED, module.task_worker_tracker)
             module.task_worker_tracker = Workers(module.task_worker_tracker)  # type: ignore[attr-defined]
         case "prefect.server.utilities.subscriptions":
-            setattr(module, _MARK, module.still_connected)
-            module.still_connected = _listening(module.still_connected)  # type: ignore[attr-defined]
+            setattr(module, _REPLACED, module.still_connected)
+            module.still_connected = _wrap_still_connected(module.still_connected)  # type: ignore[attr-defined]
         case "prefect.server.api.server":
-            setattr(module, _MARK, module.create_app)
-            module.create_app = _hosting(module.create_app)  # type: ignore[attr-defined]
+            setattr(module, _REPLACED, module.create_app)
+            module.create_app = _wrap_create_app(module.create_app)  # type: ignore[attr-defined]
 
 
 def _rebind(module: ModuleType) -> None:
     """Give the new classes to who has taken the old ones already: Prefect was imported before its plugins ran."""
-    for name, names in _USERS.items():
+    for name, names in _IMPORTERS.items():
         if (user := sys.modules.get(name)) is not None:
-            for token in names:
-                if hasattr(user, token):
-                    setattr(user, token, getattr(module, token))
+            for attribute in names:
+                if hasattr(user, attribute):
+                    setattr(user, attribute, getattr(module, attribute))
 
 
-def _listening(still_connected: Callable[[Any], Awaitable[bool]]) -> Callable[[Any], Awaitable[bool]]:  # fmt: skip
+def _wrap_still_connected(
+    still_connected: Callable[[Any], Awaitable[bool]],
+) -> Callable[[Any], Awaitable[bool]]:
     from taskqueue_prefect.delivery import SharedQueueDelivery
 
     @wraps(still_connected)
@@ -85,13 +87,13 @@ def _listening(still_connected: Callable[[Any], Awaitable[bool]]) -> Callable[[A
     return listening
 
 
-def _hosting(create_app: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_create_app(create_app: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(create_app)
     def hosted(*args: Any, **more: Any) -> Any:
         app = create_app(*args, **more)
-        if not getattr(app.state, _MARK, False):  # Prefect hands out the same one again
-            setattr(app.state, _MARK, True)
-            app.router.lifespan_context = _around(app.router.lifespan_context)
+        if not getattr(app.state, _REPLACED, False):  # Prefect hands out the same one again
+            setattr(app.state, _REPLACED, True)
+            app.router.lifespan_context = _wrap_lifespan(app.router.lifespan_context)
         return app
 
     return hosted
@@ -100,7 +102,7 @@ def _hosting(create_app: Callable[..., Any]) -> Callable[..., Any]:
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
-def _around(stock: Lifespan) -> Lifespan:
+def _wrap_lifespan(stock: Lifespan) -> Lifespan:
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
         from taskqueue_prefect.context import Host
@@ -119,28 +121,29 @@ def faults() -> list[str]:
     from taskqueue_prefect.task_queue import MultiQueue, TaskQueue
 
     ours = {"TaskQueue": TaskQueue, "MultiQueue": MultiQueue}
-    matches = [
-        f"{name}.{token} is Prefect's own"
-        for name, names in {"prefect.server.task_queue": tuple(ours), **_USERS}.items()
-        for token in names
-        if name in sys.modules and getattr(sys.modules[name], token, None) is not ours[token]
+    problems = [
+        f"{name}.{attribute} is still Prefect's own"
+        for name, names in {"prefect.server.task_queue": tuple(ours), **_IMPORTERS}.items()
+        for attribute in names
+        if name in sys.modules
+        and getattr(sys.modules[name], attribute, None) is not ours[attribute]
     ]
-    told = fingerprints()
-    return matches + [
-        f"{name} is another than the one that is known"
+    current = fingerprints()
+    return problems + [
+        f"{name} differs from the supported version"
         for name in FINGERPRINTS
-        if told.get(name) != FINGERPRINTS[name]
+        if current.get(name) != FINGERPRINTS[name]
     ]
 
 
 def fingerprints() -> dict[str, str]:
     """Return digests of the source in this process; of what is not imported there is none."""
-    matches = {}
+    digests = {}
     for name in FINGERPRINTS:
-        thing: object = sys.modules.get(name)
-        if thing is None:
-            module, _, token = name.rpartition(".")
-            thing = getattr(sys.modules.get(module), token, None)
-        if thing is not None:
-            matches[name] = sha256(inspect.getsource(thing).encode()).hexdigest()[:16]  # type: ignore[arg-type]
-    return matches
+        source: object = sys.modules.get(name)
+        if source is None:
+            module, _, attribute = name.rpartition(".")
+            source = getattr(sys.modules.get(module), attribute, None)
+        if source is not None:
+            digests[name] = sha256(inspect.getsource(source).encode()).hexdigest()[:16]  # type: ignore[arg-type]
+    return digests

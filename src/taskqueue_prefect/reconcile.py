@@ -26,9 +26,9 @@ from taskqueue_prefect.task_runs import AcceptedRun, Run
 
 __all__ = ["Reconciler", "reconcile"]
 
-_PAGE = 200
-_FIRST = UUID(int=0)
-_JITTER = 0.25
+_PAGE_SIZE = 200
+_FIRST_ID = UUID(int=0)
+_JITTER_SHARE = 0.25
 Mark = tuple[str, str]
 """a run and its state"""
 _accepted = msgspec.json.Decoder(AcceptedRun)
@@ -45,10 +45,10 @@ async def reconcile(host: Host) -> None:
         except Exception as error:  # noqa: BLE001 - the loop must not end silently
             if not failing:
                 known = isinstance(error, TaskQueueError)
-                LOG.warning("reconciling fails: %s", error, exc_info=None if known else error)
+                LOG.warning("reconciliation failed: %s", error, exc_info=None if known else error)
             failing = True
             host.forget()
-        spread = random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - spreads load, no secret
+        spread = random.uniform(1 - _JITTER_SHARE, 1 + _JITTER_SHARE)  # noqa: S311 - spreads load, no secret
         await asyncio.sleep(host.settings.reconcile * spread)
 
 
@@ -59,50 +59,50 @@ class Reconciler:
         """Have seen nothing."""
         self._host = host
         self._monotonic = monotonic
-        self._missed: dict[Mark, float] = {}
+        self._missing_since: dict[Mark, float] = {}
         """since when a run in a state has looked lost"""
-        self._refused: set[Mark] = set()
+        self._reported: set[Mark] = set()
         """what was told of, as the queue does not take it"""
-        self._full: set[str] = set()
+        self._full_queues: set[str] = set()
         """queues that took no more in this pass"""
 
     async def check_once(self) -> int:
         """Look at every scheduled run; return how many were put in again."""
         observed: dict[Mark, float] = {}
-        self._full.clear()
-        last, rescued = _FIRST, 0
+        self._full_queues.clear()
+        last, restored = _FIRST_ID, 0
         try:
-            while page := await task_runs.scheduled_after(last, _PAGE):
+            while page := await task_runs.scheduled_after(last, _PAGE_SIZE):
                 last = page[-1].id
                 deferred = [run for run in page if task_runs.is_scheduled(run)]
-                rescued += await self._check_page(deferred, observed)
+                restored += await self._check_page(deferred, observed)
         except BaseException:
-            self._missed |= observed
+            self._missing_since |= observed
             raise
-        self._missed = observed
-        self._refused &= observed.keys()
-        return rescued
+        self._missing_since = observed
+        self._reported &= observed.keys()
+        return restored
 
     async def _check_page(self, page: Sequence[Run], observed: dict[Mark, float]) -> int:
         workers = await self._host.control.workers()
-        now, rescued = self._monotonic(), 0
+        now, restored = self._monotonic(), 0
         for key in {name_of(run.task_key) for run in page}:
             runs = [run for run in page if name_of(run.task_key) == key]
             ids = [str(run.id) for run in runs]
             statuses = await self._host.control.statuses(key, *ids)
             results = await self._host.control.results(key, *ids)
             for run, status, result in zip(runs, statuses, results, strict=True):
-                patience = self._patience(run, status, result, workers)
-                if patience is None:
+                required_age = self._required_age(run, status, result, workers)
+                if required_age is None:
                     continue
                 mark = str(run.id), task_runs.state_id(run)
-                observed[mark] = self._missed.get(mark, now)
-                if now - observed[mark] >= patience and await self._rescue(run, key, status):
+                observed[mark] = self._missing_since.get(mark, now)
+                if now - observed[mark] >= required_age and await self._restore(run, key, status):
                     del observed[mark]
-                    rescued += 1
-        return rescued
+                    restored += 1
+        return restored
 
-    def _patience(
+    def _required_age(
         self,
         run: Run,
         status: TaskStatus | None,
@@ -122,8 +122,8 @@ class Reconciler:
             return None
         # One of that name may be the same worker, connected anew, or another process.
         client = client_of(accepted.worker)
-        again = any(client_of(worker.worker_id) == client for worker in workers)
-        return settings.held if again else settings.grace
+        reconnected = any(client_of(worker.worker_id) == client for worker in workers)
+        return settings.held if reconnected else settings.grace
 
     def _may_be_held(self, run: Run, workers: Sequence[WorkerInfo]) -> bool:
         """Whether a run that the queue does not know may be with a worker: it has accepted it so long ago."""
@@ -133,29 +133,29 @@ class Reconciler:
             worker.since < forgotten and key in worker.keys for worker in workers
         )
 
-    async def _rescue(self, run: Run, key: str, status: TaskStatus | None) -> bool:
+    async def _restore(self, run: Run, key: str, status: TaskStatus | None) -> bool:
         """Put a run in again. What is wrong with one, or with its queue, keeps none of the others."""
-        if key in self._full:
+        if key in self._full_queues:
             return False
         try:
             if status is None:
                 confirmation = await enqueue.offer(self._host, run)
-                stored, why = confirmation.stored, confirmation.reason
+                stored, reason = confirmation.stored, confirmation.reason
             else:
-                stored, why = await self._enqueue_again(run, status), None
+                stored, reason = await self._enqueue_again(run, status), None
         except OUTAGE_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's
-            stored, why = False, str(error)
+            stored, reason = False, str(error)
         else:
             if not stored:
-                self._full.add(key)
+                self._full_queues.add(key)
         mark = str(run.id), task_runs.state_id(run)
         if stored:
-            LOG.warning("run %s was scheduled and not in the queue: it was put in again", run.id)
-        elif mark not in self._refused:
-            self._refused.add(mark)
-            LOG.warning("run %s is not in the queue, which does not take it: %s", run.id, why)
+            LOG.warning("run %s was scheduled but not in the queue; it was enqueued again", run.id)
+        elif mark not in self._reported:
+            self._reported.add(mark)
+            LOG.warning("run %s is not in the queue and cannot be enqueued: %s", run.id, reason)
         return stored
 
     async def _enqueue_again(self, run: Run, status: TaskStatus) -> bool:

@@ -62,24 +62,27 @@ class PrefectSettings(BaseSettings):
     """how long it is known who accepted a run"""
 
 
-def environment(matches: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that follow from Prefect's and from ``.env``: what is set is not among them."""
-    texts = dict(os.environ if matches is None else matches)
-    made = {} if matches is not None else _from_file(texts)
-    texts |= made
+    variables = dict(os.environ if variables_given is None else variables_given)
+    derived = {} if variables_given is not None else _from_file(variables)
+    variables |= derived
     for name, names in ALIASES.items():
         values = [
-            texts[prefix + name] for name in names for prefix in PREFIXES if prefix + name in texts
+            variables[prefix + name]
+            for name in names
+            for prefix in PREFIXES
+            if prefix + name in variables
         ]
-        if values and name not in texts:
-            made[name] = values[0]
-    if BACKEND in made:
-        made[BACKEND] = MODULES.get(made[BACKEND], made[BACKEND])
-    if (made | texts).get(BACKEND) == "redis" and _REDIS_URL not in texts:
-        url = redis_url(texts)
+        if values and name not in variables:
+            derived[name] = values[0]
+    if BACKEND in derived:
+        derived[BACKEND] = MODULES.get(derived[BACKEND], derived[BACKEND])
+    if (derived | variables).get(BACKEND) == "redis" and _REDIS_URL not in variables:
+        url = redis_url(variables)
         if url is not None:
-            made[_REDIS_URL] = url
-    return made
+            derived[_REDIS_URL] = url
+    return derived
 
 
 def _from_file(values: Mapping[str, str]) -> dict[str, str]:
@@ -93,22 +96,24 @@ def _from_file(values: Mapping[str, str]) -> dict[str, str]:
 
 def redis_url(values: Mapping[str, str]) -> str | None:
     """Return where Prefect's own messages are, ``None`` where nothing is said of that."""
-    said = {
+    options = {
         name.removeprefix(_MESSAGING).lower(): value
         for name, value in values.items()
         if name.startswith(_MESSAGING) and value
     }
-    if "url" in said:
-        return said["url"]
-    if not said.keys() & {"host", "port", "db", "username", "password", "ssl"}:
+    if "url" in options:
+        return options["url"]
+    if not options.keys() & {"host", "port", "db", "username", "password", "ssl"}:
         return None
     scheme = (
-        "rediss" if said.get("ssl", "").lower() in {"1", "true", "t", "yes", "y", "on"} else "redis"
+        "rediss"
+        if options.get("ssl", "").lower() in {"1", "true", "t", "yes", "y", "on"}
+        else "redis"
     )
     user = ""
-    if "password" in said:
-        name = said.get("username", "default")
-        user = f"{quote(name, safe='')}:{quote(said['password'], safe='')}@"
-    host = said.get("host", "localhost")
+    if "password" in options:
+        name = options.get("username", "default")
+        user = f"{quote(name, safe='')}:{quote(options['password'], safe='')}@"
+    host = options.get("host", "localhost")
     host = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{user}{host}:{said.get('port', '6379')}/{said.get('db', '0')}"
+    return f"{scheme}://{user}{host}:{options.get('port', '6379')}/{options.get('db', '0')}"

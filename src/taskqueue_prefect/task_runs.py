@@ -20,15 +20,15 @@ __all__ = [
     "Run",
     "TaskRunOutline",
     "due_at",
+    "foreign_reason",
     "is_scheduled",
     "read",
     "scheduled_after",
     "state_id",
     "state_of",
     "state_time",
-    "stranger",
     "task_of",
-    "unbearable",
+    "unsendable_reason",
 ]
 
 _state = msgspec.json.Decoder(dict[str, Any])
@@ -84,7 +84,7 @@ def task_of(run: Run) -> Task:
     return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(fields))
 
 
-def stranger(task: Task) -> str | None:
+def foreign_reason(task: Task) -> str | None:
     """Say why a task cannot be a run of this database, ``None`` where it may be."""
     try:
         UUID(task.id)
@@ -99,7 +99,7 @@ def state_of(task: Task) -> tuple[str, datetime]:
     state = _state.decode(task.payload).get("state")
     if not isinstance(state, dict) or not {"id", "timestamp"} <= state.keys():
         raise ValueError(
-            "its state has no id and time: it was not published by a server of Prefect"
+            "its state has no id and timestamp: it was not published by a Prefect server"
         )
     at = datetime.fromisoformat(str(state["timestamp"]))
     return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)
@@ -126,13 +126,13 @@ def due_at(run: Run) -> float | None:
     return at.timestamp() if at is not None else None
 
 
-def unbearable(run: TaskRun) -> str | None:
+def unsendable_reason(run: TaskRun) -> str | None:
     """Say why a worker must not be sent a run, ``None`` where it may."""
     try:
         size = len(run.model_dump_json())
     except ValueError as error:
         return str(error)
-    return f"{size} bytes, a worker takes {MAX_BYTES}" if size > MAX_BYTES else None
+    return f"{size} bytes; a worker accepts at most {MAX_BYTES}" if size > MAX_BYTES else None
 
 
 async def read(run_id: str) -> TaskRun | None:

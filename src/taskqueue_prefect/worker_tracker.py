@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.delivery import SharedQueueDelivery
-from taskqueue_prefect.enqueue import answered
+from taskqueue_prefect.enqueue import answer_in_time
 from taskqueue_prefect.names import client_of, spelling_of
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class Workers:
 
     async def get_workers_for_task_keys(self, task_keys: Sequence[str]) -> list[TaskWorkerResponse]:
         """Return the workers of some of the tasks, all without any."""
-        wanted = set(task_keys)
+        requested = set(task_keys)
         return [
-            item
-            for item in await self.get_all_workers()
-            if not wanted or wanted & set(item.task_keys)
+            worker
+            for worker in await self.get_all_workers()
+            if not requested or requested & set(worker.task_keys)
         ]
 
     async def get_all_workers(self) -> list[TaskWorkerResponse]:
@@ -52,7 +52,7 @@ class Workers:
         from prefect.server.models.task_workers import TaskWorkerResponse
 
         host = Host.of_this_loop()
-        async with answered(host):
+        async with answer_in_time(host):
             workers = await host.control.workers()
         keys: dict[str, set[str]] = {}
         for connection in workers:

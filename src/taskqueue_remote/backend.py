@@ -20,7 +20,7 @@ from taskqueue_remote.publisher import RemotePublisher
 
 __all__ = ["RemoteBackend", "create_backend"]
 
-_PATIENCE = 5.0
+_HEALTH_TIMEOUT = 5.0
 
 
 class RemoteBackend:
@@ -75,7 +75,7 @@ class RemoteBackend:
         """Ask the server whether it is ready, which includes its store. Answers within 5 seconds."""
         details: dict[str, str | int | float | bool | None] = {"url": self._client.address.shown}
         try:
-            answer = await self._client.fetch("GET", "/ready", seconds=_PATIENCE)
+            answer = await self._client.fetch("GET", "/ready", seconds=_HEALTH_TIMEOUT)
         except TaskQueueError as error:
             return Health(ok=False, backend="server", details=details | {"error": str(error)})
         except Exception as error:  # noqa: BLE001 - health never raises, whatever a transport may

@@ -33,7 +33,7 @@ __all__ = [
 TIME_HEADER = "taskqueue-time"
 """an answer's header: the store's time when it was made, Unix seconds"""
 
-_DRIFT = 1e-4
+_DRIFT_PER_SECOND = 1e-4
 """how far two clocks may run apart, per second"""
 
 
@@ -65,16 +65,16 @@ class RemoteClock:
             value = float(header)
         except ValueError:
             return
-        here = self._monotonic()
-        doubt = (here - requested) / 2
-        if doubt > self._uncertainty + (here - self._learned_at) * _DRIFT or not 0 < value < float(
-            "inf"
-        ):
+        received = self._monotonic()
+        uncertainty = (received - requested) / 2
+        if uncertainty > self._uncertainty + (
+            received - self._learned_at
+        ) * _DRIFT_PER_SECOND or not 0 < value < float("inf"):
             return
         self._offset, self._uncertainty, self._learned_at = (
-            value - (requested + here) / 2,
-            doubt,
-            here,
+            value - (requested + received) / 2,
+            uncertainty,
+            received,
         )
 
 
@@ -86,9 +86,9 @@ _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 # Idle connections are given up before a server usually does, so that few requests meet a closed one.
 _POOL = httpx2.Limits(max_connections=20, max_keepalive_connections=20, keepalive_expiry=2.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-_CUT_OFF = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
+_CONNECTION_LOST = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
 _SUCCESS = range(200, 300)
-_NOT_NOW = 503
+_UNAVAILABLE = 503
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class HttpClient:
         transport: httpx2.AsyncBaseTransport | None = None,
         *,
         tls_ca: Path | str | None = None,
-        starts: str = "taskqueue serve",
+        start_command: str = "taskqueue serve",
     ) -> None:
         """Do no input or output. Raises `ConfigurationError` for an address or token that cannot be one.
 
@@ -124,7 +124,7 @@ class HttpClient:
         check_token(token)
         warn_if_readable(self.address.shown, token, loopback=self.address.loopback)
         self._tls_ca = tls_ca
-        self._starts = starts
+        self._start_command = start_command
         self._transport = transport
         self.clock = RemoteClock()
         self._token = token
@@ -133,14 +133,14 @@ class HttpClient:
     async def ask(
         self,
         method: str,
-        where: str,
+        target: str,
         kind: type[T],
         *,
         body: object = None,
         query: Mapping[str, str | int] | None = None,
     ) -> T:
         """Return the decoded answer, or raise what a local backend would."""
-        answer = await self.fetch(method, where, body=body, query=query)
+        answer = await self.fetch(method, target, body=body, query=query)
         if not answer.ok:
             raise self.error(answer)
         return self.decode(answer.body, kind)
@@ -148,7 +148,7 @@ class HttpClient:
     async def fetch(
         self,
         method: str,
-        where: str,
+        target: str,
         *,
         body: object = None,
         query: Mapping[str, str | int] | None = None,
@@ -159,36 +159,36 @@ class HttpClient:
         try:
             async with asyncio.timeout(seconds):
                 try:
-                    return await self._send(method, where, content, JSON, query)
-                except _CUT_OFF:
+                    return await self._send(method, target, content, JSON, query)
+                except _CONNECTION_LOST:
                     if method != "GET":
                         raise
                     # Likely an idle connection that the server closed just then: a new one tells.
-                    return await self._send(method, where, content, JSON, query)
+                    return await self._send(method, target, content, JSON, query)
         except TimeoutError as error:
-            raise self._silent(error) from None
+            raise self._no_answer(error) from None
         except httpx2.HTTPError as error:
-            raise self._silent(error) from None
+            raise self._no_answer(error) from None
 
-    async def post_once(self, where: str, content: bytes, content_type: str = JSON) -> Answer:
+    async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:
         """POST something that is to happen once, and return an answer that says whether it did.
 
         Raises `BackendUnavailable` only where nothing can have happened, else `PublishUnconfirmed`.
         """
         try:
-            answer = await self._send("POST", where, content, content_type, None)
+            answer = await self._send("POST", target, content, content_type, None)
         except _NEVER_SENT as error:
-            raise self._silent(error) from None
+            raise self._no_answer(error) from None
         except httpx2.HTTPError as error:
             raise PublishUnconfirmed(
-                f"the answer of {self.address.shown} was lost ({type(error).__name__}): "
+                f"the response of {self.address.shown} was lost ({type(error).__name__}): "
                 "publish again with the same id"
             ) from None
-        error_of = None if answer.ok else self.error(answer)
-        if isinstance(error_of, BackendUnavailable) and self._open(answer):
-            raise PublishUnconfirmed(f"{error_of}: publish again with the same id")
-        if isinstance(error_of, BackendUnavailable | PublishUnconfirmed):
-            raise error_of
+        failure = None if answer.ok else self.error(answer)
+        if isinstance(failure, BackendUnavailable) and self._may_have_happened(answer):
+            raise PublishUnconfirmed(f"{failure}: publish again with the same id")
+        if isinstance(failure, BackendUnavailable | PublishUnconfirmed):
+            raise failure
         return answer
 
     def error(self, answer: Answer) -> TaskQueueError:
@@ -201,7 +201,7 @@ class HttpClient:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigurationError(
-                f"what answers at {self.address.shown} is no taskqueue server, or one of another version: {error}"
+                f"the server at {self.address.shown} is not a taskqueue server, or has another version: {error}"
             ) from None
 
     async def aclose(self) -> None:
@@ -213,7 +213,7 @@ class HttpClient:
     async def _send(
         self,
         method: str,
-        where: str,
+        target: str,
         content: bytes | None,
         content_type: str,
         query: Mapping[str, str | int] | None,
@@ -222,7 +222,7 @@ class HttpClient:
         headers = {} if content is None else {"content-type": content_type}
         requested = time.monotonic()
         response = await client.request(
-            method, where, content=content, headers=headers, params=dict(query) if query else None
+            method, target, content=content, headers=headers, params=dict(query) if query else None
         )
         self.clock.learn(response.headers.get(TIME_HEADER), requested)
         return Answer(response.status_code, response.content)
@@ -243,15 +243,15 @@ class HttpClient:
                 trust_env=not self.address.loopback,  # no proxy leads to this machine
             )
         except httpx2.InvalidURL as error:
-            raise ConfigurationError(f"the server's address cannot be used: {error}") from None
+            raise ConfigurationError(f"the address of the server is not valid: {error}") from None
 
-    def _open(self, answer: Answer) -> bool:
+    def _may_have_happened(self, answer: Answer) -> bool:
         # 503 says that it was not tried. What an unknown 500 or a proxy's 502 or 504 did, nobody knows.
         code = problem_of(answer.status, answer.body).code
-        return answer.status != _NOT_NOW and code != BackendUnavailable.code
+        return answer.status != _UNAVAILABLE and code != BackendUnavailable.code
 
-    def _silent(self, error: Exception) -> BackendUnavailable:
+    def _no_answer(self, error: Exception) -> BackendUnavailable:
         return BackendUnavailable(
-            f"no answer from a server at {self.address.shown} ({type(error).__name__}: {error}): "
-            f"start one with '{self._starts}', or set TASKQUEUE_SERVER_URL"
+            f"no response from a server at {self.address.shown} ({type(error).__name__}: {error}): "
+            f"start one with '{self._start_command}', or set TASKQUEUE_SERVER_URL"
         )

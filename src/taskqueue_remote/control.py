@@ -65,13 +65,13 @@ class RemoteControl:
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of all known queues, sorted."""
-        matches: set[str] = set()
+        keys: set[str] = set()
         query: dict[str, str | int] = {"limit": LIMITS.batch}
         while True:
             page = await self._client.ask("GET", "/v1/queues", _Queues, query=query)
-            matches.update(queue.key for queue in page.queues)
+            keys.update(queue.key for queue in page.queues)
             if page.next is None:
-                return tuple(sorted(matches))
+                return tuple(sorted(keys))
             query["after"] = page.next
 
     async def settings(self, key: str) -> QueueSettings:
@@ -81,8 +81,8 @@ class RemoteControl:
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """Replace the settings. Where the answer is lost, `BackendUnavailable`: read them to know."""
         body = Raw(settings.model_dump_json().encode())
-        where = path("queues", key, "settings")
-        return self._settings(await self._client.ask("PUT", where, Raw, body=body))
+        target = path("queues", key, "settings")
+        return self._settings(await self._client.ask("PUT", target, Raw, body=body))
 
     async def ledger(self, key: str) -> Ledger:
         """Return the queue's ledger."""
@@ -95,18 +95,18 @@ class RemoteControl:
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         """Say what is known of tasks."""
         known: dict[str, TaskStatus | None] = {}
-        where = path("queues", key, "statuses")
+        target = path("queues", key, "statuses")
         for ids in batches(task_ids):
-            known |= (await self._client.ask("POST", where, _Statuses, body={"ids": ids})).statuses
+            known |= (await self._client.ask("POST", target, _Statuses, body={"ids": ids})).statuses
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         """Return results as JSON text."""
         known: dict[str, bytes] = {}
-        where = path("queues", key, "results")
+        target = path("queues", key, "results")
         for ids in batches(task_ids):
-            matches = (await self._client.ask("POST", where, _Results, body={"ids": ids})).results
-            known |= {task_id: bytes(result) for task_id, result in matches.items()}
+            results = (await self._client.ask("POST", target, _Results, body={"ids": ids})).results
+            known |= {task_id: bytes(result) for task_id, result in results.items()}
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the protocol's
@@ -121,8 +121,8 @@ class RemoteControl:
 
     async def purge(self, key: str) -> int:
         """End all waiting and scheduled tasks as ``cancelled``."""
-        where = path("queues", key, "purge")
-        return (await self._client.ask("POST", where, _Count, query={"confirm": key})).count
+        target = path("queues", key, "purge")
+        return (await self._client.ask("POST", target, _Count, query={"confirm": key})).count
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return the workers with an open subscription."""
@@ -144,5 +144,5 @@ class RemoteControl:
             return QueueSettings.model_validate_json(bytes(text))
         except ValidationError:
             raise ConfigurationError(
-                f"the server at {self._client.address.shown} has queue settings that this version does not know"
+                f"the server at {self._client.address.shown} has queue settings that this version does not support"
             ) from None

@@ -50,30 +50,30 @@ class RemoteDeadLetters:
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
         """Return dead letters of a queue, oldest first, page by page."""
-        matches: dict[str, DeadLetter] = {}
-        where = path("queues", key, "dead-letters")
-        while len(matches) < limit:
-            wanted = min(limit - len(matches), LIMITS.batch)
-            query: dict[str, str | int] = {"limit": wanted}
+        collected: dict[str, DeadLetter] = {}
+        target = path("queues", key, "dead-letters")
+        while len(collected) < limit:
+            count = min(limit - len(collected), LIMITS.batch)
+            query: dict[str, str | int] = {"limit": count}
             if after is not None:
                 query["after"] = after
-            page = await self._client.ask("GET", where, _Page, query=query)
+            page = await self._client.ask("GET", target, _Page, query=query)
             dead_letters = page.dead_letters
             new = {
                 wire.task.id: _to_dead_letter(wire)
                 for wire in dead_letters
-                if wire.task.id not in matches
+                if wire.task.id not in collected
             }
-            matches |= new
+            collected |= new
             if page.next is None or (dead_letters and not new):
                 break
             after = page.next
-        return tuple(matches.values())
+        return tuple(collected.values())
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
         """Return one dead letter; ``None`` for a task that is not dead."""
-        where = path("queues", key, "dead-letters", task_id)
-        answer = await self._client.fetch("GET", where)
+        target = path("queues", key, "dead-letters", task_id)
+        answer = await self._client.fetch("GET", target)
         if answer.status == _NOT_FOUND and problem_of(answer.status, answer.body).code == _NOT_DEAD:
             return None
         if not answer.ok:
@@ -94,25 +94,25 @@ class RemoteDeadLetters:
         if conditions.get("older_than") is not None:  # every call means the same time
             conditions["failed_before"] = max(0.0, now - conditions.pop("older_than"))
         fields = {name: value for name, value in conditions.items() if value is not None}
-        where = path("queues", key, "dead-letters", verb)
+        target = path("queues", key, "dead-letters", verb)
         body: dict[str, Any] = {"filter": fields}
         query = {"confirm": key} if verb == "discard" else None
         count = 0
         while True:
-            answer = await self._client.ask("POST", where, _Count, body=body, query=query)
+            answer = await self._client.ask("POST", target, _Count, body=body, query=query)
             count += answer.count
             if answer.next is None:
                 return count
             body["after"] = answer.next
 
     async def _act(self, key: str, verb: str, task_ids: tuple[str, ...]) -> int:
-        where = path("queues", key, "dead-letters", verb)
+        target = path("queues", key, "dead-letters", verb)
         if not task_ids:
             body, query = {"all": True}, {"confirm": key} if verb == "discard" else None
-            return (await self._client.ask("POST", where, _Count, body=body, query=query)).count
+            return (await self._client.ask("POST", target, _Count, body=body, query=query)).count
         count = 0
         for ids in batches(task_ids):
-            count += (await self._client.ask("POST", where, _Count, body={"ids": ids})).count
+            count += (await self._client.ask("POST", target, _Count, body={"ids": ids})).count
         return count
 
 

@@ -20,8 +20,8 @@ from taskqueue_core.errors import (
 
 __all__ = ["RemoteProblem", "problem_of", "to_error"]
 
-_SHOWN = 300
-_PLAIN: dict[str, type[TaskQueueError]] = {
+_MAX_DETAIL = 300
+_ERRORS: dict[str, type[TaskQueueError]] = {
     kind.code: kind
     for kind in (
         BackendUnavailable,
@@ -34,12 +34,14 @@ _PLAIN: dict[str, type[TaskQueueError]] = {
         SettingsConflict,
     )
 }
-_NAMED: dict[str, type[InvalidInput]] = {kind.code: kind for kind in (InvalidInput, UnknownKey)}
-_REFUSES = (401, 403)
-_NOT_NOW = (429, 503)
+_FIELD_ERRORS: dict[str, type[InvalidInput]] = {
+    kind.code: kind for kind in (InvalidInput, UnknownKey)
+}
+_ACCESS_DENIED = (401, 403)
+_TRY_LATER = (429, 503)
 _NOT_FOUND = 404
 _REDIRECTS = range(300, 400)
-_FAULTS = range(500, 600)
+_SERVER_ERRORS = range(500, 600)
 
 
 class RemoteProblem(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,30 +62,34 @@ def problem_of(status: int, body: bytes) -> RemoteProblem:
         problem = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return RemoteProblem(status=status)
-    return msgspec.structs.replace(problem, status=status, detail=problem.detail[:_SHOWN])
+    return msgspec.structs.replace(problem, status=status, detail=problem.detail[:_MAX_DETAIL])
 
 
 def to_error(problem: RemoteProblem, server: str) -> TaskQueueError:
     """Return the error that a problem stands for. ``server`` is its address, for the reader."""
     status, code, detail = problem.status, problem.code, problem.detail
-    if code in _NAMED:
-        return _named(_NAMED[code], problem)
-    if code in _PLAIN:
-        return _PLAIN[code](detail or f"the server answered {status}")
-    if status in _REFUSES:
+    if code in _FIELD_ERRORS:
+        return _field_error(_FIELD_ERRORS[code], problem)
+    if code in _ERRORS:
+        return _ERRORS[code](detail or f"the server responded with status {status}")
+    if status in _ACCESS_DENIED:
         return ConfigurationError(
             f"the server at {server} refuses this client ({status}): {detail or 'check TASKQUEUE_TOKEN'}"
         )
-    if status in _NOT_NOW or status in _FAULTS:
-        return BackendUnavailable(detail or f"the server at {server} answered {status}")
+    if status in _TRY_LATER or status in _SERVER_ERRORS:
+        return BackendUnavailable(
+            detail or f"the server at {server} responded with status {status}"
+        )
     if status in _REDIRECTS or (status == _NOT_FOUND and not code):
         return ConfigurationError(
-            f"what answers at {server} is no taskqueue server (status {status}): check TASKQUEUE_SERVER_URL"
+            f"the server at {server} is not a taskqueue server (status {status}): check TASKQUEUE_SERVER_URL"
         )
-    return TaskQueueError(f"the server answered {status}: {detail or code or 'no reason given'}")
+    return TaskQueueError(
+        f"the server responded with status {status}: {detail or code or 'no reason given'}"
+    )
 
 
-def _named(kind: type[InvalidInput], problem: RemoteProblem) -> InvalidInput:
-    said = problem.detail.removeprefix(f"{problem.field}: ").removeprefix("got ")
-    got, _, allowed = said.partition("; allowed: ")
-    return kind(problem.field or "request", got, allowed or "what the API describes")
+def _field_error(kind: type[InvalidInput], problem: RemoteProblem) -> InvalidInput:
+    text = problem.detail.removeprefix(f"{problem.field}: ").removeprefix("got ")
+    got, _, allowed = text.partition("; allowed: ")
+    return kind(problem.field or "request", got, allowed or "a value that the API accepts")

@@ -15,8 +15,8 @@ from taskqueue_remote.client import NDJSON, HttpClient
 
 __all__ = ["RemotePublisher"]
 
-_CHUNK = 8 * 1024 * 1024
-_UNTELLABLE = "the server's answer cannot be read: publish again with the same id"
+_CHUNK_BYTES = 8 * 1024 * 1024
+_UNREADABLE = "the response of the server cannot be read: publish again with the same id"
 
 
 class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,7 +87,7 @@ class RemotePublisher:
         Raises `CapabilityMissing` for a delivery to settle: this backend hands out none.
         """
         if settles is not None:
-            raise CapabilityMissing("the server backend has no deliveries: its workers settle them")
+            raise CapabilityMissing("the server backend has no deliveries: workers settle them")
         retry = _Retry(task=to_wire_task(task), at=at, error=error, token=token)
         answer = await self._client.post_once("/v1/retries", _encoder.encode(retry))
         try:
@@ -95,7 +95,7 @@ class RemotePublisher:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             if not answer.ok:
                 raise self._client.error(answer) from None
-            raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id) from None
+            raise PublishUnconfirmed(_UNREADABLE, task_id=task.id) from None
 
 
 def _chunks(tasks: Sequence[Task]) -> Iterator[list[bytes]]:
@@ -103,7 +103,7 @@ def _chunks(tasks: Sequence[Task]) -> Iterator[list[bytes]]:
     size = 0
     for task in tasks:
         line = _line(task)
-        if lines and (len(lines) >= LIMITS.batch or size + len(line) >= _CHUNK):
+        if lines and (len(lines) >= LIMITS.batch or size + len(line) >= _CHUNK_BYTES):
             yield lines
             lines, size = [], 0
         lines.append(line)
@@ -126,7 +126,7 @@ def _confirmations(tasks: Sequence[Task], body: bytes) -> list[Confirmation]:
     lines = [line for line in body.split(b"\n") if line.strip()]
     if len(lines) != len(tasks):
         raise PublishUnconfirmed(
-            f"the server answered for {len(lines)} of {len(tasks)} tasks: publish again with the same ids",
+            f"the server confirmed {len(lines)} of {len(tasks)} tasks: publish again with the same ids",
             task_id=tasks[0].id,
         )
     return [_read(task, line) for task, line in zip(tasks, lines, strict=True)]
@@ -143,7 +143,7 @@ def _read(task: Task, line: bytes) -> Confirmation:
                 reason=f"{decoded.code or 'invalid'}: {decoded.detail or decoded.field or 'no detail'}",
             )
         if (decoded.key, decoded.task_id) != (task.key, task.id):
-            raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id)
+            raise PublishUnconfirmed(_UNREADABLE, task_id=task.id)
         return Confirmation(
             key=task.key,
             task_id=task.id,
@@ -155,4 +155,4 @@ def _read(task: Task, line: bytes) -> Confirmation:
             depth=decoded.depth,
         )
     except (ValueError, msgspec.MsgspecError) as error:
-        raise PublishUnconfirmed(_UNTELLABLE, task_id=task.id) from error
+        raise PublishUnconfirmed(_UNREADABLE, task_id=task.id) from error

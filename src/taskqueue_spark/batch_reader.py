@@ -41,7 +41,8 @@ from taskqueue_spark.offsets import Offsets, checked, renamed
 from taskqueue_spark.options import OffsetMap, ReadOptions, microseconds
 
 __all__ = [
-    "FilteringReader", "JournalReader", "ReadPartition", "choice_of", "fewer", "parts_of", "pinned", "read_journal", "spans_of",
+    "FilteringReader", "JournalReader", "ReadPartition", "choice_of", "fewer", "parts_of", "pinned", "read_journal",
+    "spans_of",
     "spark_schema", "starting",
 ]  # fmt: skip
 

@@ -15,8 +15,8 @@ from taskqueue_core.errors import ConfigurationError, TaskQueueError
 
 __all__ = ["Arguments", "BatchArguments", "InvalidPayload"]
 
-_NAMED_FAULTS = 10
-_PLAIN = {
+_MAX_FAULTS = 10
+_FAULT_TEXTS = {
     "missing": "is missing",
     "extra_forbidden": "is not a parameter",
     "json_invalid": "is not JSON",
@@ -48,22 +48,24 @@ class Arguments:
             elif parameter.kind is parameter.VAR_KEYWORD:
                 extra = True
             elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-                raise _fault(function, f"parameter {name!r} cannot be given by name")
+                raise _handler_error(function, f"parameter {name!r} cannot be passed by name")
             else:
                 fields[name] = self._annotation(function, parameter)
         try:
             self._by_name = _by_name(fields, allow_extra=extra)
-            self._only = _only(fields) if len(fields) == 1 and not extra else None
+            self._single_parameter = (
+                _single_parameter(fields) if len(fields) == 1 and not extra else None
+            )
         except (PydanticUserError, TypeError, NameError) as error:
-            raise _fault(function, f"its annotations cannot be checked: {error}") from error
+            raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes, context: Context) -> dict[str, Any]:
         """Return the keyword arguments, or raise `InvalidPayload`."""
         try:
-            if self._only is not None and payload.lstrip()[:1] != b"{":
-                name, adapter = self._only
+            if self._single_parameter is not None and payload.lstrip()[:1] != b"{":
+                name, adapter = self._single_parameter
                 values = {name: adapter.validate_json(payload)}
-            elif self._only is None and payload.strip() == b"null":
+            elif self._single_parameter is None and payload.strip() == b"null":
                 values = self._by_name.validate_json(b"{}")
             else:
                 values = self._by_name.validate_json(payload)
@@ -76,7 +78,9 @@ class Arguments:
     @staticmethod
     def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         if isinstance(parameter.default, FieldInfo):
-            raise _fault(function, f"write Annotated[..., Field(...)] for {parameter.name!r}")
+            raise _handler_error(
+                function, f"use Annotated[..., Field(...)] for parameter {parameter.name!r}"
+            )
         kind = Any if parameter.annotation is parameter.empty else parameter.annotation
         return kind if parameter.default is parameter.empty else NotRequired[kind]
 
@@ -95,22 +99,27 @@ class BatchArguments:
         item: Any = Any
         for name, parameter in _signature(function).parameters.items():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise _fault(function, f"parameter {name!r} cannot be given by name")
-            kind = _item(parameter.annotation)
+                raise _handler_error(function, f"parameter {name!r} cannot be passed by name")
+            kind = _item_type(parameter.annotation)
             if kind is Context:
                 self._contexts.append(name)
             elif kind is None:
-                raise _fault(function, f"write list[...] for {name!r}: it takes batches")
+                raise _handler_error(
+                    function, f"annotate {name!r} as list[...]: the handler takes batches"
+                )
             else:
                 payloads.append(name)
                 item = kind
         if len(payloads) != 1:
-            raise _fault(function, f"a batch goes to one parameter, not to {len(payloads)}")
+            raise _handler_error(
+                function,
+                f"a batch handler needs exactly one parameter for payloads, it has {len(payloads)}",
+            )
         self._payloads = payloads[0]
         try:
             self._adapter: TypeAdapter[Any] = TypeAdapter(item)
         except (PydanticUserError, TypeError, NameError) as error:
-            raise _fault(function, f"its annotations cannot be checked: {error}") from error
+            raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes) -> Any:
         """Return what one payload says, or raise `InvalidPayload`."""
@@ -127,7 +136,7 @@ class BatchArguments:
         return arguments
 
 
-def _item(annotation: Any) -> Any:
+def _item_type(annotation: Any) -> Any:
     """Return the type of a list's items, ``None`` for what is no list."""
     if annotation in (inspect.Parameter.empty, Any, list, Sequence):
         return Any
@@ -144,11 +153,11 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError, SyntaxError, AttributeError) as error:
-        raise _fault(function, f"its signature cannot be read: {error}") from error
+        raise _handler_error(function, f"its signature cannot be read: {error}") from error
 
 
-def _fault(function: Callable[..., Any], what: str) -> ConfigurationError:
-    return ConfigurationError(f"{_name(function)} cannot be a task's handler: {what}")
+def _handler_error(function: Callable[..., Any], what: str) -> ConfigurationError:
+    return ConfigurationError(f"{_name(function)} cannot be a task handler: {what}")
 
 
 def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> TypeAdapter[dict[str, Any]]:
@@ -157,7 +166,7 @@ def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> TypeAdapter[dict[s
     return TypeAdapter(shape)
 
 
-def _only(fields: dict[str, Any]) -> tuple[str, TypeAdapter[Any]]:
+def _single_parameter(fields: dict[str, Any]) -> tuple[str, TypeAdapter[Any]]:
     ((name, kind),) = fields.items()
     bare = kind.__args__[0] if getattr(kind, "__origin__", None) is NotRequired else kind
     return name, TypeAdapter(bare)
@@ -169,6 +178,6 @@ def _describe(error: ValidationError) -> str:
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"
         kind = fault["type"]
-        faults.append(f"{path} {_PLAIN.get(kind) or f'does not fit: {kind}'}")
-    more = len(faults) - _NAMED_FAULTS
-    return "; ".join(faults[:_NAMED_FAULTS]) + (f"; and {more} more" if more > 0 else "")
+        faults.append(f"{path} {_FAULT_TEXTS.get(kind) or f'does not fit: {kind}'}")
+    more = len(faults) - _MAX_FAULTS
+    return "; ".join(faults[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")

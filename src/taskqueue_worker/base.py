@@ -41,24 +41,24 @@ class BaseWorker(ABC):
     ) -> None:
         """Do no input or output. Raises `ConfigurationError`."""
         if not (isfinite(grace) and grace >= 0):
-            raise ConfigurationError("grace is a number of seconds from 0 on")
+            raise ConfigurationError("grace must be a number of seconds, 0 or more")
         self._worker_id: str | None = None
         self._concurrency = self._prefetch = 0
         self._grace = grace
         self._quarantine = quarantine
-        self._registry = Handlers()
+        self._handlers = Handlers()
         self._current_run: WorkerRun | None = None
-        self._set(worker_id, concurrency, prefetch)
+        self._configure(worker_id, concurrency, prefetch)
 
     def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
         """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
-        self._set(worker_id, concurrency)
+        self._configure(worker_id, concurrency)
 
-    def _set(
+    def _configure(
         self, worker_id: str | None, concurrency: int | None, prefetch: int | None = None
     ) -> None:
         if self._current_run is not None:
-            raise ConfigurationError("this worker is serving already")
+            raise ConfigurationError("this worker is already running")
         if concurrency is not None:
             ahead = self._prefetch if prefetch is None else prefetch
             if concurrency < 1 or ahead < 0 or concurrency + ahead > LIMITS.credit:
@@ -76,7 +76,7 @@ class BaseWorker(ABC):
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that have a handler."""
-        return self._registry.keys
+        return self._handlers.keys
 
     def task(
         self, key: str | None = None, *, timeout: float | None = None, batch: int | None = None
@@ -93,7 +93,7 @@ class BaseWorker(ABC):
 
         def register(function: F) -> F:
             name = key if key is not None else getattr(function, "__name__", "")
-            self._registry.add(name, function, timeout, batch)
+            self._handlers.add(name, function, timeout, batch)
             return function
 
         return register
@@ -109,21 +109,21 @@ class BaseWorker(ABC):
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
         for number in signals:
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             await self.serve()
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
 
-    def _signalled(self) -> None:
-        again = self._current_run is not None and self._current_run.stopping
+    def _on_signal(self) -> None:
+        immediate = self._current_run is not None and self._current_run.stopping
         _log.info(
-            "handing back everything"
-            if again
-            else "stopping; a second signal hands back everything"
+            "stopping now; releasing all running tasks"
+            if immediate
+            else "stopping; a second signal releases all running tasks"
         )
-        self.stop(now=again)
+        self.stop(now=immediate)
 
     async def serve(self) -> None:
         """Serve until `stop`. Cancelling it hands back everything.
@@ -132,13 +132,13 @@ class BaseWorker(ABC):
         (`SystemExit`, `KeyboardInterrupt`).
         """
         if self._current_run is not None:
-            raise ConfigurationError("this worker is serving already")
+            raise ConfigurationError("this worker is already running")
         if not self.keys:
             raise ConfigurationError("this worker has no handlers: register some with @worker.task")
-        async with self._line(self._worker_id or _unique_id()) as connect:
+        async with self._open_source(self._worker_id or _make_worker_id()) as connect:
             capacity = self._concurrency + self._prefetch
             self._current_run = WorkerRun(
-                self._registry, self._quarantine(), self._concurrency, capacity, self._grace
+                self._handlers, self._quarantine(), self._concurrency, capacity, self._grace
             )
             try:
                 await self._current_run.work(connect)
@@ -146,7 +146,7 @@ class BaseWorker(ABC):
                 self._current_run = None
 
     @abstractmethod
-    def _line(
+    def _open_source(
         self, worker_id: str
     ) -> AbstractAsyncContextManager[Callable[[WorkerRun], TaskSource]]:
         """Open what a line needs; yield what makes it."""
@@ -156,11 +156,11 @@ class BaseWorker(ABC):
 
         Without effect unless serving.
         """
-        shift = self._current_run
-        if shift is not None:
-            shift.stop(now=now)
+        current_run = self._current_run
+        if current_run is not None:
+            current_run.stop(now=now)
 
 
-def _unique_id() -> str:
+def _make_worker_id() -> str:
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip(".-_")[:100] or "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -14,9 +14,16 @@ from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, Outcome
 from taskqueue_core.tasks import Delivery
 from taskqueue_worker.handlers import BatchHandler, Handler
-from taskqueue_worker.outcomes import of_error, of_value
+from taskqueue_worker.outcomes import outcome_of_error, outcome_of_value
 
-__all__ = ["Fatal", "HandlerCall", "HandlerEnd", "RunningTask", "raised", "returned"]
+__all__ = [
+    "Fatal",
+    "HandlerCall",
+    "HandlerEnd",
+    "RunningTask",
+    "outcomes_of_error",
+    "outcomes_of_return",
+]
 
 _OWN_FRAMES = 1
 _log = logging.getLogger("taskqueue.worker")
@@ -48,12 +55,12 @@ class RunningTask:
 class HandlerCall:
     """One call of a handler, for one job or, where the handler takes batches, for several."""
 
-    __slots__ = ("handler", "jobs", "leaving", "task", "timer")
+    __slots__ = ("handing_back", "handler", "jobs", "task", "timer")
 
     def __init__(self, handler: Handler | BatchHandler, jobs: Sequence[RunningTask]) -> None:
         self.handler = handler
         self.jobs = jobs
-        self.leaving = False
+        self.handing_back = False
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         for job in jobs:
@@ -65,28 +72,29 @@ class HandlerCall:
             self.task.cancel()
 
 
-def returned(call: HandlerCall, value: object, limit: int) -> Sequence[Outcome]:
+def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence[Outcome]:
     """Return the outcomes of a call that returned."""
     if not isinstance(call.handler, BatchHandler):
-        return (of_value(value, limit),)
+        return (outcome_of_value(value, limit),)
     jobs = call.jobs
     if value is None:
-        return [of_value(None, limit)] * len(jobs)
+        return [outcome_of_value(None, limit)] * len(jobs)
     if not isinstance(value, list | tuple) or len(value) != len(jobs):
         count = len(value) if isinstance(value, list | tuple) else "no list of"
         failed = Failed(f"the batch handler returned {count} results for {len(jobs)} tasks")
         _log.warning("%s: %s", call.handler.key, failed.error)
         return [failed] * len(jobs)
     return [
-        of_error(item) if isinstance(item, Exception) else of_value(item, limit) for item in value
+        outcome_of_error(item) if isinstance(item, Exception) else outcome_of_value(item, limit)
+        for item in value
     ]
 
 
-def raised(call: HandlerCall, error: BaseException) -> HandlerEnd:
+def outcomes_of_error(call: HandlerCall, error: BaseException) -> HandlerEnd:
     """Return the outcomes of a call that raised: the same for each of its jobs."""
     if not isinstance(error, Exception):
         return Fatal(error)
-    outcome = of_error(error)
+    outcome = outcome_of_error(error)
     live = [job for job in call.jobs if not job.settled]
     if isinstance(outcome, Failed) and live:
         # Not the message: it may quote the payload. The store gets it with the retry.

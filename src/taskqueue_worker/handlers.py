@@ -78,13 +78,13 @@ class Handlers:
         except InvalidInput as error:
             raise ConfigurationError(f"not a task key: {error}") from error
         if key in self._handlers:
-            raise ConfigurationError(f"the key {key!r} has a handler already")
+            raise ConfigurationError(f"the key {key!r} already has a handler")
         if len(self._handlers) >= LIMITS.keys:
-            raise ConfigurationError(f"a worker may have {LIMITS.keys} keys at the most")
+            raise ConfigurationError(f"a worker can have at most {LIMITS.keys} keys")
         if timeout is not None and not (isfinite(timeout) and timeout > 0):
-            raise ConfigurationError("a timeout is a positive number of seconds")
+            raise ConfigurationError("timeout must be a positive number of seconds")
         if batch is not None and not 1 <= batch <= LIMITS.batch:
-            raise ConfigurationError(f"a batch has 1 to {LIMITS.batch} tasks")
+            raise ConfigurationError(f"batch must be a number of tasks from 1 to {LIMITS.batch}")
         inner = function
         while isinstance(inner, partial):
             inner = inner.func

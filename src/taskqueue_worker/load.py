@@ -12,62 +12,62 @@ from taskqueue_worker.base import BaseWorker
 
 __all__ = ["load_worker"]
 
-_WORD = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 
 
-def load_worker(token: str) -> BaseWorker:
+def load_worker(target: str) -> BaseWorker:
     """Import the worker that ``word`` names: ``package.module:attr``, or a module with exactly one worker.
 
     The current directory is searched as well, first. Raises `ConfigurationError` that says what is missing.
     """
-    module_name, _, attribute = token.partition(":")
-    if not _WORD.fullmatch(token):
+    module_name, _, attribute = target.partition(":")
+    if not _TARGET.fullmatch(target):
         raise ConfigurationError(
-            f"a worker is named like 'package.module:attr', not {token[:200]!r}"
+            f"the worker name {target[:200]!r} is not valid: use 'package.module:attr'"
         )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    cwd = str(Path.cwd())
+    if cwd not in sys.path:
+        sys.path.insert(0, cwd)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _broken(module_name, error) from error
+            raise _import_failed(module_name, error) from error
         raise ConfigurationError(
-            f"there is no module {error.name!r} here or among the installed packages"
+            f"module {error.name!r} not found in the current folder or the installed packages"
         ) from error
     except Exception as error:
-        raise _broken(module_name, error) from error
+        raise _import_failed(module_name, error) from error
     if not attribute:
         return _only_worker(module_name, vars(module))
-    result: object = module
+    resolved: object = module
     for name in attribute.split("."):
-        if not hasattr(result, name):
+        if not hasattr(resolved, name):
             raise ConfigurationError(
                 f"module {module_name!r} has no {attribute!r}{_hint(vars(module))}"
             )
-        result = getattr(result, name)
-    if not isinstance(result, BaseWorker):
+        resolved = getattr(resolved, name)
+    if not isinstance(resolved, BaseWorker):
         raise ConfigurationError(
-            f"{token!r} is a {type(result).__name__}, not a Worker{_hint(vars(module))}"
+            f"{target!r} is a {type(resolved).__name__}, not a Worker{_hint(vars(module))}"
         )
-    return result
+    return resolved
 
 
 def _only_worker(module_name: str, names: dict[str, object]) -> BaseWorker:
-    matches = {id(value): value for value in names.values() if isinstance(value, BaseWorker)}
-    if len(matches) != 1:
-        count = "no worker" if not matches else f"{len(matches)} workers"
+    workers = {id(value): value for value in names.values() if isinstance(value, BaseWorker)}
+    if len(workers) != 1:
+        count = "no worker" if not workers else f"{len(workers)} workers"
         raise ConfigurationError(
             f"module {module_name!r} has {count}{_hint(names)}; name one as 'module:attr'"
         )
-    return next(iter(matches.values()))
+    return next(iter(workers.values()))
 
 
 def _hint(names: dict[str, object]) -> str:
-    matches = sorted(name for name, value in names.items() if isinstance(value, BaseWorker))
-    return f" (it has: {', '.join(matches)})" if matches else ""
+    workers = sorted(name for name, value in names.items() if isinstance(value, BaseWorker))
+    return f" (it has: {', '.join(workers)})" if workers else ""
 
 
-def _broken(module_name: str, error: Exception) -> ConfigurationError:
+def _import_failed(module_name: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(f"importing {module_name!r} failed: {type(error).__name__}: {error}")

@@ -36,7 +36,7 @@ class LocalTaskSource:
         self,
         backend: Backend,
         subscription: Subscription,
-        shift: WorkerRun,
+        run: WorkerRun,
         *,
         concurrency: int,
         capacity: int,
@@ -45,11 +45,11 @@ class LocalTaskSource:
         self._backend = backend
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
         self._subscription = subscription
-        self._run = shift
+        self._run = run
         self._loop = asyncio.get_running_loop()
         self._store = OutageRetry(self._log_outage)
         self._held: dict[str, Delivery] = {}
-        self._closed: set[str] = set()
+        self._revoked_early: set[str] = set()
         self._settler = LocalSettler(SettlementQueue(backend, subscription, self._store), capacity)
         self._prefetcher = Prefetcher(
             subscription,
@@ -58,8 +58,8 @@ class LocalTaskSource:
             capacity,
             deliver=self._deliver,
             refuse=self._refuse,
-            return_waiting=shift.return_waiting,
-            room=self._settler.room,
+            return_waiting=run.return_waiting,
+            wait_for_room=self._settler.wait_for_room,
         )
         self._leaving: asyncio.Future[float] = self._loop.create_future()
         self._progress: dict[str, float | str] = {}
@@ -114,9 +114,9 @@ class LocalTaskSource:
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._held.update({delivery.receipt: delivery for delivery in deliveries})
         self._run.deliver(deliveries)
-        if self._closed:  # a revocation may overtake the answer of a receive
-            gone, self._closed = self._closed, set()
-            self._revoke_deliveries([receipt for receipt in gone if receipt in self._held])
+        if self._revoked_early:  # a revocation may overtake the answer of a receive
+            revoked, self._revoked_early = self._revoked_early, set()
+            self._revoke_deliveries([receipt for receipt in revoked if receipt in self._held])
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -125,16 +125,16 @@ class LocalTaskSource:
     def _revoke_deliveries(self, receipts: Sequence[str]) -> None:
         for receipt in receipts:
             if self._held.pop(receipt, None) is None:
-                self._closed.add(receipt)
+                self._revoked_early.add(receipt)
         self._run.revoke(receipts)
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
         if ok:
-            _log.info("the store is back")
+            _log.info("store available again")
         else:
-            _log.warning("the store is out of reach: %s; trying on", reason)
+            _log.warning("store unavailable: %s; retrying", reason)
 
-    async def _hear_revocations(self) -> None:
+    async def _watch_revocations(self) -> None:
         revocation = revocation_of(self._backend, self._subscription)
         while receipts := await self._store.retry_until_available(revocation.revoked):
             self._revoke_deliveries(receipts)
@@ -164,42 +164,42 @@ class LocalTaskSource:
         else:
             self.ended.set_result(None)
 
-    def _parts(self) -> list[Coroutine[Any, Any, None]]:
-        parts = [self._prefetcher.run(), self._settler.run()]
+    def _background_work(self) -> list[Coroutine[Any, Any, None]]:
+        coroutines = [self._prefetcher.run(), self._settler.run()]
         if has(self._backend, Capability.REVOCATION):
-            parts.append(self._hear_revocations())
+            coroutines.append(self._watch_revocations())
         if self._control is not None:
-            parts += [self._report_progress(self._control), run_maintenance(self._control)]
-        return parts
+            coroutines += [self._report_progress(self._control), run_maintenance(self._control)]
+        return coroutines
 
     async def _serve(self) -> None:
-        parts = [self._loop.create_task(part) for part in self._parts()]
+        tasks = [self._loop.create_task(part) for part in self._background_work()]
         try:
-            waiting: set[asyncio.Future[Any]] = {*parts, self._leaving}
+            waiting: set[asyncio.Future[Any]] = {*tasks, self._leaving}
             while not self._leaving.done():
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for part in done:
-                    part.result()
+                for task in done:
+                    task.result()
             self._prefetcher.stop()
-            await self._confirm(*parts[:2], seconds=self._leaving.result())
+            await self._wait_for_confirmations(*tasks[:2], seconds=self._leaving.result())
             # What still has no verdict belongs to a handler that ended the process, and may end the next one.
             await release_as_lost(self._subscription, tuple(self._held.values()))
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await close(self._subscription)
 
-    async def _confirm(
+    async def _wait_for_confirmations(
         self, prefetcher: asyncio.Task[None], settling: asyncio.Task[None], *, seconds: float
     ) -> None:
         """Wait until what was received and settled last is confirmed by the store."""
 
-        async def all_of_it() -> None:
+        async def finish_all() -> None:
             await asyncio.wait([prefetcher])
             await self._settler.finish()
 
-        finishing = self._loop.create_task(all_of_it())
+        finishing = self._loop.create_task(finish_all())
         try:
             await asyncio.wait(
                 [finishing, settling], timeout=seconds, return_when=asyncio.FIRST_COMPLETED

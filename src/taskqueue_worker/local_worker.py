@@ -44,11 +44,11 @@ class LocalWorker(BaseWorker):
     ) -> None:
         """Do no input or output. Raises `ConfigurationError`."""
         self._backend = backend
-        self._fixed = prefetch
+        self._requested_prefetch = prefetch
         super().__init__(
             worker_id=worker_id,
             concurrency=concurrency,
-            prefetch=self._ahead(concurrency),
+            prefetch=self._prefetch_for(concurrency),
             grace=grace,
             quarantine=quarantine,
         )
@@ -63,7 +63,7 @@ class LocalWorker(BaseWorker):
             grace=worker._grace,  # noqa: SLF001 - as above
             quarantine=worker._quarantine,  # noqa: SLF001 - as above
         )
-        local._registry = worker._registry  # noqa: SLF001 - as above
+        local._handlers = worker._handlers  # noqa: SLF001 - as above
         return local
 
     def configure(
@@ -74,29 +74,31 @@ class LocalWorker(BaseWorker):
         backend: str | Backend | None = None,
     ) -> None:
         """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
-        ahead = None if concurrency is None else self._ahead(concurrency)
-        self._set(worker_id, concurrency, ahead)
+        prefetch = None if concurrency is None else self._prefetch_for(concurrency)
+        self._configure(worker_id, concurrency, prefetch)
         if backend is not None:
             self._backend = backend
 
-    def _ahead(self, concurrency: int) -> int:
-        if self._fixed is not None:
-            return self._fixed
+    def _prefetch_for(self, concurrency: int) -> int:
+        if self._requested_prefetch is not None:
+            return self._requested_prefetch
         return max(0, min(concurrency, LIMITS.credit - concurrency))
 
     @asynccontextmanager
-    async def _line(self, worker_id: str) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
-        given = self._backend
-        backend = open_backend(given) if isinstance(given, str | None) else given
+    async def _open_source(
+        self, worker_id: str
+    ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
+        configured = self._backend
+        backend = open_backend(configured) if isinstance(configured, str | None) else configured
         try:
             dead_letters_of(backend)  # learn now, not with the first task that is given up
-            yield lambda shift: LocalTaskSource(
+            yield lambda run: LocalTaskSource(
                 backend,
                 backend.subscribe(self.keys, worker_id),
-                shift,
+                run,
                 concurrency=self._concurrency,
                 capacity=self._concurrency + self._prefetch,
             )
         finally:
-            if isinstance(given, str | None):
+            if isinstance(configured, str | None):
                 await backend.aclose()

@@ -11,13 +11,13 @@ from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import encode_json
 from taskqueue_worker.arguments import InvalidPayload
 
-__all__ = ["INVALID_RESULT", "Reject", "Retry", "of_error", "of_value"]
+__all__ = ["INVALID_RESULT", "Reject", "Retry", "outcome_of_error", "outcome_of_value"]
 
 INVALID_RESULT = "invalid_result"
 """the reason of a dead letter whose handler returned what JSON cannot say, or too much of it"""
 
-_LONGEST_DELAY = 365 * 86_400
-_NOTHING = Success()
+_MAX_DELAY_SECONDS = 365 * 86_400
+_NO_RESULT = Success()
 
 
 class Retry(Exception):
@@ -29,8 +29,10 @@ class Retry(Exception):
     def __init__(self, delay: float | None = None, error: str = "retry requested") -> None:
         if delay is not None:
             check_duration("delay", delay)
-            if delay > _LONGEST_DELAY:
-                raise InvalidInput("delay", "a number out of range", "up to a year of seconds")
+            if delay > _MAX_DELAY_SECONDS:
+                raise InvalidInput(
+                    "delay", "a number out of range", "at most 31536000 seconds (a year)"
+                )
         super().__init__(error)
         self.delay = delay
         self.error = error
@@ -45,24 +47,29 @@ class Reject(Exception):
         self.error = error
 
 
-def of_value(value: object, limit: int) -> Outcome:
+def outcome_of_value(value: object, limit: int) -> Outcome:
     """Return the outcome of a handler that returned. Nothing is stored for ``None``."""
     if value is None:
-        return _NOTHING
+        return _NO_RESULT
     if isinstance(value, Retry | Reject):
-        return of_error(value)
+        return outcome_of_error(value)
     try:
-        text = encode_json("result", _plain(value))
+        text = encode_json("result", _to_builtins(value))
     except InvalidInput as error:
         return Rejected(INVALID_RESULT, str(error))
     except Exception:  # noqa: BLE001 - whatever it is, the handler ran and would only return it again
-        return Rejected(INVALID_RESULT, f"a {kind_of(value)} that cannot be encoded was returned")
+        return Rejected(
+            INVALID_RESULT,
+            f"the handler returned a {kind_of(value)}, which cannot be encoded as JSON",
+        )
     if len(text) > limit:
-        return Rejected(INVALID_RESULT, f"{len(text)} bytes of JSON returned, {limit} are allowed")
+        return Rejected(
+            INVALID_RESULT, f"the handler returned {len(text)} bytes of JSON; the limit is {limit}"
+        )
     return Success(text)
 
 
-def of_error(error: BaseException) -> Outcome:
+def outcome_of_error(error: BaseException) -> Outcome:
     """Return the outcome of a handler that raised: "Type: message", cut to the limit."""
     match error:
         case Retry():
@@ -81,13 +88,13 @@ def of_error(error: BaseException) -> Outcome:
     return Failed(clean_text(f"{name}: {message[: LIMITS.text]}" if message else name))
 
 
-def _plain(value: object) -> object:
+def _to_builtins(value: object) -> object:
     """Return a value with its pydantic models turned into what JSON knows."""
     match value:
         case BaseModel():
             return value.model_dump(mode="json")
         case dict():
-            return {key: _plain(item) for key, item in value.items()}
+            return {key: _to_builtins(item) for key, item in value.items()}
         case list() | tuple():
-            return [_plain(item) for item in value]
+            return [_to_builtins(item) for item in value]
     return value

@@ -11,15 +11,15 @@ from taskqueue_core.tasks import Delivery, Received
 
 __all__ = ["Prefetcher"]
 
-_BATCH = 100
+_MAX_BATCH = 100
 """deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
-_POLL_SECONDS = 0.05
+_PREFETCH_SECONDS = 0.05
 """seconds within which what is fetched ahead should start, going by how many tasks ended lately"""
-_LATELY = 0.005
+_RATE_WINDOW_SECONDS = 0.005
 """seconds over which ended tasks are counted, at least: below that, chance decides"""
-_PATIENCE = 1.0
+_RETURN_AFTER_SECONDS = 1.0
 """seconds after which what was fetched ahead and did not start goes back"""
-_AWAKE = -1
+_NOT_WAITING = -1
 
 
 class Prefetcher:
@@ -35,31 +35,31 @@ class Prefetcher:
         deliver: Callable[[Sequence[Delivery]], None],
         refuse: Callable[[Sequence[Delivery]], None],
         return_waiting: Callable[[], None],
-        room: Callable[[], Awaitable[None]],
+        wait_for_room: Callable[[], Awaitable[None]],
     ) -> None:
         """``capacity`` is the concurrency and what may be fetched ahead at the most.
 
         ``deliver`` takes deliveries to be run and ``refuse`` those that came too late, ``return_waiting`` hands back
-        those that were not started, and ``room`` waits while too many verdicts are on their way to the store.
+        those that were not started, and ``wait_for_room`` waits while too many verdicts are on their way to the store.
         """
         self._subscription = subscription
         self._store = store
         self._concurrency = concurrency
         self._capacity = capacity
-        self._ahead = capacity - concurrency
+        self._max_prefetch = capacity - concurrency
         self._deliver = deliver
         self._refuse = refuse
         self._return_waiting = return_waiting
-        self._room = room
+        self._wait_for_room = wait_for_room
         self._loop = asyncio.get_running_loop()
         self._held = 0
-        self._ready_soon = 0
+        self._prefetch_target = 0
         self._ended = 0
-        self._since = self._loop.time()
-        self._news = asyncio.Event()
-        self._wake_at = _AWAKE
+        self._rate_since = self._loop.time()
+        self._changed = asyncio.Event()
+        self._wake_at = _NOT_WAITING
         self._receiving: asyncio.Task[Received] | None = None
-        self._cautious = False
+        self._poll_once = False
         self._stopping = False
 
     def ended(self) -> None:
@@ -71,7 +71,7 @@ class Prefetcher:
         """Note that a delivery has left its slot, or the line for one, without having been run."""
         self._held -= 1
         if self._held <= self._wake_at:
-            self._news.set()
+            self._changed.set()
 
     def resize(self, capacity: int) -> None:
         """Hold so many at the most, beginning with the next receive; 0 ends one that waits."""
@@ -79,7 +79,7 @@ class Prefetcher:
         if not capacity and self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
-        self._news.set()
+        self._changed.set()
 
     def stop(self) -> None:
         """Receive no more. Nothing is lost."""
@@ -89,12 +89,12 @@ class Prefetcher:
     async def run(self) -> None:
         """Run until stopped. Raises `SubscriptionClosed` where the backend closed the subscription."""
         while not self._stopping:
-            if self._held > self._enough():
-                await self._rest()
+            if self._held > self._receive_threshold():
+                await self._wait_for_slot()
                 continue
-            await self._room()
+            await self._wait_for_room()
             received = await self._store.retry_until_available(self._receive)
-            self._reckon()
+            self._update_rate()
             deliveries = received.deliveries
             if not deliveries:
                 continue
@@ -106,44 +106,48 @@ class Prefetcher:
 
     def _target(self) -> int:
         """Return how many to hold."""
-        return min(self._capacity, self._concurrency + self._ready_soon)
+        return min(self._capacity, self._concurrency + self._prefetch_target)
 
-    def _enough(self) -> int:
+    def _receive_threshold(self) -> int:
         """Return up to how many must be held for another receive to be worth its round trip.
 
         That is where a slot is empty, or half of what is fetched ahead has started.
         """
         target = self._target()
-        return max(min(self._concurrency, target) - 1, target - max(1, (self._ready_soon + 1) // 2))
+        return max(
+            min(self._concurrency, target) - 1, target - max(1, (self._prefetch_target + 1) // 2)
+        )
 
-    async def _rest(self) -> None:
-        ahead = self._held > self._concurrency
-        self._news.clear()
-        self._wake_at = self._enough()
+    async def _wait_for_slot(self) -> None:
+        has_prefetched = self._held > self._concurrency
+        self._changed.clear()
+        self._wake_at = self._receive_threshold()
         try:
-            async with asyncio.timeout(_PATIENCE if ahead else None):
-                await self._news.wait()
+            async with asyncio.timeout(_RETURN_AFTER_SECONDS if has_prefetched else None):
+                await self._changed.wait()
         except TimeoutError:
-            self._reckon()
-            if self._held - self._concurrency > self._ready_soon:
+            self._update_rate()
+            if self._held - self._concurrency > self._prefetch_target:
                 self._return_waiting()
         finally:
-            self._wake_at = _AWAKE
+            self._wake_at = _NOT_WAITING
 
-    def _reckon(self) -> None:
+    def _update_rate(self) -> None:
         now = self._loop.time()
-        elapsed = now - self._since
-        if elapsed >= _LATELY:
-            self._ready_soon = min(self._ahead, int(self._ended / elapsed * _POLL_SECONDS))
-            self._since, self._ended = now, 0
+        elapsed = now - self._rate_since
+        if elapsed >= _RATE_WINDOW_SECONDS:
+            self._prefetch_target = min(
+                self._max_prefetch, int(self._ended / elapsed * _PREFETCH_SECONDS)
+            )
+            self._rate_since, self._ended = now, 0
 
     async def _receive(self) -> Received:
-        limit = min(self._target() - self._held, _BATCH)
+        limit = min(self._target() - self._held, _MAX_BATCH)
         if limit <= 0:
             return Received()
         # After an outage the first receive does not wait, so that its answer can tell that the store is back.
-        cautious, self._cautious = self._cautious, False
-        call = self._subscription.receive(limit, 0 if cautious else None)
+        poll_once, self._poll_once = self._poll_once, False
+        call = self._subscription.receive(limit, 0 if poll_once else None)
         self._receiving = receiving = asyncio.ensure_future(call)
         try:
             return await receiving
@@ -154,7 +158,7 @@ class Prefetcher:
                 raise
             return Received()
         except OUTAGE_ERRORS:
-            self._cautious = True
+            self._poll_once = True
             raise
         finally:
             self._receiving = None

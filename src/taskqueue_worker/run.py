@@ -55,21 +55,21 @@ class WorkerRun:
 
     def __init__(
         self,
-        registry: Handlers,
+        handlers: Handlers,
         quarantine: Quarantine,
         concurrency: int,
         capacity: int,
         grace: float,
     ) -> None:
         """``capacity`` is how many deliveries to ask for while all is well."""
-        self._registry = registry
+        self._handlers = handlers
         self._quarantine = quarantine
         self._concurrency = concurrency
         self._capacity = capacity
         self._grace = grace
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._now = asyncio.Event()
+        self._stop_now = asyncio.Event()
         self._error: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -83,32 +83,32 @@ class WorkerRun:
         """End, soon or at once. May be called from any thread."""
         self._stopping = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
-            self._loop.call_soon_threadsafe(lambda: self._stop_here(now=now))
+            self._loop.call_soon_threadsafe(lambda: self._stop_in_loop(now=now))
 
-    def _stop_here(self, *, now: bool) -> None:
+    def _stop_in_loop(self, *, now: bool) -> None:
         self._stopping = True
         self._stop.set()
         if now:
-            self._now.set()
+            self._stop_now.set()
 
     async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
         """Serve until stopped. Raises what ended it, if it was not asked to."""
-        self._link = connect(self)
+        self._source = connect(self)
         self._runner = HandlerRunner(
-            self._registry,
-            self._link,
+            self._handlers,
+            self._source,
             self._concurrency,
             on_outcome=self._on_outcome,
-            on_fatal=self._fail,
+            on_fatal=self._on_fatal,
         )
-        ended = asyncio.wrap_future(self._link.ended)
-        ended.add_done_callback(self._link_ended)
-        self._link.start()
+        ended = asyncio.wrap_future(self._source.ended)
+        ended.add_done_callback(self._on_source_ended)
+        self._source.start()
         try:
             await self._stop.wait()
-            self._link.resize(0)
+            self._source.resize(0)
             self._runner.stop()
-            await self._idle_or_now()
+            await self._wait_until_idle()
         finally:
             # Cancelled or not: what was taken goes back, and what was done is confirmed.
             if self._timer:
@@ -117,13 +117,13 @@ class WorkerRun:
                 await self._runner.hand_back(_CLEANUP_SECONDS)
             finally:
                 self._runner.close()
-                self._link.leave(_CONFIRM_SECONDS)
+                self._source.leave(_CONFIRM_SECONDS)
                 await asyncio.wait([ended])
         if self._error is not None:
             raise self._error
 
-    async def _idle_or_now(self) -> None:
-        waits = [asyncio.create_task(wait) for wait in (self._runner.idle(), self._now.wait())]
+    async def _wait_until_idle(self) -> None:
+        waits = [asyncio.create_task(wait) for wait in (self._runner.idle(), self._stop_now.wait())]
         try:
             await asyncio.wait(waits, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -145,16 +145,16 @@ class WorkerRun:
         """Hand back what has not been started."""
         self._runner.return_waiting()
 
-    def _link_ended(self, ended: asyncio.Future[None]) -> None:
+    def _on_source_ended(self, ended: asyncio.Future[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
             self._error = self._error or error
-            self._stop_here(now=True)  # nobody is left to settle with
+            self._stop_in_loop(now=True)  # nobody is left to settle with
 
-    def _fail(self, error: BaseException) -> None:
+    def _on_fatal(self, error: BaseException) -> None:
         _log.error("stopping: a handler raised %s", type(error).__name__)
         self._error = self._error or error
-        self._stop_here(now=False)
+        self._stop_in_loop(now=False)
 
     # Quarantine
 
@@ -167,37 +167,37 @@ class WorkerRun:
             case _:
                 return
         if changed:
-            self._apply()
+            self._apply_quarantine()
 
-    def _apply(self) -> None:
+    def _apply_quarantine(self) -> None:
         quarantine = self._quarantine
         if self._stopping:
             return
         match quarantine.phase:
             case QuarantinePhase.WORKING:
-                _log.info("a task succeeded: the quarantine is over")
-                self._link.resize(self._capacity)
+                _log.info("quarantine ended: a task succeeded")
+                self._source.resize(self._capacity)
             case QuarantinePhase.RESTING:
                 _log.warning(
-                    "%d attempts failed in a row: no more work for %.1f s",
+                    "quarantine: %d attempts failed in a row, no new tasks for %.1f s",
                     quarantine.failures,
                     quarantine.rest,
                 )
-                self._link.resize(0)
+                self._source.resize(0)
                 self._runner.return_waiting()
-                self._timer = self._loop.call_later(quarantine.rest, self._probe)
+                self._timer = self._loop.call_later(quarantine.rest, self._end_rest)
             case QuarantinePhase.PROBING:
-                self._link.resize(1)
-                _log.info("trying one task")
+                self._source.resize(1)
+                _log.info("quarantine: trying one task")
             case QuarantinePhase.ENDED:
                 self._error = WorkerQuarantined(
-                    f"the last {quarantine.failures} attempts failed here, trials after a pause included; "
-                    "the worker's own log says with what"
+                    f"the last {quarantine.failures} attempts failed on this worker, trials included: "
+                    "see the log of the worker for the errors"
                 )
-                self._stop_here(now=True)
+                self._stop_in_loop(now=True)
 
-    def _probe(self) -> None:
+    def _end_rest(self) -> None:
         if self._quarantine.tick():
-            self._apply()
+            self._apply_quarantine()
         elif self._quarantine.phase is QuarantinePhase.RESTING:
-            self._timer = self._loop.call_later(self._quarantine.rest, self._probe)
+            self._timer = self._loop.call_later(self._quarantine.rest, self._end_rest)

@@ -19,11 +19,11 @@ from taskqueue_worker.handler_call import (
     HandlerCall,
     HandlerEnd,
     RunningTask,
-    raised,
-    returned,
+    outcomes_of_error,
+    outcomes_of_return,
 )
 from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
-from taskqueue_worker.outcomes import of_error
+from taskqueue_worker.outcomes import outcome_of_error
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 
 __all__ = ["HandlerRunner", "OutcomeSettler"]
@@ -61,28 +61,28 @@ class HandlerRunner:
 
     def __init__(
         self,
-        registry: Handlers,
+        handlers: Handlers,
         settler: OutcomeSettler,
         concurrency: int,
         *,
         on_outcome: Callable[[Outcome], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """``on_outcome`` hears each handler's verdict before its report, ``on_fatal`` a `BaseException` that one raised."""
-        self._registry = registry
+        """Call ``on_outcome`` with each outcome before its report, ``on_fatal`` with a handler's `BaseException`."""
+        self._handlers = handlers
         self._settler = settler
         self._concurrency = concurrency
         self._on_outcome = on_outcome
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency)
-        self._ended: ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]] = ThreadsafeInbox(
-            self._loop, self._threads_ended
+        self._thread_results: ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]] = ThreadsafeInbox(
+            self._loop, self._on_threads_ended
         )
         self._waiting: deque[Delivery | WireDelivery] = deque()
-        self._buffer = BatchBuffer(registry.batches, concurrency)
+        self._buffer = BatchBuffer(handlers.batches, concurrency)
         self._batches_first = False
-        self._jobs: dict[str, RunningTask] = {}
+        self._running: dict[str, RunningTask] = {}
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -90,7 +90,7 @@ class HandlerRunner:
     @property
     def running(self) -> int:
         """How many tasks are running."""
-        return len(self._jobs)
+        return len(self._running)
 
     def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
         """Run these as soon as there is room."""
@@ -100,7 +100,7 @@ class HandlerRunner:
         if self._stopping:
             self.return_waiting()
         else:
-            self._fill()
+            self._start_waiting()
 
     def revoke(self, receipts: Sequence[str]) -> None:
         """Stop working on these: async handlers are cancelled, results of others will be discarded.
@@ -108,9 +108,9 @@ class HandlerRunner:
         The others of a batch go on.
         """
         for receipt in receipts:
-            job = self._jobs.get(receipt)
+            job = self._running.get(receipt)
             if job is None:
-                self._forget(receipt)
+                self._drop_waiting(receipt)
                 continue
             job.settled = True
             job.context.revoke()
@@ -132,7 +132,7 @@ class HandlerRunner:
         """Wait until nothing is running."""
         await self._idle.wait()
 
-    async def hand_back(self, patience: float) -> None:
+    async def hand_back(self, cleanup_seconds: float) -> None:
         """End everything that runs.
 
         A cancelled handler may clean up for ``patience`` seconds before its task goes back. A synchronous one cannot be
@@ -140,62 +140,62 @@ class HandlerRunner:
         """
         self.stop()
         cancelled: set[asyncio.Task[None]] = set()
-        for job in tuple(self._jobs.values()):
-            job.call.leaving = True
+        for job in tuple(self._running.values()):
+            job.call.handing_back = True
             job.context.revoke()
             if job.call.task is None:
-                self._verdict(job, HandBack())
+                self._settle_early(job, HandBack())
             else:
                 cancelled.add(job.call.task)
         for task in cancelled:
             task.cancel()
         if cancelled:
-            await asyncio.wait(cancelled, timeout=patience)
-        for job in tuple(self._jobs.values()):
-            self._verdict(job, HandBack())
+            await asyncio.wait(cancelled, timeout=cleanup_seconds)
+        for job in tuple(self._running.values()):
+            self._settle_early(job, HandBack())
 
     def close(self) -> None:
         """Let the threads end."""
         self._threads.close()
 
-    def _forget(self, receipt: str) -> None:
+    def _drop_waiting(self, receipt: str) -> None:
         remaining = [delivery for delivery in self._waiting if delivery.receipt != receipt]
         for _ in range(len(self._waiting) - len(remaining) + self._buffer.forget(receipt)):
             self._settler.free()
         self._waiting = deque(remaining)
 
-    def _fill(self) -> None:
+    def _start_waiting(self) -> None:
         if self._buffer:
             # They take turns at being first, so that neither kind starves beside the other.
             self._batches_first = not self._batches_first
             if self._batches_first:
-                self._fill_batches()
-        while self._waiting and len(self._jobs) < self._concurrency and not self._stopping:
+                self._start_waiting_batches()
+        while self._waiting and len(self._running) < self._concurrency and not self._stopping:
             self._start(self._waiting.popleft())
         if self._buffer and not self._batches_first:
-            self._fill_batches()
+            self._start_waiting_batches()
 
-    def _fill_batches(self) -> None:
+    def _start_waiting_batches(self) -> None:
         while not self._stopping:
-            matches = self._buffer.take(self._concurrency - len(self._jobs))
-            if matches is None:
+            batch = self._buffer.take(self._concurrency - len(self._running))
+            if batch is None:
                 return
-            self._start_batch(*matches)
+            self._start_batch(*batch)
 
     def _start(self, delivery: Delivery | WireDelivery) -> None:
         receipt, task = delivery.receipt, delivery.task
-        handler = self._registry.find(task.key)
+        handler = self._handlers.find(task.key)
         if not isinstance(handler, Handler):
-            _log.error("handed back task %s: this worker has no handler for its key", task.id)
+            _log.error("released task %s: this worker has no handler for its key", task.id)
             self._settler.finish(receipt, HandBack())
             return
         context = Context(delivery, self._settler.progress)
         try:
             arguments = handler.arguments.read(bytes(task.payload), context)
         except Exception as error:  # noqa: BLE001 - a check of the handler's own may raise whatever it likes
-            self._unread(delivery, error)
+            self._reject_payload(delivery, error)
             return
-        job = self._jobs[receipt] = RunningTask(delivery, context)
+        job = self._running[receipt] = RunningTask(delivery, context)
         self._call(HandlerCall(handler, (job,)), arguments)
 
     def _start_batch(
@@ -207,20 +207,20 @@ class HandlerRunner:
             try:
                 values.append(handler.arguments.read(bytes(delivery.task.payload)))
             except Exception as error:  # noqa: BLE001 - as above
-                self._unread(delivery, error)
+                self._reject_payload(delivery, error)
                 continue
             job = RunningTask(delivery, Context(delivery, self._settler.progress))
-            self._jobs[delivery.receipt] = job
+            self._running[delivery.receipt] = job
             jobs.append(job)
         if jobs:
             self._buffer.started(handler)
             arguments = handler.arguments.of(values, [job.context for job in jobs])
             self._call(HandlerCall(handler, jobs), arguments)
 
-    def _unread(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
+    def _reject_payload(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
         task, kind = delivery.task, type(error).__name__
-        _log.warning("the payload of task %s of %s was not read: %s", task.id, task.key, kind)
-        outcome = of_error(error)
+        _log.warning("invalid payload of task %s of %s: %s", task.id, task.key, kind)
+        outcome = outcome_of_error(error)
         self._on_outcome(outcome)
         self._settler.finish(delivery.receipt, outcome)
 
@@ -241,41 +241,43 @@ class HandlerRunner:
         except asyncio.CancelledError as error:
             # Without a request to cancel, the handler raised it by itself: a failure like any other.
             task = asyncio.current_task()
-            ours = call.leaving or (task is not None and task.cancelling() > 0)
-            self._end(call, [HandBack() if ours else of_error(error)] * len(call.jobs))
+            ours = call.handing_back or (task is not None and task.cancelling() > 0)
+            self._finish_call(
+                call, [HandBack() if ours else outcome_of_error(error)] * len(call.jobs)
+            )
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
-            self._end(call, raised(call, error))
+            self._finish_call(call, outcomes_of_error(call, error))
         else:
-            self._end(call, returned(call, value, self._settler.result_limit))
+            self._finish_call(call, outcomes_of_return(call, value, self._settler.result_limit))
 
     def _run_sync(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         end: HandlerEnd
         try:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)
-            end = returned(call, value, self._settler.result_limit)
+            end = outcomes_of_return(call, value, self._settler.result_limit)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
-            end = raised(call, error)
-        self._ended.put((call, end))
+            end = outcomes_of_error(call, error)
+        self._thread_results.put((call, end))
 
-    def _threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
+    def _on_threads_ended(self, ends: list[tuple[HandlerCall, HandlerEnd]]) -> None:
         for call, end in ends:
-            self._end(call, end)
+            self._finish_call(call, end)
 
     def _time_out(self, call: HandlerCall) -> None:
         for job in call.jobs:
             job.context.revoke()
-            self._verdict(job, Failed(f"timeout after {call.handler.timeout:g} s"))
+            self._settle_early(job, Failed(f"timeout after {call.handler.timeout:g} s"))
         call.cancel_if_settled()
 
-    def _verdict(self, job: RunningTask, outcome: Outcome) -> None:
+    def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:
         """Settle, while the handler is still there."""
         if not job.settled:
             job.settled = True
             self._on_outcome(outcome)
             self._settler.settle(job.delivery.receipt, outcome)
 
-    def _end(self, call: HandlerCall, end: HandlerEnd) -> None:
+    def _finish_call(self, call: HandlerCall, end: HandlerEnd) -> None:
         """Settle, unless that was done before, and free the slots."""
         if call.timer:
             call.timer.cancel()
@@ -284,11 +286,11 @@ class HandlerRunner:
         # no cycles are left to the garbage collector
         jobs, call.jobs, call.task = call.jobs, (), None
         if isinstance(end, Fatal):
-            self._end_fatally(jobs, end.error)
+            self._finish_fatal(jobs, end.error)
         else:
             for job, outcome in zip(jobs, end, strict=True):
                 receipt = job.delivery.receipt
-                self._jobs.pop(receipt, None)
+                self._running.pop(receipt, None)
                 if job.settled:
                     self._settler.free()
                 else:
@@ -296,16 +298,16 @@ class HandlerRunner:
                     self._on_outcome(outcome)
                     self._settler.finish(receipt, outcome)
         if self._waiting or self._buffer:
-            self._fill()
-        if not self._jobs:
+            self._start_waiting()
+        if not self._running:
             self._idle.set()
 
-    def _end_fatally(self, jobs: Sequence[RunningTask], error: BaseException) -> None:
+    def _finish_fatal(self, jobs: Sequence[RunningTask], error: BaseException) -> None:
         # The operator's interrupt is not the task's fault. Anything else may well be, so the receipt is left open and
         # counts as lost: handed back, the same task would end one worker after the other for ever.
         for job in jobs:
             receipt = job.delivery.receipt
-            self._jobs.pop(receipt, None)
+            self._running.pop(receipt, None)
             if isinstance(error, KeyboardInterrupt) and not job.settled:
                 job.settled = True
                 self._settler.settle(receipt, HandBack())

@@ -18,15 +18,15 @@ from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.client_session import (
     ClientSession,
+    ClientSessionState,
     Draining,
     Event,
-    SessionState,
     Welcomed,
 )
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTOCOL
 from taskqueue_core.server_address import Address
 
-__all__ = ["ConnectionEnd", "How", "ServerConnection", "open_socket"]
+__all__ = ["ConnectionEnd", "EndKind", "ServerConnection", "open_socket"]
 
 OPEN_SECONDS = 10.0
 """for the handshake, and for the welcome after it"""
@@ -34,7 +34,7 @@ _CLOSE_SECONDS = 2.0
 _log = logging.getLogger("taskqueue.worker")
 
 
-class How(StrEnum):
+class EndKind(StrEnum):
     """How a connection ended."""
 
     LEFT = "left"
@@ -52,12 +52,12 @@ class How(StrEnum):
 class ConnectionEnd(msgspec.Struct, frozen=True):
     """How a connection ended, and why."""
 
-    how: How
+    kind: EndKind
     reason: str
     code: int | None = None
 
 
-class _connect(connect):  # noqa: N801 - as its parent, it is called like a function
+class _NoRedirectConnect(connect):
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc  # what we have to show is for nobody else
 
@@ -70,7 +70,7 @@ async def open_socket(
     Frames are not compressed: payloads are small, and a bomb is no worry then.
     """
     secure = address.uri.startswith("wss:")
-    return await _connect(
+    return await _NoRedirectConnect(
         address.uri,
         additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
         ssl=(tls or True) if secure else None,  # True: with the system's authorities
@@ -99,12 +99,12 @@ class ServerConnection:
         self._handle = handle
         self._loop = asyncio.get_running_loop()
         self._received_at = self._loop.time()
-        self._dirty = asyncio.Event()
+        self._has_outgoing = asyncio.Event()
         self._welcomed = asyncio.Event()
 
-    def poke(self) -> None:
+    def wake_writer(self) -> None:
         """Have a look whether the session has something to send."""
-        self._dirty.set()
+        self._has_outgoing.set()
 
     def abort(self) -> None:
         """Break the connection, as a crash would."""
@@ -120,7 +120,7 @@ class ServerConnection:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # Where several ended in one turn, a verdict of ours explains more than the broken socket.
-            end = min((task.result() for task in done), key=lambda end: end.how is How.CLOSED)
+            end = min((task.result() for task in done), key=lambda end: end.kind is EndKind.CLOSED)
         finally:
             for task in tasks:
                 task.cancel()
@@ -130,10 +130,10 @@ class ServerConnection:
         return end
 
     async def _close(self, end: ConnectionEnd | None) -> None:
-        if end is None or end.how is How.SILENT:
+        if end is None or end.kind is EndKind.SILENT:
             self.abort()
             return
-        code = CLOSE_PROTOCOL if end.how is How.VIOLATED else CLOSE_CLEAN
+        code = CLOSE_PROTOCOL if end.kind is EndKind.VIOLATED else CLOSE_CLEAN
         await self._socket.close(code, end.reason.encode()[:123].decode("utf-8", "ignore"))
 
     async def _read(self) -> ConnectionEnd:
@@ -145,8 +145,8 @@ class ServerConnection:
                     events = self._session.receive(text)
                 except ProtocolViolation as error:
                     if error.fatal:
-                        return ConnectionEnd(How.VIOLATED, str(error))
-                    _log.debug("passed over a frame: %s", error)
+                        return ConnectionEnd(EndKind.VIOLATED, str(error))
+                    _log.debug("ignored a frame: %s", error)
                     continue
                 for event in events:
                     if isinstance(event, Welcomed):
@@ -156,7 +156,7 @@ class ServerConnection:
                             max(0.0, min(event.seconds, 3600.0)) + 1.0, self.abort
                         )
                 self._handle(events)
-                self._dirty.set()
+                self._has_outgoing.set()
         except ConnectionClosed:
             return self._closed()
 
@@ -164,16 +164,16 @@ class ServerConnection:
         session = self._session
         try:
             while True:
-                self._dirty.clear()
+                self._has_outgoing.clear()
                 for text in session.outgoing():
                     await self._socket.send(text)
-                if session.state is SessionState.CLOSED:
-                    return ConnectionEnd(How.LEFT, "bye")
-                if session.state is SessionState.DRAINING and not (
+                if session.state is ClientSessionState.CLOSED:
+                    return ConnectionEnd(EndKind.LEFT, "bye")
+                if session.state is ClientSessionState.DRAINING and not (
                     session.held or session.unconfirmed
                 ):
-                    return ConnectionEnd(How.DRAINED, "drained")
-                await self._dirty.wait()
+                    return ConnectionEnd(EndKind.DRAINED, "drained")
+                await self._has_outgoing.wait()
         except ConnectionClosed:
             return self._closed()
 
@@ -184,7 +184,7 @@ class ServerConnection:
                 await self._welcomed.wait()
         lease = self._session.lease
         if not self._welcomed.is_set() or lease is None:
-            return ConnectionEnd(How.SILENT, "no welcome came")
+            return ConnectionEnd(EndKind.SILENT, "the server sent no welcome frame")
         overslept = False
         while True:
             now = self._loop.time()
@@ -193,12 +193,12 @@ class ServerConnection:
             # Having slept too long ourselves, we cannot know who was silent: what came meanwhile is read first.
             overslept = self._loop.time() - now > wait + lease / 3
             if self._loop.time() - self._received_at >= lease and not overslept:
-                return ConnectionEnd(How.SILENT, f"nothing came for {lease:g} s")
+                return ConnectionEnd(EndKind.SILENT, f"nothing was received for {lease:g} s")
             self._session.ping()
-            self._dirty.set()
+            self._has_outgoing.set()
 
     def _closed(self) -> ConnectionEnd:
         code, reason = self._socket.close_code, self._socket.close_reason
         return ConnectionEnd(
-            How.CLOSED, f"closed with {code}" + (f" ({reason})" if reason else ""), code
+            EndKind.CLOSED, f"closed with code {code}" + (f" ({reason})" if reason else ""), code
         )

@@ -16,12 +16,12 @@ from websockets.exceptions import InvalidStatus, NegotiationError, WebSocketExce
 
 from taskqueue_core.protocol.client_session import (
     ClientSession,
+    ClientSessionState,
     Complained,
     Delivered,
     Draining,
     Event,
     Revoked,
-    SessionState,
     StoreChanged,
     Welcomed,
 )
@@ -34,7 +34,7 @@ from taskqueue_core.protocol.frames import (
 from taskqueue_core.retry import Outcome
 from taskqueue_core.server_address import Address
 from taskqueue_worker.errors import WorkerRefused
-from taskqueue_worker.server_connection import ConnectionEnd, How, ServerConnection, open_socket
+from taskqueue_worker.server_connection import ConnectionEnd, EndKind, ServerConnection, open_socket
 from taskqueue_worker.threads import ThreadsafeInbox
 
 __all__ = [
@@ -72,14 +72,14 @@ class Backoff:
 
 _REFUSALS = {
     401: "the token is missing or wrong",
-    403: "it may not connect",
-    421: "the server does not answer to this host name",
-    426: "another protocol",
+    403: "this client is not allowed to connect",
+    421: "the server does not accept this host name",
+    426: "the server uses another protocol",
 }
-_PATIENT = (CLOSE_PROTOCOL, CLOSE_TRY_LATER, 1008, 1009, 1011)
+_BACKOFF_CODES = (CLOSE_PROTOCOL, CLOSE_TRY_LATER, 1008, 1009, 1011)
 """close codes after which an immediate return would only repeat the trouble"""
 _STABLE_SECONDS = 1.0
-_WELCOMED = (SessionState.READY, SessionState.DRAINING, SessionState.CLOSED)
+_WELCOMED = (ClientSessionState.READY, ClientSessionState.DRAINING, ClientSessionState.CLOSED)
 _log = logging.getLogger("taskqueue.worker")
 
 Work = Delivered | Revoked
@@ -111,10 +111,10 @@ class ServerLink:
         )
         self._connection: ServerConnection | None = None
         self._finishing = False
-        self._up: bool | None = None
-        self._store_ok = True
-        self._complaint: str | None = None
-        self._enough = asyncio.Event()
+        self._connected: bool | None = None
+        self._store_available = True
+        self._last_error_code: str | None = None
+        self._finished = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="taskqueue-link", daemon=True)
         self.ended: Future[None] = Future()
         """done when the link has ended, with the error that ended it"""
@@ -169,7 +169,7 @@ class ServerLink:
     def _run_calls(self, calls: list[Callable[[], object]]) -> None:
         for call in calls:
             call()
-        self._check_deadline()
+        self._finish_if_settled()
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
@@ -178,18 +178,18 @@ class ServerLink:
                     self._deliver(event)
                 case _:
                     self._log_event(event)
-        self._check_deadline()
+        self._finish_if_settled()
 
-    def _check_deadline(self) -> None:
+    def _finish_if_settled(self) -> None:
         session = self._session
         if self._finishing and not session.unconfirmed:
-            self._enough.set()
+            self._finished.set()
             if self._connection and (session.held or session.state not in _WELCOMED):
                 self._connection.abort()
             else:
                 session.bye()
         if self._connection:
-            self._connection.poke()
+            self._connection.wake_writer()
 
     def _leave(self, seconds: float) -> None:
         self._finishing = True
@@ -199,26 +199,26 @@ class ServerLink:
     def _give_up(self) -> None:
         if self._session.unconfirmed:
             _log.warning("%d outcomes were not confirmed in time", self._session.unconfirmed)
-        self._enough.set()
+        self._finished.set()
         if self._connection:
             self._connection.abort()
 
     async def _stay_connected(self) -> None:
-        while not self._enough.is_set():
+        while not self._finished.is_set():
             began = self._loop.time()
             end = await self._connect_once()
-            if end.how is How.LEFT or self._enough.is_set():
+            if end.kind is EndKind.LEFT or self._finished.is_set():
                 break
             if end.code == CLOSE_UNAUTHENTICATED:
                 raise self._refused(end.reason)
-            patient = end.how is How.VIOLATED or end.code in _PATIENT
-            if self._up and not patient:
+            back_off = end.kind is EndKind.VIOLATED or end.code in _BACKOFF_CODES
+            if self._connected and not back_off:
                 # One that broke soon is tried again soon, while the server still waits, but not in a tight loop.
                 self._backoff.reset(at_once=self._loop.time() - began >= _STABLE_SECONDS)
             self._log_down(end)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._backoff.next(at_once=not patient)):
-                    await self._enough.wait()
+                async with asyncio.timeout(self._backoff.next(at_once=not back_off)):
+                    await self._finished.wait()
 
     async def _connect_once(self) -> ConnectionEnd:
         try:
@@ -227,18 +227,18 @@ class ServerLink:
             status = error.response.status_code
             if status in _REFUSALS:
                 raise self._refused(f"{_REFUSALS[status]} (HTTP {status})") from None
-            return ConnectionEnd(How.CLOSED, f"HTTP {status}", CLOSE_TRY_LATER)
+            return ConnectionEnd(EndKind.CLOSED, f"HTTP {status}", CLOSE_TRY_LATER)
         except NegotiationError as error:
             raise self._refused(f"{_REFUSALS[426]}: {error}") from None
         except (OSError, WebSocketException) as error:  # TimeoutError is an OSError
-            return ConnectionEnd(How.CLOSED, f"{type(error).__name__}: {error}")
-        if socket is None or self._enough.is_set():
+            return ConnectionEnd(EndKind.CLOSED, f"{type(error).__name__}: {error}")
+        if socket is None or self._finished.is_set():
             if socket:
                 socket.transport.abort()
-            return ConnectionEnd(How.CLOSED, "given up")
+            return ConnectionEnd(EndKind.CLOSED, "connecting was cancelled")
         if socket.subprotocol != SUBPROTOCOL:
             await socket.close()
-            raise self._refused(f"it does not speak {SUBPROTOCOL}")
+            raise self._refused(f"the server does not support {SUBPROTOCOL}")
         self._connection = ServerConnection(socket, self._session, self._handle)
         try:
             return await self._connection.run()
@@ -248,13 +248,13 @@ class ServerLink:
     async def _open(self) -> ClientConnection | None:
         # Opening may take long; being told to leave must end it.
         opening = asyncio.create_task(open_socket(self._address, self._token, self._tls))
-        enough = asyncio.create_task(self._enough.wait())
+        finished = asyncio.create_task(self._finished.wait())
         try:
-            await asyncio.wait((opening, enough), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((opening, finished), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (opening, enough):
+            for task in (opening, finished):
                 task.cancel()
-            await asyncio.gather(opening, enough, return_exceptions=True)
+            await asyncio.gather(opening, finished, return_exceptions=True)
         return None if opening.cancelled() else opening.result()
 
     def _refused(self, reason: str) -> WorkerRefused:
@@ -263,28 +263,28 @@ class ServerLink:
     # Logs: once per change, not once per try.
 
     def _log_down(self, end: ConnectionEnd) -> None:
-        if self._up is not False:
-            verb = "cannot reach" if self._up is None else "lost"
-            _log.warning("%s the server %s: %s; trying on", verb, self._address.shown, end.reason)
+        if self._connected is not False:
+            verb = "cannot reach" if self._connected is None else "lost the connection to"
+            _log.warning("%s the server %s: %s; retrying", verb, self._address.shown, end.reason)
         else:
-            _log.debug("still no server: %s", end.reason)
-        self._up = False
+            _log.debug("server still unavailable: %s", end.reason)
+        self._connected = False
 
     def _log_event(self, event: Event) -> None:
         match event:
             case Welcomed(connection_id, adopted, lost):
-                self._up = True
+                self._connected = True
                 note = f"; kept {adopted} deliveries, lost {lost}" if adopted or lost else ""
                 _log.info("connected to %s as %s%s", self._address.shown, connection_id, note)
             case Draining():
-                _log.info("the server is going away")
-            case StoreChanged(ok, reason) if ok is not self._store_ok:
-                self._store_ok = ok
+                _log.info("server is shutting down")
+            case StoreChanged(ok, reason) if ok is not self._store_available:
+                self._store_available = ok
                 if ok:
-                    _log.info("the server's store is back")
+                    _log.info("store of the server available again")
                 else:
-                    _log.warning("the server's store is out of reach: %s", reason[:200])
+                    _log.warning("store of the server unavailable: %s", reason[:200])
             case Complained(code, message):
-                level = logging.DEBUG if code == self._complaint else logging.WARNING
-                self._complaint = code
+                level = logging.DEBUG if code == self._last_error_code else logging.WARNING
+                self._last_error_code = code
                 _log.log(level, "the server did not accept a frame: %s: %s", code, message)

@@ -73,12 +73,14 @@ class Worker(BaseWorker):
         url: str | None = None,
     ) -> None:
         """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
-        self._set(worker_id, concurrency)
+        self._configure(worker_id, concurrency)
         if url is not None:
             self._address = Address.of(url)
 
     @asynccontextmanager
-    async def _line(self, worker_id: str) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
+    async def _open_source(
+        self, worker_id: str
+    ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
         from taskqueue_worker.server_link import ServerLink  # noqa: PLC0415 - no other worker needs websockets
 
         address, token, tls_ca = self._address, self._token, self._tls_ca
@@ -95,15 +97,15 @@ class Worker(BaseWorker):
         capacity = self._concurrency + self._prefetch
         session = ClientSession(worker_id, self.keys, capacity, hello)
 
-        def connect(shift: WorkerRun) -> ServerLink:
+        def connect(run: WorkerRun) -> ServerLink:
             def handle(batch: list[Work]) -> None:
                 for work in batch:
                     match work:
                         case Delivered(deliveries):
                             consumed([delivery.task for delivery in deliveries])
-                            shift.deliver(deliveries)
+                            run.deliver(deliveries)
                         case Revoked(receipts):
-                            shift.revoke(receipts)
+                            run.revoke(receipts)
 
             inbox: ThreadsafeInbox[Work] = ThreadsafeInbox(asyncio.get_running_loop(), handle)
             backoff = Backoff(uniform=self._uniform)

@@ -13,7 +13,7 @@ from taskqueue_core.tasks import Delivery
 
 __all__ = ["LocalSettler"]
 
-_AT_ONCE = 100
+_MAX_CONCURRENT = 100
 """verdicts that take a call each, at the same time"""
 _log = logging.getLogger("taskqueue.worker")
 
@@ -24,13 +24,13 @@ class LocalSettler:
     Cancelling it loses nothing: what is unsettled then is handed back with the subscription.
     """
 
-    def __init__(self, settlements: SettlementQueue, most: int) -> None:
-        """`room` waits while there are more than ``most`` verdicts unsettled."""
+    def __init__(self, settlements: SettlementQueue, max_unsettled: int) -> None:
+        """`wait_for_room` waits while there are more than ``most`` verdicts unsettled."""
         self._settlements = settlements
-        self._most = most
+        self._max_unsettled = max_unsettled
         self._acks: list[tuple[Delivery, bytes | None]] = []
-        self._back: list[Delivery] = []
-        self._judgements: list[tuple[Delivery, Outcome]] = []
+        self._released: list[Delivery] = []
+        self._outcomes: list[tuple[Delivery, Outcome]] = []
         self._work = asyncio.Event()
         self._settled = asyncio.Event()
         self.unsettled = 0
@@ -40,15 +40,15 @@ class LocalSettler:
         if type(outcome) is Success:
             self._acks.append((delivery, outcome.result))
         elif type(outcome) is HandBack:
-            self._back.append(delivery)
+            self._released.append(delivery)
         else:
-            self._judgements.append((delivery, outcome))
+            self._outcomes.append((delivery, outcome))
         self.unsettled += 1
         self._work.set()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait while too many are unsettled."""
-        while self.unsettled > self._most:
+        while self.unsettled > self._max_unsettled:
             self._settled.clear()
             await self._settled.wait()
 
@@ -62,21 +62,21 @@ class LocalSettler:
         """Run for ever. Raises what the store answers, unless it is out of reach."""
         while True:
             await self._work.wait()
-            while self._acks or self._back or self._judgements:
-                await self._round()
+            while self._acks or self._released or self._outcomes:
+                await self._settle_queued()
             self._work.clear()
 
-    async def _round(self) -> None:
+    async def _settle_queued(self) -> None:
         calls: list[Coroutine[Any, Any, dict[str, bool]]] = []
         if self._acks:
             acks, self._acks = self._acks, []
             calls.append(self._settlements.ack(acks))
-        if self._back:
-            back, self._back = self._back, []
-            calls.append(self._settlements.redeliver(back))
-        judgements = self._judgements[:_AT_ONCE]
-        del self._judgements[:_AT_ONCE]
-        calls += [self._settlements.settle_outcome(*judgement) for judgement in judgements]
+        if self._released:
+            released, self._released = self._released, []
+            calls.append(self._settlements.redeliver(released))
+        outcomes = self._outcomes[:_MAX_CONCURRENT]
+        del self._outcomes[:_MAX_CONCURRENT]
+        calls += [self._settlements.settle_outcome(*entry) for entry in outcomes]
         answers: list[dict[str, bool] | BaseException]
         if len(calls) == 1:
             answers = [await calls[0]]
@@ -88,5 +88,7 @@ class LocalSettler:
             self.unsettled -= len(answer)
             late = len(answer) - sum(answer.values())
             if late:
-                _log.warning("%d outcomes came too late: their tasks had moved on", late)
+                _log.warning(
+                    "%d outcomes came too late: this worker no longer held their tasks", late
+                )
         self._settled.set()

@@ -173,7 +173,7 @@ async def test_a_consumer_takes_something_after_its_lease(case: Case) -> None:
     async with case.backend.subscribe([KEY], "c") as subscription:
         await subscription.receive(1, 0)
         await control.maintain()
-        case.backend._home.heartbeat.remove(subscription.token)  # type: ignore[attr-defined]
+        case.backend._context.heartbeat.remove(subscription.token)  # type: ignore[attr-defined]
         loop = asyncio.get_running_loop()
         silent = loop.time()
         while loop.time() < silent + shape.lease + 0.1:

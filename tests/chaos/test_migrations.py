@@ -41,7 +41,7 @@ class Home:
 
     async def kill(self, backend: Backend) -> None:
         """Cut it off: nothing is handed back, and nothing is heard of it again."""
-        home = backend._home  # type: ignore[attr-defined]
+        home = backend._context  # type: ignore[attr-defined]
         await home.heartbeat.aclose()
         await home.wakeups.aclose()
         await home.link.aclose()

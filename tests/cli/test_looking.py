@@ -43,7 +43,7 @@ def test_stats_show_every_ledger(cli: Cli) -> None:
     assert cli("stats", "other", "--json").told == [second]
     shown = cli("stats").out
     assert shown.count("✔") == 3
-    assert "None anywhere: scheduled, expired, cancelled, discarded." in shown
+    assert "Zero in all queues: scheduled, expired, cancelled, discarded." in shown
 
 
 @pytest.mark.usefixtures("worked")
@@ -51,7 +51,7 @@ def test_stats_of_an_unknown_queue(cli: Cli) -> None:
     """A queue that nobody has used is an error that names those that are known, not a row of zeros."""
     asked = cli("stats", "typo", "--json")
     assert asked.code == 2
-    assert "a known one: k, other" in asked.told["error"]["detail"]
+    assert "an existing queue: k, other" in asked.told["error"]["detail"]
 
 
 def test_stats_without_queues_say_how_to_begin(cli: Cli) -> None:
@@ -129,7 +129,7 @@ def test_dead_letters_are_redriven_and_discarded(cli: Cli, worked: Shared) -> No
     """Some or all, and only on purpose: what is redriven waits again, what is discarded is counted."""
     assert cli("dlq", "redrive", "k", "d1", "nobody", "--json").told == {"count": 1}
     assert cli("dlq", "discard", "k", "d2", "--yes", "--json").told == {"count": 1}
-    assert "1 waiting again" in cli("dlq", "redrive", "k", "--all", "--yes").out
+    assert "1 dead letter" in cli("dlq", "redrive", "k", "--all", "--yes").out
     ledger = asyncio.run(worked.control.ledger("k"))
     assert (ledger.waiting, ledger.dead, ledger.discarded) == (3, 0, 1)
     assert ledger.balanced

@@ -44,5 +44,5 @@ def test_logs_for_people_are_short() -> None:
 
 def test_a_position_is_told_where_somebody_is_before_it(cli: Cli) -> None:
     """Who is first in line needs no number."""
-    assert "before it" not in cli("publish", "k", "--id", "a").out
-    assert "1 before it" in cli("publish", "k", "--id", "b").out
+    assert "ahead of it" not in cli("publish", "k", "--id", "a").out
+    assert "1 ahead of it" in cli("publish", "k", "--id", "b").out

@@ -79,11 +79,11 @@ def test_a_poison_task_ends_visibly(cli: Cli, server: str) -> None:
         (["worker", "tests.cli.work:nothing"], "nothing"),
         (["worker", "tests.cli.work:worker", "--url", "ftp://x"], "http://"),
         (["worker", "tests.cli.work:worker", "--worker-id", "a b"], "worker_id"),
-        (["worker", "tests.cli.work:worker", "--local", "--url", "http://x"], "leave out --url"),
+        (["worker", "tests.cli.work:worker", "--local", "--url", "http://x"], "remove --url"),
         (["worker", "tests.cli.work:worker", "--backend", "nowhere"], "nowhere"),
         (["worker", "tests.cli.work:worker", "--backend", "server"], "no subscriptions"),
         (["serve", "--host", "0.0.0.0"], "loopback"),  # noqa: S104 - it must be refused
-        (["serve", "--backend", "server"], "store of its own"),
+        (["serve", "--backend", "server"], "set --backend to a store"),
         (["serve", "--backend", "nowhere", "--port", "0"], "nowhere"),
     ],
 )

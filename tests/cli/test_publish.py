@@ -90,7 +90,7 @@ def test_a_payload_may_come_from_elsewhere(
         (["k", "1", "--delay", "-1"], "delay"),
         (["k", "1", "--delay", "nan"], "delay"),
         (["k", "1", "--priority", "10"], "priority"),
-        ([], "key is needed"),
+        ([], "give a key"),
         (["k", "1", "--batch", "f"], "batch"),
     ],
 )

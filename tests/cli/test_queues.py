@@ -94,8 +94,8 @@ def test_order_and_tenants(cli: Cli, store: Shared) -> None:
     done = cli("queue", "set", KEY, "--order", "fair", *weights, *tenants, *rest)
     assert (done.code, done.err) == (0, "")
     said = (
-        "lost after 600 s without progress, fair, weights a=3 b=2, capacity 1,000 a tenant, "
-        "5 in flight a tenant, 7/1m a tenant, 10% for the lowest"
+        "redelivered after 600 s without progress, fair, weights a=3 b=2, capacity 1,000 per tenant, "
+        "5 in flight per tenant, 7/1m per tenant, 10% for the lowest priority"
     )
     assert " ".join(done.out.split()) == f"✔ {KEY}: {said} version 1"
     settings = in_force(store)
@@ -205,11 +205,11 @@ def test_a_queue_that_nobody_uses(cli: Cli, store: Shared) -> None:
     """It can be paused before its first task, and a mistyped name is noticed."""
     done = cli("queue", "pause", "typo", "--json")
     assert (done.code, done.told["paused"]) == (0, True)
-    assert "no task was published to 'typo'" in done.err
+    assert "no task has been published to 'typo'" in done.err
     publish(store, "a")
     missing = cli("queue", "show", "nobody", "--json")
     assert missing.code == 2
-    assert f"a known one: {KEY}, typo" in missing.told["error"]["detail"]
+    assert f"an existing queue: {KEY}, typo" in missing.told["error"]["detail"]
     assert cli("queue", "pause", "a/b").code == 2
 
 

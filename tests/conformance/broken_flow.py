@@ -152,13 +152,13 @@ class CancelsInSilence(FacadeControl):
 
 
 class _LateBell(MemoryRoomSignal):
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         self._notified.clear()
         await super().wait(timeout)
 
 
 class _RestlessBell(MemoryRoomSignal):
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         await asyncio.sleep(0)
         await super().wait(min(timeout, 0))
 
@@ -166,7 +166,7 @@ class _RestlessBell(MemoryRoomSignal):
 class _BellPublisher(FacadePublisher):
     signal: type[MemoryRoomSignal]
 
-    def room_bell(self, *keys: str) -> MemoryRoomSignal:
+    def room_signal(self, *keys: str) -> MemoryRoomSignal:
         return self.signal(self.facade.inner._store.signals, keys)
 
 

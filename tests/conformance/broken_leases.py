@@ -52,7 +52,7 @@ class RenewalShortens(FacadeSlots):
 class EndsByArithmetic(FacadeSlots):
     """A lease with a job ends by its time, whatever its server runs."""
 
-    async def look(self, model: str | None = None) -> PoolView:
+    async def inspect(self, model: str | None = None) -> PoolView:
         now = self.facade.now()
         for lease in tuple(self.pool.leases.values()):
             if lease.expires_at <= now:
@@ -280,14 +280,14 @@ class HoardsLateNotes(FacadeSlots):
 class NeverRingsForSlots(FacadeSlots):
     """A bell that nobody rings."""
 
-    def signal(self, *models: str) -> MemoryRoomSignal:
+    def slot_signal(self, *models: str) -> MemoryRoomSignal:
         return MemoryRoomSignal(RoomNotifier(self.facade.clock), models)
 
 
 class ShowsTokens(FacadeSlots):
     """Who looks at the pool is shown the tokens of others."""
 
-    async def look(self, model: str | None = None) -> PoolView:
+    async def inspect(self, model: str | None = None) -> PoolView:
         view = await self.inner.inspect(model)
         tokens = {lease.fence: token for token, lease in self.pool.leases.items()}
         leases: Sequence[SlotLease] = [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from taskqueue_conformance import Bench, Harness
-from taskqueue_conformance.applying import missing
+from taskqueue_conformance.selection import missing
 from taskqueue_core.clock import ManualClock
 from tests.clock import JumpingLoop
 from tests.conformance.facade import Broken, Facade, backend_of

@@ -263,8 +263,10 @@ def test_random_histories_of_slots_find_it(
     backend: Broken, profile: Callable[..., AbstractContextManager[None]]
 ) -> None:
     """The state machine of slots alone finds what is broken (B6, B8, C22; OPEN-C4)."""
+    suite = suite_on(backend, SlotsSuite)
+    suite.max_examples = 500
     with profile(phases=[Phase.generate]), pytest.raises(AssertionError):
-        suite_on(backend, SlotsSuite).test_slot_machine()
+        suite.test_slot_machine()
 
 
 def test_history_is_readable(profile: Callable[..., AbstractContextManager[None]]) -> None:

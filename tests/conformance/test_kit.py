@@ -16,7 +16,7 @@ import pytest
 
 import taskqueue_conformance as kit
 from taskqueue_conformance import BackendSuite, Bench, Harness, needs, plugin
-from taskqueue_conformance.applying import needs_of
+from taskqueue_conformance.selection import needs_of
 from taskqueue_conformance.slots.suite import SlotsSuite
 from taskqueue_conformance.suites.flow import FlowSuite
 from taskqueue_conformance.suites.ordering_keys import EntitiesSuite
@@ -35,7 +35,7 @@ from tests.conformance.facade import Facade, Minimal, Replicated, TwoSteps
 from tests.conformance.runner import async_tests, laws, outcomes, suite_on
 
 if TYPE_CHECKING:
-    from taskqueue_conformance.applying import Need
+    from taskqueue_conformance.selection import Need
 
 pytest_plugins = "pytester"
 
@@ -286,8 +286,10 @@ def test_the_names_of_the_authors_class() -> None:
 
 def test_plugin_knows_the_modules() -> None:
     """Every module of the kit with assertions has them rewritten."""
-    files = {path.stem for path in Path(plugin.__file__).parent.glob("*.py")}
-    assert files - {"__init__", "applying", "plugin", "suite"} == set(plugin.MODULES)
+    kit = Path(plugin.__file__).parent
+    files = {path.relative_to(kit) for path in kit.rglob("*.py") if path.name != "__init__.py"}
+    modules = {".".join(path.with_suffix("").parts) for path in files}
+    assert modules - {"plugin", "selection", "suite"} == set(plugin.MODULES)
 
 
 def test_plugin_is_cheap() -> None:
@@ -295,7 +297,7 @@ def test_plugin_is_cheap() -> None:
     program = (
         "import sys, taskqueue_conformance.plugin as p;"
         "print('hypothesis' in sys.modules, 'taskqueue_conformance.suite' in sys.modules);"
-        "print(p.__name__ and __import__('taskqueue_conformance').conformance.Harness.max_examples)"
+        "print(p.__name__ and __import__('taskqueue_conformance').Harness.max_examples)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -170,7 +170,7 @@ class Bell:
         self.waits: list[float] = []
         self.open = 0
 
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         """Wait."""
         self.waits.append(timeout)
         with suppress(TimeoutError):
@@ -200,7 +200,7 @@ class BellDoor(Door):
         self.bells: list[set[str]] = []
         self._code = code
 
-    def room_bell(self, *keys: str) -> Bell:
+    def room_signal(self, *keys: str) -> Bell:
         """Note for what it is asked."""
         self.bells.append(set(keys))
         return self.signal
@@ -212,7 +212,7 @@ class BellDoor(Door):
 @pytest.mark.parametrize("code", [Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED])
 @pytest.mark.parametrize("observed", [False, True])
 async def test_the_bell_ends_the_wait(code: Refusal, *, observed: bool) -> None:
-    """B13: where the backend tells of room nobody polls: it is asked once the bell is open, and when it has rung."""
+    """B13: where the backend tells of room nobody polls: it is asked once the bell is open, and when it has wait."""
     door = BellDoor(3, code=code)
     queue = Queue(InstrumentedBackend(door, Hooks()) if observed else door)
     publishing = asyncio.create_task(queue.publish("k", id="t", wait=60))

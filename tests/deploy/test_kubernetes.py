@@ -65,7 +65,7 @@ async def test_probes_ask_what_the_server_answers() -> None:
     ):
         for path in paths.values():
             assert (await client.get(path)).status_code == 200
-        app.state.hub.draining.set()
+        app.state.context.draining.set()
         answers = {probe: (await client.get(path)).status_code for probe, path in paths.items()}
     assert answers == {"startup": 200, "liveness": 200, "readiness": 503}
 

@@ -101,7 +101,7 @@ async def test_in_each_of_several_processes(
 async def test_by_the_environment(tmp_path: Path) -> None:
     """A server of one process on memory has the dispatcher by its variables alone (C1)."""
     async with (
-        serving(tmp_path, "--backend", "memory", parts="dispatch", **_DISPATCH) as it,
+        serving(tmp_path, "--backend", "memory", extensions="dispatch", **_DISPATCH) as it,
         httpx2.AsyncClient(base_url=it.url, trust_env=False, verify=False) as client,
     ):
         for path in ("/admin/endpoints", "/dispatch"):

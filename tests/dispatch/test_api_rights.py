@@ -224,7 +224,7 @@ async def test_a_job_of_a_revoked_token(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits for a job is sent away when the token goes (security 6)."""
-    monkeypatch.setattr(access, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(access, "RELOAD_SECONDS", 0.05)
     path = write(tmp_path / "tokens.toml", entry(ADMIN, "admin"), entry(A, "a"))
     async with (
         serving(backend, tokens=path) as api,

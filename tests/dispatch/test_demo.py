@@ -180,7 +180,7 @@ def test_the_plan_of_a_seed() -> None:
 def report(**changes: object) -> DispatchDemoReport:
     """A run in which everything holds, but for some changes of its one model."""
     model = OfModel(
-        name="m", model_plan="sync", slots=2, jobs=5, done=4, failed=1, retried=2, redelivered=1,
+        name="m", mode="sync", slots=2, jobs=5, done=4, failed=1, retried=2, redelivered=1,
         lost=0, duplicates=0, wrong=0, wait_p50=0.1, wait_p95=0.2, utilisation=0.9,
         ledger=Ledger(published=5, done=4, dead=1),
     )  # fmt: skip

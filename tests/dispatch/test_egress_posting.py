@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Callable
 from email.utils import formatdate
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -240,7 +241,9 @@ class TestRude:
         self, script: Script, length: int | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A status that came whole counts; the body is not waited for, and never unpacked (fault I1)."""
-        monkeypatch.setattr("taskqueue_dispatch.outbound_http.post._BODY_SECONDS", 0.2)
+        monkeypatch.setattr(
+            import_module("taskqueue_dispatch.outbound_http.post"), "_BODY_SECONDS", 0.2
+        )
         async with receiving(script) as receiver:
             reply = await send(receiver, within=2 * PATIENCE)
         assert reply.status == 200

@@ -86,7 +86,7 @@ class TestOnce:
 
     async def test_large_results(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Results are remembered up to a size in all, the last ones longest; of payloads nothing is (fault H5)."""
-        monkeypatch.setattr(jobs, "_KEPT", 2500)
+        monkeypatch.setattr(jobs, "_MAX_STORED", 2500)
 
         async def handler(_: GpuJob) -> str:
             return "x" * 998

@@ -253,7 +253,7 @@ async def test_looks_that_cross() -> None:
             await goes_on.wait()
         return told
 
-    pool.put("look", slow_at_first)
+    pool.put("inspect", slow_at_first)
     registry._pool = cast("Any", pool)
     old = asyncio.create_task(registry.refresh())
     await until(lambda: looked == [1])
@@ -272,7 +272,7 @@ async def test_a_look_that_is_cancelled() -> None:
     registry = await registry_of(backend)
     pool = Failing(backend.slots)
     registry._pool = cast("Any", pool)
-    for call in ("register", "look", "documents"):
+    for call in ("register", "inspect", "documents"):
         count = pool.calls[call]
         pool.held = {call}
         task = asyncio.create_task(registry.register("flux", "a", URL, 3))

@@ -36,7 +36,7 @@ from tests.dispatch.support import (
 class Deaf:
     """A bell that never rings."""
 
-    async def rung(self, timeout: float) -> None:
+    async def wait(self, timeout: float) -> None:
         """Wait in vain."""
         await asyncio.sleep(timeout)
 
@@ -54,7 +54,7 @@ async def test_a_slot_that_comes_free(
     """A slot that another holder gives back is used at once; the safety pass finds it where no bell rings (C19)."""
     pool = slots_of(backend)
     if deaf:
-        monkeypatch.setattr(pool, "bell", lambda *_: Deaf())
+        monkeypatch.setattr(pool, "slot_signal", lambda *_: Deaf())
     async with SimulatedGpu(name="a", slots=1, latency=0.001) as gpu:
         await pool.register(Endpoint(model="flux", server="a", url=gpu.url, slots=1))
         await pool.reconcile("flux", "a", Seen(active=0), settled=0)

@@ -68,7 +68,7 @@ async def test_one_while_the_other(backend: Backend) -> None:
             if self.exchanges in range(3, 6):  # it knows of the backlog by then
                 before = self.receives
                 await until(lambda: self.receives > before)
-                view = await self.pool.look("flux")
+                view = await self.pool.inspect("flux")
                 held.append(view.endpoints[0].held)
             return await super().answer(*words, **named)
 

@@ -22,10 +22,10 @@ from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
 _PATIENCE = (
-    (runner, "_GRACE"), (runner, "_LAST_WORD"), (job_attempt, "_LAST_WORD"), (sender, "_LAST_WORD"),
+    (runner, "_GRACE"), (runner, "_FINAL_SECONDS"), (job_attempt, "_FINAL_SECONDS"), (sender, "_FINAL_ATTEMPT"),
 )  # fmt: skip
 """what a stop waits for the store, one after the other"""
-_OURS = ("Runner", "Run.", "Keeper", "Checks", "Sender", "Dispatcher")
+_OURS = ("ModelRunner", "JobAttempt.", "LeaseRenewer", "Checks", "Sender", "Dispatcher")
 
 
 def _name(task: asyncio.Task[Any]) -> str:

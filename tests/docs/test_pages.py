@@ -107,7 +107,7 @@ def test_the_factory() -> None:
     from taskqueue_core.loading import load_backend
 
     backend = load_backend("my_package")
-    assert str(backend._books.store._path) == "of_the_environment"
+    assert str(backend._transitions.store._path) == "of_the_environment"
 """
     only = ("capabilities", "machine", "publish", "close", "surviv", "the_factory")
     _passes_the_kit(tmp_path, snippet + own, *only)

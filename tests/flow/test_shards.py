@@ -336,7 +336,7 @@ async def test_a_change_that_was_killed(cut: int) -> None:
             return await control.configure(key, settings)
 
     doomed = ShardedBackend(inner)
-    doomed.chains._control = doomed.control._inner = Cut()  # type: ignore[attr-defined]
+    doomed.generations._control = doomed.control._inner = Cut()  # type: ignore[attr-defined]
     task = asyncio.create_task(shard(doomed, 3))
     await asyncio.gather(task, return_exceptions=True)
     for process in (first, ShardedBackend(inner)):
@@ -360,7 +360,7 @@ async def test_two_change_it_at_once() -> None:
     for number, process in enumerate(processes):
         assert await publish(process, *names(30)) == [DUPLICATE if number else ACCEPTED] * 30
     assert (await processes[2].control.ledger(KEY)).published == 30
-    chain = await processes[2].chains.read(KEY)
+    chain = await processes[2].generations.read(KEY)
     assert [generation.number for generation in chain] == list(range(len(chain)))
 
 

@@ -68,6 +68,6 @@ class TestSucceeded(
         """Open an empty one, whose queues have had shards."""
         backend = ShardedBackend(MemoryBackend(clock=clock))
         for key in (KEY, OTHER):
-            await backend.chains.succeed(key, 2, QueueSettings())
-            await backend.chains.succeed(key, 1, QueueSettings())
+            await backend.generations.succeed(key, 2, QueueSettings())
+            await backend.generations.succeed(key, 1, QueueSettings())
         return backend

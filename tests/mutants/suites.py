@@ -105,9 +105,9 @@ _CLIENT = "src/taskqueue_core/protocol/client_session.py"
 QUICK = {
     _SERVER: (
         "boolean: if known: -> if not known:",
-        "comparison: self._state is not SessionState.READY -> self._state is SessionState.READY",
+        "comparison: self._state is not ServerSessionState.READY -> self._state is ServerSessionState.READY",
         "arithmetic: events += self._progress(frame) -> events -= self._progress(frame)",
-        "return: return [Granted(n)] -> return None",
+        "return: return [CreditGranted(n)] -> return None",
         "statement: self._credit = hello.credit -> pass",
         "boolean: if error.fatal: -> if not error.fatal:",
     ),
@@ -116,11 +116,11 @@ QUICK = {
         "boolean: not 0 < frame.lease < float('inf') -> 0 < frame.lease < float('inf')",
         "comparison: receipt in self._held -> receipt not in self._held #1",
         (
-            "comparison: self._state in (SessionState.READY, SessionState.DRAINING) -> "
-            "self._state not in (SessionState.READY, SessionState.DRAINING)"
+            "comparison: self._state in (ClientSessionState.READY, ClientSessionState.DRAINING) -> "
+            "self._state not in (ClientSessionState.READY, ClientSessionState.DRAINING)"
         ),
         "return: return self._granted -> return None",
-        "statement: self._demand(SessionState.READY, SessionState.DRAINING) -> pass #1",
+        "statement: self._require(ClientSessionState.READY, ClientSessionState.DRAINING) -> pass #1",
     ),
 }
 """a few by file, which every test run tries with `QUICK_TESTS`"""

@@ -29,7 +29,7 @@ SECONDS = 60.0
 LEASE = 2.0
 GRACE = 0.5
 """so soon a run is put in again that a worker has accepted who has gone: one that a test accepts it has to complete"""
-SAID = "background tasks go through the backend 'redis' for all replicas"
+SAID = "background tasks use the backend 'redis' for all replicas"
 SECRET = "hush-hush"
 """the password of the store: no log may have it"""
 _OFF = (

@@ -29,7 +29,7 @@ async def test_what_was_not_handed_out_is_not_acked(place: Place) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(socket.next(), 0.01)
         await place.publish(A)
-        await until(lambda: socket._taking is not None and socket._taking.done())
+        await until(lambda: socket._take_task is not None and socket._take_task.done())
         socket.observed("w")  # as the handler does before it asks again
         assert await place.state(A) is State.IN_FLIGHT
 
@@ -70,7 +70,7 @@ async def test_what_was_lost_meanwhile_is_not_handed_out(
             nonlocal readings
             readings += 1
             if readings == 1:  # its lease ends, and it is given to somebody else
-                mine = socket._subscribed()
+                mine = socket._open_subscription()
                 await mine.redeliver(*(one.delivery for one in mine.owned.values()), lost=True)  # type: ignore[attr-defined]
                 taken.extend((await other.receive(1, 0)).deliveries)
             return await read(name)
@@ -120,8 +120,8 @@ async def test_a_run_that_nobody_has_committed(
         looks.append(name)
 
     monkeypatch.setattr(task_runs, "read", read)
-    monkeypatch.setattr(delivery, "_COMMIT", (0.0,))
-    monkeypatch.setattr(delivery, "_LOOKS", 2)
+    monkeypatch.setattr(delivery, "_COMMIT_POLL_SECONDS", (0.0,))
+    monkeypatch.setattr(delivery, "_MAX_CHECKS", 2)
 
     async def handler(socket: SharedQueueDelivery) -> None:
         await place.publish(A)

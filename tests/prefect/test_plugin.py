@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from taskqueue_core.config import load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_prefect.import_hooks import Afterwards, after_import
+from taskqueue_prefect.import_hooks import ImportHookFinder, after_import
 from taskqueue_prefect.names import client_of, connection_of, name_of, spelling_of
 from taskqueue_prefect.settings import PrefectSettings, environment
 
@@ -127,7 +127,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.syspath_prepend(tmp_path)
     yield name
     sys.modules.pop(name, None)
-    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, Afterwards)]
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, ImportHookFinder)]
 
 
 def test_after_an_import(module: str) -> None:

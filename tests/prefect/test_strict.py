@@ -36,9 +36,11 @@ def test_code_that_is_not_known(site: Site) -> None:
     done = served(site, "odd")
     assert done.returncode == 0, done.stderr[-2000:]
     refused, queue = done.stdout.splitlines()[-2:]
-    assert refused.startswith("TASKQUEUE_PREFECT_STRICT: prefect.server.task_queue is another")
+    assert refused.startswith(
+        "TASKQUEUE_PREFECT_STRICT: prefect.server.task_queue differs from the supported version"
+    )
     assert queue == OURS
-    assert "prefect.server.task_queue is another than the one that is known" in done.stderr
+    assert "prefect.server.task_queue differs from the supported version" in done.stderr
 
 
 @pytest.mark.parametrize("strict", [True, pytest.param(False, marks=pytest.mark.long)])

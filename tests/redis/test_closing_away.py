@@ -29,7 +29,7 @@ LONG = 2 * PATIENCE
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is away is tried for 0.3 s, not for one."""
-    monkeypatch.setattr(context, "_AWAY", 0.3)
+    monkeypatch.setattr(context, "_OUTAGE_SECONDS", 0.3)
 
 
 async def begun(server: RedisServer, prefix: str, **values: Any) -> RedisBackend:
@@ -147,7 +147,7 @@ async def test_a_store_that_is_back(
     make_server: MakeServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A13, fault B1: one that was away for a moment gets everything back."""
-    monkeypatch.setattr(context, "_AWAY", 30.0)
+    monkeypatch.setattr(context, "_OUTAGE_SECONDS", 30.0)
     server = make_server().start()
     backend = await begun(server, redis_prefix, lease=60.0)
     await publish(backend, "a")

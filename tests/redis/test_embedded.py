@@ -112,9 +112,9 @@ def test_loading_is_waited_for(binary: Binary, tmp_path: Path) -> None:
 _OWNER = """
 import sys, time
 from pathlib import Path
-from taskqueue_redis.embedded.binaries import look_at
+from taskqueue_redis.embedded.binaries import inspect
 from taskqueue_redis.embedded.server import EmbeddedRedis
-redis = EmbeddedRedis(sys.argv[1], binary=look_at(Path(sys.argv[2]))).start()
+redis = EmbeddedRedis(sys.argv[1], binary=inspect(Path(sys.argv[2]))).start()
 print(redis.pid, flush=True)
 time.sleep(600)
 """

@@ -8,6 +8,7 @@ import random
 import re
 from contextlib import AsyncExitStack
 from importlib import resources
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -152,7 +153,7 @@ def test_parts_are_used() -> None:
     }
     assert {part.removesuffix(".lua") for part in PARTS} <= heads
     package = resources.files("taskqueue_redis")
-    python = "".join(p.read_text() for p in package.iterdir() if p.name.endswith(".py"))
+    python = "".join(path.read_text() for path in Path(str(package)).rglob("*.py"))
     for name in NAMES:
         assert f'"{name}"' in python, f"nobody runs {name}"
 

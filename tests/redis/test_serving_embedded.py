@@ -232,7 +232,7 @@ def test_the_main_job_runs_on_it(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert f"with a store of its own for this run ({find_binary().name})" in done.stderr
+    assert f"with an embedded store for this run ({find_binary().name})" in done.stderr
     assert json.loads(done.stdout)["ok"]
     assert not list(temporary.glob("taskqueue-demo-*"))
 

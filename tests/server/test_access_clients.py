@@ -188,7 +188,7 @@ class TestTls:
             with pytest.raises(ssl.SSLCertVerificationError):
                 await open_socket(Address.of(it.server.url), A, trusting(ca))
             remote = RemoteBackend(it.server.url, A, tls_ca=ca)
-            with pytest.raises(BackendUnavailable, match="no answer"):
+            with pytest.raises(BackendUnavailable, match="no response"):
                 await remote.publisher.publish(Task(key="a"))
             await remote.aclose()
             assert (await it.ledger("a")).published == 0

@@ -289,7 +289,7 @@ async def test_who_waits_is_let_go_with_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security 6: a request that waits for a task ends when its token does."""
-    monkeypatch.setattr(access, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(access, "RELOAD_SECONDS", 0.05)
     path = everybody(tmp_path / "tokens.toml")
     async with running(tokens_file=path) as it, http(it) as client:
         await it.publish("t1", key="a")

@@ -20,7 +20,7 @@ from taskqueue_core.protocol.server_events import (
     SendFrames,
     WorkerLeft,
 )
-from taskqueue_core.protocol.server_session import ServerSession, SessionState
+from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from tests.server.sessions import delivery, greeted, ready, refused, said, text
 
 
@@ -34,7 +34,7 @@ class TestGreeting:
         assert frame["connection_id"] == "c1"
         assert frame["lease"] == 15.0
         assert frame["limits"]["credit"] == LIMITS.credit
-        assert session.state is SessionState.READY
+        assert session.state is ServerSessionState.READY
         assert session.credit == 3
 
     def test_what_was_adopted_is_held_and_the_rest_revoked(self) -> None:
@@ -269,7 +269,7 @@ class TestEnding:
         """What is still held is known, so that it can go back."""
         session = ready(5, "a")
         assert session.feed(text("bye")) == [WorkerLeft()]
-        assert session.state is SessionState.CLOSED
+        assert session.state is ServerSessionState.CLOSED
         assert len(session.held) == 1
 
     def test_a_reason_fits_into_a_close(self) -> None:

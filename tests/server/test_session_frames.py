@@ -11,7 +11,7 @@ from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import decode_client, decode_server
 from taskqueue_core.protocol.server_events import CloseSocket, CreditGranted, SendFrames
-from taskqueue_core.protocol.server_session import ServerSession, SessionState
+from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from tests.server.sessions import delivery, ready, refused, said, text
 
 
@@ -71,7 +71,7 @@ class TestFrames:
         """It is answered, and the session goes on."""
         session = ready()
         assert said(session.feed(text("from_the_future")))[0]["code"] == "unknown_type"
-        assert session.state is SessionState.READY
+        assert session.state is ServerSessionState.READY
 
     def test_unknown_fields_are_passed_over(self) -> None:
         """A newer worker may say more."""
@@ -107,7 +107,7 @@ class TestFrames:
         assert [type(event) for event in events] == [SendFrames, CloseSocket]
         if code != "not_json":
             refused(events, code)
-        assert session.state is SessionState.CLOSED
+        assert session.state is ServerSessionState.CLOSED
         assert len(session.held) == 1
 
     def test_ping_is_answered_with_its_number(self) -> None:

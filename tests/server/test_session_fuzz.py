@@ -28,7 +28,7 @@ from taskqueue_core.protocol.server_events import (
     SendFrames,
     WorkerLeft,
 )
-from taskqueue_core.protocol.server_session import ServerSession, SessionState
+from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_core.tasks import Delivery, Task
 
 FRAMES = int(os.environ.get("TASKQUEUE_FUZZ_FRAMES", "10000"))
@@ -194,7 +194,7 @@ class Driver:
 
     def step(self) -> None:
         """One message, one act of the server, and all that must hold."""
-        if self.session.state is SessionState.CLOSED:
+        if self.session.state is ServerSessionState.CLOSED:
             self.check_silence()
             self.__init__(self.random.randrange(2**63))  # type: ignore[misc]
         events = self.session.feed(self.data())
@@ -262,11 +262,11 @@ class Driver:
 
     def act(self) -> None:
         """What the server may do at any time."""
-        if not self.greeted or self.session.state is SessionState.CLOSED:
+        if not self.greeted or self.session.state is ServerSessionState.CLOSED:
             return
         texts: list[str] = []
         act = self.random.random()
-        if act < 0.3 and self.session.state is SessionState.READY and self.session.credit:
+        if act < 0.3 and self.session.state is ServerSessionState.READY and self.session.credit:
             count = self.random.randrange(1, min(self.session.credit, 8) + 1)
             receipts = [f"r{self.issued + i}-{self.random.randrange(9)}" for i in range(count)]
             self.issued += count

@@ -329,14 +329,14 @@ import sys
 import asyncio
 import taskqueue_core
 from taskqueue_core.hooks import Hooks
-from taskqueue_core.instrumented import ObservedBackend
+from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.tasks import Task
 from taskqueue_worker import Worker
 from taskqueue_memory import MemoryBackend
 from taskqueue_core import telemetry
 
 async def main():
-    backend = ObservedBackend(MemoryBackend(), Hooks())
+    backend = InstrumentedBackend(MemoryBackend(), Hooks())
     await backend.publisher.publish(Task(key="k"))
     subscription = backend.subscribe(["k"], "w")
     received = await subscription.receive(1, 0)
@@ -357,7 +357,7 @@ print(any(name.startswith("opentelemetry.") for name in sys.modules))
         provider = telemetry._Provider()
         monkeypatch.setattr(telemetry, "_provider", provider)
         assert not telemetry.active()
-        monkeypatch.setattr(provider, "look", lambda _: pytest.fail("asked again at once"))
+        monkeypatch.setattr(provider, "refresh", lambda _: pytest.fail("asked again at once"))
         assert not telemetry.active()
         with telemetry.operation("receive") as observed, telemetry.processing([]):
             assert observed is None

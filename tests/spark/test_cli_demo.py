@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_cli.demo.journals import fresh, keeper_of
+from taskqueue_cli.demo.journals import find_journal_keeper, prepare_journal_file
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.journal.keep import lines_of
 from taskqueue_redis.journal.reader import JournalEntry
@@ -68,11 +68,11 @@ def test_a_step_is_a_line_per_transition() -> None:
 
 def test_keepers_are_found_by_the_word_of_the_backend(tmp_path: Path) -> None:
     """G10: a backend that keeps none is none; a place that cannot be written is told at once."""
-    keeper = keeper_of("taskqueue_memory:create_backend")
+    keeper = find_journal_keeper("taskqueue_memory:create_backend")
     assert keeper is not None
     assert keeper.variables(tmp_path) == {"TASKQUEUE_MEMORY_JOURNAL": str(tmp_path)}
-    assert keeper_of("redis") is not None
-    assert keeper_of("somebody_elses") is None
+    assert find_journal_keeper("redis") is not None
+    assert find_journal_keeper("somebody_elses") is None
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="cannot be written"):
-        fresh(tmp_path / "file/journal")
+        prepare_journal_file(tmp_path / "file/journal")

@@ -230,7 +230,7 @@ def test_replies_and_batches_have_a_size(store: Store, monkeypatch: pytest.Monke
         sizes.append(sum(sum(map(len, words)) for _, words in told[0]))
         return told
 
-    monkeypatch.setattr(RedisJournalReader, "_some", some)
+    monkeypatch.setattr(RedisJournalReader, "_next_batch", some)
     names = [f"{n:032x}" for n in range(1000)]
     store.write([(START, [f"t{n}"]) for n in range(1000)])
     store.write([(START, names)] * 100)

@@ -254,7 +254,7 @@ async def test_large_payloads(told: dict[str, str], monkeypatch: pytest.MonkeyPa
             sizes.append(sum(len(task.payload) for task in tasks))
             return await insist(self, tasks, wait)
 
-        monkeypatch.setattr(Feed, "_insist", insisted)
+        monkeypatch.setattr(Feed, "_retry_until_available", insisted)
         feeding = await feed(backend, options, large)
         assert feeding.counts[Published.ACCEPTED] == 10
         assert sum(sizes) == 2_000_000

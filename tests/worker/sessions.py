@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taskqueue_core.protocol.client_session import (
     ClientSession,
+    ClientSessionState,
     Event,
-    SessionState,
     Welcomed,
 )
 from taskqueue_core.protocol.frames import (
@@ -47,7 +47,7 @@ def ready(capacity: int = 3, **limits: int) -> ClientSession:
     (hello,) = sent(session)
     assert hello == Hello(worker_id="w1", keys=["a", "b"], credit=capacity, token="secret")
     assert get(session, welcome(**limits)) == [Welcomed("c1", 0, 0)]
-    assert session.state is SessionState.READY
+    assert session.state is ClientSessionState.READY
     assert session.lease == 9.0
     return session
 

@@ -156,7 +156,5 @@ def old_style(a: int = Field(gt=0)) -> None:
 @pytest.mark.parametrize("function", [positional, starred, unresolved, unsupported, old_style])
 def test_signatures_that_cannot_be_served_are_refused(function: Callable[..., Any]) -> None:
     """At registration, not at the first task."""
-    with pytest.raises(
-        ConfigurationError, match=f"^{function.__name__} cannot be a task's handler"
-    ):
+    with pytest.raises(ConfigurationError, match=f"^{function.__name__} cannot be a task handler"):
         Arguments(function)

@@ -219,12 +219,12 @@ def _right(_a: list[int]) -> None: ...
 @pytest.mark.parametrize(
     ("function", "size", "fault"),
     [
-        (_pair, 2, "one parameter, not to 2"),
-        (_contexts, 2, "one parameter, not to 0"),
-        (_single, 2, r"write list\[...\]"),
+        (_pair, 2, "one parameter for payloads, it has 2"),
+        (_contexts, 2, "one parameter for payloads, it has 0"),
+        (_single, 2, r"as list\[...\]"),
         (_spread, 2, "by name"),
-        (_right, 0, "1 to 1000 tasks"),
-        (_right, 1001, "1 to 1000 tasks"),
+        (_right, 0, "from 1 to 1000"),
+        (_right, 1001, "from 1 to 1000"),
     ],
 )
 def test_registrations_that_are_refused(

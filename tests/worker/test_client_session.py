@@ -10,11 +10,11 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.client_outcomes import _ENVELOPE, _PER_RECEIPT, frames_of
 from taskqueue_core.protocol.client_session import (
     ClientSession,
+    ClientSessionState,
     Complained,
     Delivered,
     Draining,
     Revoked,
-    SessionState,
     StoreChanged,
     Welcomed,
 )
@@ -253,7 +253,7 @@ def test_bye_comes_last_and_closes() -> None:
     session.finish("r1", Success())
     session.bye()
     assert sent(session) == [AckFrame(receipts=["r1"]), Bye()]
-    assert session.state is SessionState.CLOSED
+    assert session.state is ClientSessionState.CLOSED
     assert sent(session) == []
     session.disconnected()
     with pytest.raises(ProtocolViolation, match="closed"):

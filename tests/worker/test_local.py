@@ -181,8 +181,8 @@ async def test_progress_that_nobody_can_be_told_is_not_kept() -> None:
         await until(lambda: runs == 50)
         await asyncio.sleep(0.01)
         assert isinstance(worker._current_run, WorkerRun)
-        assert isinstance(worker._current_run._link, LocalTaskSource)
-        assert not worker._current_run._link._progress
+        assert isinstance(worker._current_run._source, LocalTaskSource)
+        assert not worker._current_run._source._progress
 
 
 @pytest.mark.fast_clock
@@ -280,9 +280,9 @@ async def test_the_handlers_of_another_worker() -> None:
     worker.configure(backend=backend)
     async with serving(worker):
         await asyncio.wait_for(done.wait(), 30)
-        with pytest.raises(ConfigurationError, match="serving already"):
+        with pytest.raises(ConfigurationError, match="already running"):
             worker.configure(concurrency=2)
-        with pytest.raises(ConfigurationError, match="serving already"):
+        with pytest.raises(ConfigurationError, match="already running"):
             await worker.serve()
         await ledger_when(backend, lambda ledger: ledger.done == 1)
     assert (await backend.health()).ok

@@ -127,7 +127,7 @@ async def test_outages_only_delay(caplog: pytest.LogCaptureFixture) -> None:
         await ledger_when(backend, lambda ledger: ledger.done == 20)
         assert not ended.done()
     assert sorted(runs) == list(range(20))
-    assert "the store is out of reach" in caplog.text
+    assert "store unavailable" in caplog.text
 
 
 async def test_stopping_does_not_wait_for_a_store_that_is_gone(

@@ -9,7 +9,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 from taskqueue_worker import Context, Reject, Retry
-from taskqueue_worker.outcomes import of_error, of_value
+from taskqueue_worker.outcomes import outcome_of_error, outcome_of_value
 from tests.worker.fake import work
 
 
@@ -45,13 +45,16 @@ class Rude(Exception):
                 "a value that JSON can express: no NaN, no bytes, text as keys, no cycles",
             ),
         ),
-        ("x" * 9, Rejected("invalid_result", "11 bytes of JSON returned, 10 are allowed")),
+        (
+            "x" * 9,
+            Rejected("invalid_result", "the handler returned 11 bytes of JSON; the limit is 10"),
+        ),
     ],
 )
 def test_values(value: object, expected: Outcome) -> None:
     """REV-E1: a returned value is one outcome, whatever it is."""
     limit = 10 if value == "x" * 9 else LIMITS.result
-    assert of_value(value, limit) == expected
+    assert outcome_of_value(value, limit) == expected
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ def test_values(value: object, expected: Outcome) -> None:
 )
 def test_errors(error: Exception, expected: Outcome) -> None:
     """Fault A11: the text of an error always fits into a frame."""
-    assert of_error(error) == expected
+    assert outcome_of_error(error) == expected
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 366 * 86_400, True])

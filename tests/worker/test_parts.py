@@ -14,7 +14,7 @@ import pytest
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.server_address import SOCKET_PATH, Address
 from taskqueue_worker import Worker
-from taskqueue_worker.base import _unique_id
+from taskqueue_worker.base import _make_worker_id
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.server_link import Backoff
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
@@ -146,7 +146,7 @@ async def _async_generator() -> Any:
     [
         (lambda r: r.add("no spaces", print), "not a task key"),
         (lambda r: r.add("", lambda: 1), "not a task key"),
-        (lambda r: (r.add("a", lambda: 1), r.add("a", lambda: 2)), "has a handler already"),
+        (lambda r: (r.add("a", lambda: 1), r.add("a", lambda: 2)), "already has a handler"),
         (lambda r: r.add("a", lambda: 1, 0), "timeout"),
         (lambda r: r.add("a", lambda: 1, float("nan")), "timeout"),
         (lambda r: r.add("a", _generator), "generator"),
@@ -234,6 +234,6 @@ async def test_a_worker_without_handlers_does_not_start() -> None:
 
 def test_worker_ids_are_unique_per_start() -> None:
     """Fault A12: also on hosts that share a name and a process id."""
-    ids = {_unique_id() for _ in range(100)}
+    ids = {_make_worker_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{1,199}", one) for one in ids)

@@ -115,7 +115,7 @@ async def test_a_failing_worker_rests_and_recovers(
             handed_back += (await peer.next(RedeliverFrame)).receipts
         assert handed_back == [task.receipt for task in tasks[3:]]
         healthy.set()
-        await until(lambda: "trying one task" in caplog.messages)
+        await until(lambda: "quarantine: trying one task" in caplog.messages)
         await peer.deliver(probe := work())
         assert (await peer.next(AckFrame)).receipts == [probe.receipt]
         credit = 0

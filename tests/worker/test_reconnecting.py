@@ -147,7 +147,7 @@ async def test_tasks_finish_while_the_server_is_away(
         assert sorted(done) == sorted(task.receipt for task in tasks)
     states = [r.getMessage() for r in caplog.records if "server" in r.getMessage()]
     assert len(states) == 1, states
-    assert states[0].startswith("lost the server")
+    assert states[0].startswith("lost the connection to the server")
 
 
 async def test_a_worker_may_start_before_its_server(
@@ -280,4 +280,4 @@ async def test_a_store_out_of_reach_is_no_reason_to_leave(
         assert (await peer.next(AckFrame)).receipts == [task.receipt]
         assert peer.count(RedeliverFrame) == 0
     told = [r.getMessage() for r in caplog.records if "store" in r.getMessage()]
-    assert told == ["the server's store is out of reach: down", "the server's store is back"]
+    assert told == ["store of the server unavailable: down", "store of the server available again"]

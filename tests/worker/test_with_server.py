@@ -54,14 +54,14 @@ async def ended(queue: Queue, count: int) -> Ledger:
 
 def break_connection(worker: Worker) -> None:
     """Break the worker's connection from its own side, as the network would, when it has something to send."""
-    link = worker._current_run and worker._current_run._link
+    link = worker._current_run and worker._current_run._source
     if isinstance(link, ServerLink):
 
         def cut() -> None:
             if link._connection:
                 link._connection.abort()
                 link._session.ping()
-                link._connection.poke()
+                link._connection.wake_writer()
 
         with contextlib.suppress(RuntimeError):
             link._loop.call_soon_threadsafe(cut)

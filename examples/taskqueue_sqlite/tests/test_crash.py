@@ -119,7 +119,7 @@ async def crash(folder: Path) -> None:
     backend = open_backend(folder)
     await backend.publisher.publish(Task(key="k"), Task(key="k"))
     await backend.subscribe(["k"], "worker").receive(2, 0)
-    backend._books.store.close()  # hands nothing back
+    backend._transitions.store.close()  # hands nothing back
 
 
 async def test_opened_late(tmp_path: Path) -> None:

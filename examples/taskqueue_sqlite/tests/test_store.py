@@ -19,7 +19,7 @@ from taskqueue_sqlite import SQLiteBackend
 
 def connection_of(backend: SQLiteBackend) -> sqlite3.Connection:
     """Return the connection of a backend that has been used."""
-    connection: sqlite3.Connection = backend._books.store._database  # type: ignore[attr-defined]
+    connection: sqlite3.Connection = backend._transitions.store._database  # type: ignore[attr-defined]
     return connection
 
 

@@ -32,9 +32,9 @@ from taskqueue_core.tasks import DEFAULT_PRIORITY, Published, Task, new_id
 
 __all__ = ["publish_file"]
 
-_LONGEST = LIMITS.payload + LIMITS.header_bytes + 16 * 1024
+_MAX_LINE_BYTES = LIMITS.payload + LIMITS.header_bytes + 16 * 1024
 _BATCH = 500
-_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 _decoder = msgspec.json.Decoder(_Line)
 
 
-class _Sum:
+class _BatchResult:
     """What became of the lines."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class _Sum:
 
     def count(self, line: int, status: str, detail: str | None) -> None:
         self.statuses[status] += 1
-        if detail is not None and len(self.faults) < _SHOWN:
+        if detail is not None and len(self.faults) < _MAX_SHOWN:
             self.faults.append({"line": line, "status": status, "detail": detail})
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def publish_file(
 
     For room it waits up to ``wait`` seconds in all.
     """
-    done = _Sum()
+    result = _BatchResult()
     end = time.monotonic() + wait
     try:
         with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
@@ -93,14 +93,14 @@ def publish_file(
             with _progress(quiet=as_json) as progress:
                 bar = progress.add_task("publishing", total=size)
                 advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - one line
-                asyncio.run(_publish(file, key, server, done, advance, end=end))
+                asyncio.run(_publish(file, key, server, result, advance, end=end))
     except OSError as error:
         raise InvalidInput("batch", error.strerror or "an error", "a readable file") from None
     if as_json:
-        print_json(done.to_dict())
+        print_json(result.to_dict())
     else:
-        _print(done)
-    if not done.stored:
+        _print(result)
+    if not result.stored:
         raise typer.Exit(FAILED)
 
 
@@ -108,7 +108,7 @@ async def _publish(
     file: BinaryIO,
     key: str | None,
     server: str | None,
-    done: _Sum,
+    result: _BatchResult,
     advance: Callable[[int], None],
     *,
     end: float,
@@ -122,32 +122,36 @@ async def _publish(
             read += len(line)
             if not line.strip():
                 continue
-            done.lines += 1
+            result.lines += 1
             try:
                 pending.append((number, _task(line, key, backend.now())))
             except InvalidInput as error:
-                done.count(number, "invalid", str(error))
+                result.count(number, "invalid", str(error))
             if len(pending) >= _BATCH:
-                await _send(queue, pending, end, done)
+                await _send(queue, pending, end, result)
                 advance(read)
-        await _send(queue, pending, end, done)
+        await _send(queue, pending, end, result)
         advance(read)
 
 
-async def _send(queue: Queue, pending: list[tuple[int, Task]], end: float, done: _Sum) -> None:
+async def _send(
+    queue: Queue, pending: list[tuple[int, Task]], end: float, result: _BatchResult
+) -> None:
     wait = max(0.0, end - time.monotonic())
     confirmations = await queue.publish_many((task for _, task in pending), wait=wait)
     for (number, _), confirmation in zip(pending, confirmations, strict=True):
-        why = confirmation.reason or confirmation.status.value
-        done.count(number, confirmation.status.value, None if confirmation.stored else why)
+        reason = confirmation.reason or confirmation.status.value
+        result.count(number, confirmation.status.value, None if confirmation.stored else reason)
     pending.clear()
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    while line := file.readline(_LONGEST):
+    while line := file.readline(_MAX_LINE_BYTES):
         yield line
-        while not line.endswith(b"\n") and len(line) == _LONGEST:
-            line = file.readline(_LONGEST)  # the rest of a line that is invalid for its length
+        while not line.endswith(b"\n") and len(line) == _MAX_LINE_BYTES:
+            line = file.readline(
+                _MAX_LINE_BYTES
+            )  # the rest of a line that is invalid for its length
 
 
 def _task(line: bytes, key: str | None, now: float) -> Task:
@@ -182,19 +186,19 @@ def _progress(*, quiet: bool) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not shown)
 
 
-def _print(done: _Sum) -> None:
-    fields = done.to_dict()
+def _print(result: _BatchResult) -> None:
+    fields = result.to_dict()
     counts = (
         f"{fields[name]:,} {name}"
         for name in fields
         if name not in {"lines", "faults"} and fields[name]
     )
-    mark = "[green]✔[/]" if done.stored else "[red]✘[/]"
-    console.print(f"{mark} {done.lines:,} lines: {', '.join(counts) or 'nothing to publish'}")
-    for fault in done.faults:
+    mark = "[green]✔[/]" if result.stored else "[red]✘[/]"
+    console.print(f"{mark} {result.lines:,} lines: {', '.join(counts) or 'nothing to publish'}")
+    for fault in result.faults:
         note(f"line {fault['line']}: {fault['status']}: {fault['detail']}", "red")
-    hidden = sum(done.statuses[name] for name in ("invalid", "refused", "conflict")) - len(
-        done.faults
+    hidden = sum(result.statuses[name] for name in ("invalid", "refused", "conflict")) - len(
+        result.faults
     )
     if hidden > 0:
         note(f"and {hidden:,} more", "red")

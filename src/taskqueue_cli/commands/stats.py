@@ -11,8 +11,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from taskqueue_cli.backends import REACH, ServerUrl, opened
-from taskqueue_cli.limits import limits_of
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
+from taskqueue_cli.limits import describe_limits
 from taskqueue_cli.output import FAILED, AsJson, console, print_json
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
@@ -20,7 +20,7 @@ from taskqueue_core.tasks import Ledger, QueueStats
 
 __all__ = ["add_to", "check_known", "count"]
 
-_SHOWN = 10
+_MAX_SHOWN = 10
 """names of queues in an error"""
 _LEDGER = Ledger.__struct_fields__
 _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
@@ -29,9 +29,9 @@ _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    text = "Show queues with their ledgers, all of them or some."
+    text = "Show the ledgers of all queues, or of the given ones."
     after = "Exits with 1 if a ledger does not balance."
-    app.command(name="stats", help=f"{text}\n\n{REACH} {after}", short_help=text)(show)
+    app.command(name="stats", help=f"{text}\n\n{BACKEND_HELP} {after}", short_help=text)(show)
 
 
 def show(
@@ -41,17 +41,17 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Exit with 1 if a ledger does not balance."""
-    matches, now = asyncio.run(_read(keys or [], server))
+    queues, now = asyncio.run(_read(keys or [], server))
     if as_json:
-        print_json([_as_dict(stats, settings) for stats, settings in matches])
-    elif matches:
-        _print([stats for stats, _ in matches], now)
-        for stats, settings in matches:
-            if limits := limits_of(settings):
+        print_json([_as_dict(stats, settings) for stats, settings in queues])
+    elif queues:
+        _print([stats for stats, _ in queues], now)
+        for stats, settings in queues:
+            if limits := describe_limits(settings):
                 console.print(f"[bold]{stats.key}[/]: {', '.join(limits)}")
     else:
         console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
-    if not all(stats.ledger.balanced for stats, _ in matches):
+    if not all(stats.ledger.balanced for stats, _ in queues):
         raise typer.Exit(FAILED)
 
 
@@ -59,8 +59,8 @@ def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
     """Raise `UnknownKey` for a queue that nobody has used: most likely it is mistyped."""
     for key in keys:
         if key not in known:
-            shown = ", ".join(known[:_SHOWN]) or "none yet"
-            raise UnknownKey("KEY", "a queue that nobody has used", f"a known one: {shown}")
+            shown = ", ".join(known[:_MAX_SHOWN]) or "none yet"
+            raise UnknownKey("KEY", "an unknown queue", f"an existing queue: {shown}")
 
 
 async def _read(
@@ -70,8 +70,8 @@ async def _read(
         control = control_of(backend)
         known = await control.queues()
         check_known(keys, known)
-        matches = [(await control.stats(key), await control.settings(key)) for key in keys or known]
-        return matches, backend.now()
+        results = [(await control.stats(key), await control.settings(key)) for key in keys or known]
+        return results, backend.now()
 
 
 def _as_dict(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
@@ -82,17 +82,17 @@ def _as_dict(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
     return fields | {"flow": {name: values[name] for name in names}}
 
 
-def _print(matches: list[QueueStats], now: float) -> None:
-    total = sum((stats.ledger for stats in matches), Ledger())
+def _print(queues: list[QueueStats], now: float) -> None:
+    total = sum((stats.ledger for stats in queues), Ledger())
     shown = [name for name in _LEDGER if name in _ALWAYS or getattr(total, name)]
     ledgers = _table(*(name.replace("_", " ") for name in shown), "balanced")
-    for stats in matches:
+    for stats in queues:
         ledgers.add_row(stats.key, *_cells(stats.ledger, shown))
-    if len(matches) > 1:
+    if len(queues) > 1:
         ledgers.add_section()
         ledgers.add_row("all", *_cells(total, shown), style="bold")
     flow = _table(*_FLOW, "oldest")
-    for stats in matches:
+    for stats in queues:
         oldest = stats.oldest_waiting
         age = "[dim]-" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
         flow.add_row(stats.key, *(count(getattr(stats, name)) for name in _FLOW), age)
@@ -100,7 +100,7 @@ def _print(matches: list[QueueStats], now: float) -> None:
     console.print(flow)
     hidden = [name for name in _LEDGER if name not in shown]
     if hidden:
-        console.print(f"[dim]None anywhere: {', '.join(hidden)}.")
+        console.print(f"[dim]Zero in all queues: {', '.join(hidden)}.")
 
 
 def _table(*columns: str) -> Table:

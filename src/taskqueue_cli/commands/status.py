@@ -11,7 +11,7 @@ from msgspec import Raw
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.backends import REACH, ServerUrl, opened
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
 from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import TaskQueueError
@@ -38,28 +38,30 @@ class NoResult(TaskQueueError):
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     for command, text in (
-        (status, "Show what is known of one task."),
+        (status, "Show the status of one task."),
         (result, "Print the result of one task, as JSON."),
     ):
-        app.command(help=f"{text}\n\n{REACH}", short_help=text)(command)
+        app.command(help=f"{text}\n\n{BACKEND_HELP}", short_help=text)(command)
 
 
 def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Exit with 1 if nothing is known of the task."""
-    match, _ = asyncio.run(_read(key, task_id, server))
-    if match is None:
-        raise NoTask(f"nothing is known of task {task_id!r} in queue {key!r}")
+    task_status, _ = asyncio.run(_read(key, task_id, server))
+    if task_status is None:
+        raise NoTask(
+            f"task {task_id!r} not found in queue {key!r}: unknown id, or its record has expired"
+        )
     if as_json:
-        print_json(match)
+        print_json(task_status)
         return
     table = Table.grid(padding=(0, 2))
     rows = {
-        "state": match.state.value.replace("_", " "),
-        "attempt": str(match.attempt),
-        "losses": str(match.losses),
-        "since": format_time(match.updated_at),
-        "progress": "" if match.progress is None else str(match.progress),
-        "error": match.error or "",
+        "state": task_status.state.value.replace("_", " "),
+        "attempt": str(task_status.attempt),
+        "losses": str(task_status.losses),
+        "since": format_time(task_status.updated_at),
+        "progress": "" if task_status.progress is None else str(task_status.progress),
+        "error": task_status.error or "",
     }
     for name, value in rows.items():
         if value:
@@ -69,9 +71,13 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
 
 def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Exit with 1 if there is none."""
-    match, text = asyncio.run(_read(key, task_id, server))
+    task_status, text = asyncio.run(_read(key, task_id, server))
     if text is None:
-        why = "nothing is known of the task" if match is None else f"it is {match.state.value}"
+        why = (
+            "the task was not found"
+            if task_status is None
+            else f"its state is {task_status.state.value}"
+        )
         raise NoResult(f"task {task_id!r} in queue {key!r} has no result: {why}")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
 
@@ -82,8 +88,8 @@ async def _read(
     async with opened(server) as backend:
         control = control_of(backend)
         (text,) = await control.results(key, task_id)
-        (statuses,) = await control.statuses(key, task_id)
-        return statuses, text
+        (task_status,) = await control.statuses(key, task_id)
+        return task_status, text
 
 
 def format_time(at: float) -> str:

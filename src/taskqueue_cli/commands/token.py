@@ -23,18 +23,27 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-_SPAN = re.compile(r"([0-9]{1,6})([smhd])")
+_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="Name of the client that uses the token.", show_default=False
+    ),
+]
 File = Annotated[
     Path | None,
-    typer.Option("--file", help="The tokens file. TASKQUEUE_TOKENS_FILE.", show_default=False),
+    typer.Option(
+        "--file",
+        help="Path of the tokens file. Default: TASKQUEUE_TOKENS_FILE.",
+        show_default=False,
+    ),
 ]
 
-_TEXT = "Make tokens that a server knows, list and revoke them."
+_TEXT = "Create, list and revoke access tokens of a server."
 token = typer.Typer(
-    help=f"{_TEXT}\n\nThe file holds hashes. A server looks at it every two seconds, so no restart is needed.",
+    help=f"{_TEXT}\n\nThe tokens file contains only hashes. A server reads changes within two seconds.",
     short_help=_TEXT,
     no_args_is_help=True,
 )
@@ -52,46 +61,51 @@ def new(
     verbs: Annotated[
         str,
         typer.Option(
-            help="What it is for: publish, consume, admin, by commas.", show_default=False
+            help="Allowed actions, separated by commas: publish, consume, admin.",
+            show_default=False,
         ),
     ],
     keys: Annotated[
         str,
         typer.Option(
-            help="With which queues, by commas: a key, 'mail-*' for a beginning, '*' for all.",
+            help="Allowed queues, separated by commas: a key, 'mail-*' for a prefix, '*' for all.",
             show_default=False,
         ),
     ],
     expires: Annotated[
         str | None,
-        typer.Option(help="In 90d, 12h, 30m, or when: 2027-01-31.", show_default=False),
+        typer.Option(
+            help="Expiry: a duration such as 90d, 12h or 30m, or a date such as 2027-01-31.",
+            show_default=False,
+        ),
     ] = None,
     rate: Annotated[
         float | None,
         typer.Option(
-            help="How many requests and published tasks a second, at each server process.",
+            help="Maximum number of requests and published tasks per second, for each server process.",
             show_default=False,
         ),
     ] = None,
     burst: Annotated[
         float | None,
         typer.Option(
-            help="How many of them at once after a pause. As many as in a second, unless given.",
+            help="Maximum number of them at once after a pause. Default: the number per second.",
             show_default=False,
         ),
     ] = None,
     connections: Annotated[
         int | None,
         typer.Option(
-            help="How many sockets at a time, at each server process.", show_default=False
+            help="Maximum number of open sockets, for each server process.", show_default=False
         ),
     ] = None,
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it, this once; the file gets its hash.
+    """Create a token and print it once; the file stores only its hash.
 
-    A name may have several: make the new one, give it to all, then revoke the old one with --keep-newest.
+    A name can have several tokens. To replace a token, create a new one, distribute it, then revoke the old one with
+    --keep-newest.
     """
     from taskqueue_server.auth.tokens import (  # noqa: PLC0415 - as in `serve`
         VERBS,
@@ -124,37 +138,37 @@ def new(
         return
     until = "" if entry.expires_at is None else f", until {format_time(entry.expires_at)}"
     bounds = "".join(f", {limit}" for limit in _limits(entry))
-    what = f"{' and '.join(sorted(entry.verbs))} with {', '.join(entry.keys)}{bounds}{until}"
-    note(f"{name} ({entry.short}) may {what}. This is the token; it is not shown again:", "dim")
+    what = f"{' and '.join(sorted(entry.verbs))} on {', '.join(entry.keys)}{bounds}{until}"
+    note(f"{name} ({entry.short}) may {what}. The token is not shown again:", "dim")
     typer.echo(secret)
     if file is not None and load_settings(Settings).tokens_file is None:
-        note(f"The server needs TASKQUEUE_TOKENS_FILE={path}", "dim")
+        note(f"Start the server with TASKQUEUE_TOKENS_FILE={path}", "dim")
 
 
 @token.command(name="list")
 def listing(*, file: File = None, as_json: AsJson = False) -> None:
-    """List the tokens of a file: whose, for what, until when."""
+    """List the tokens of a file with their permissions, limits and expiry."""
     from taskqueue_server.auth.tokens_file import entries  # noqa: PLC0415 - as in `serve`
 
-    matches = entries(path := _path(file))
+    tokens = entries(path := _path(file))
     if as_json:
-        print_json([_as_dict(entry) for entry in matches])
+        print_json([_as_dict(entry) for entry in tokens])
         return
-    if not matches:
-        console.print(f"No tokens in {path}: nobody gets in.", markup=False)
+    if not tokens:
+        console.print(f"No tokens in {path}: the server rejects every client.", markup=False)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", style="bold", overflow="fold")
     for title in ("id", "verbs", "keys", "limits", "expires"):
         table.add_column(title, overflow="fold")
-    for entry in matches:
+    for entry in tokens:
         table.add_row(
             entry.name,
             entry.short,
             " ".join(sorted(entry.verbs)),
             " ".join(entry.keys),
             ", ".join(_limits(entry)),
-            _when(entry),
+            _format_expiry(entry),
         )
     console.print(table)
 
@@ -163,41 +177,44 @@ def listing(*, file: File = None, as_json: AsJson = False) -> None:
 def revoke(
     name: Name,
     *,
-    which: Annotated[
-        str | None, typer.Option("--id", help="Only this one of the name.", show_default=False)
+    token_id: Annotated[
+        str | None,
+        typer.Option("--id", help="Revoke only the token with this id.", show_default=False),
     ] = None,
     keep_newest: Annotated[
-        bool, typer.Option("--keep-newest", help="All of the name but the last one made.")
+        bool, typer.Option("--keep-newest", help="Revoke all tokens of the name except the newest.")
     ] = False,
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke all tokens of a name, or some of them. Connections that showed them end within ten seconds."""
+    """Revoke all tokens of a name, or some of them. Connections that use them are closed within ten seconds."""
     from taskqueue_server.auth.tokens_file import entries, remove  # noqa: PLC0415 - as in `serve`
 
     path = _path(file)
 
     def of_name(entry: TokenEntry) -> bool:
-        return entry.name == name and which in {None, entry.short}
+        return entry.name == name and token_id in {None, entry.short}
 
     known = [entry for entry in entries(path) if of_name(entry)]
     if not known:
         names = sorted({entry.name for entry in entries(path)})
         allowed = ", ".join(names[:20]) or "none: there are no tokens"
-        raise InvalidInput("name", "a token that is not there", allowed)
-    spared = known[-1] if keep_newest else None
-    gone = remove(path, lambda entry: of_name(entry) and entry != spared)
+        raise InvalidInput("name", "a name or id without a token", allowed)
+    newest = known[-1] if keep_newest else None
+    revoked = remove(path, lambda entry: of_name(entry) and entry != newest)
     if as_json:
-        print_json({"revoked": [_as_dict(entry) for entry in gone], "file": str(path)})
+        print_json({"revoked": [_as_dict(entry) for entry in revoked], "file": str(path)})
     else:
-        ids = ", ".join(entry.short for entry in gone)
-        console.print(f"Revoked {len(gone)} of [bold]{name}[/]" + (f" ({ids})." if ids else "."))
+        ids = ", ".join(entry.short for entry in revoked)
+        console.print(f"Revoked {len(revoked)} of [bold]{name}[/]" + (f" ({ids})." if ids else "."))
 
 
 def _path(given: Path | None) -> Path:
     path = given or load_settings(Settings).tokens_file
     if path is None:
-        raise ConfigurationError("which file? Say --file, or set TASKQUEUE_TOKENS_FILE")
+        raise ConfigurationError(
+            "the tokens file is not known: give --file, or set TASKQUEUE_TOKENS_FILE"
+        )
     return path
 
 
@@ -210,8 +227,8 @@ def _expiry(text: str | None) -> float | None:
 
     if text is None:
         return None
-    allowed = "a span such as 90d, 12h or 30m, or a time to come, such as 2027-01-31"
-    if match := _SPAN.fullmatch(text):
+    allowed = "a duration such as 90d, 12h or 30m, or a future date such as 2027-01-31"
+    if match := _DURATION.fullmatch(text):
         return time.time() + int(match[1]) * _SECONDS[match[2]]
     try:
         at = seconds_of(float(text) if text.replace(".", "", 1).isdecimal() else text)
@@ -223,16 +240,16 @@ def _expiry(text: str | None) -> float | None:
 
 
 def _limits(entry: TokenEntry) -> list[str]:
-    results = []
+    texts = []
     if entry.rate is not None:
-        at_once = "" if entry.burst is None else f" and {entry.burst:g} at once"
-        results.append(f"{entry.rate:g} a second{at_once}")
+        burst = "" if entry.burst is None else f" (burst {entry.burst:g})"
+        texts.append(f"{entry.rate:g} per second{burst}")
     if entry.connections is not None:
-        results.append(f"{entry.connections} socket{'' if entry.connections == 1 else 's'}")
-    return results
+        texts.append(f"{entry.connections} socket{'' if entry.connections == 1 else 's'}")
+    return texts
 
 
-def _when(entry: TokenEntry) -> Text:
+def _format_expiry(entry: TokenEntry) -> Text:
     if entry.expires_at is None:
         return Text("never", "dim")
     return Text(format_time(entry.expires_at), "" if entry.lives(time.time()) else "red")

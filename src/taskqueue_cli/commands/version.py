@@ -39,7 +39,7 @@ def options(
 
 
 def show(*, as_json: AsJson = False) -> None:
-    """Show the version, Python's, and the installed backends."""
+    """Show the version, the Python version and the installed backends."""
     try:
         own = version_of(_DISTRIBUTION)
     except PackageNotFoundError:

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from taskqueue_cli.output import AsJson, LogLevel, console, paragraphs, print_json, set_up
+from taskqueue_cli.output import (
+    AsJson,
+    LogLevel,
+    configure_logging,
+    console,
+    paragraphs,
+    print_json,
+)
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
@@ -22,47 +29,59 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:ATTR", help="Where the Worker is.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="MODULE:ATTR",
+            help="Worker to run, for example package.module:worker.",
+            show_default=False,
+        ),
     ],
     *,
     url: Annotated[
-        str | None, typer.Option(help="The server. TASKQUEUE_SERVER_URL.", show_default=False)
+        str | None,
+        typer.Option(help="URL of the server. Default: TASKQUEUE_SERVER_URL.", show_default=False),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, help="How many handlers run at once.", show_default=False),
+        typer.Option(
+            min=1, help="Maximum number of tasks that run at the same time.", show_default=False
+        ),
     ] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="Work on the store itself, without a server.")
+        bool, typer.Option("--local", help="Connect directly to the store, without a server.")
     ] = False,
     backend: Annotated[
         str | None,
         typer.Option(
-            metavar="WORD",
-            help="The store of a local worker: a name, a module path or module:attr. TASKQUEUE_BACKEND.",
+            metavar="BACKEND",
+            help="Backend of a local worker: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
             show_default=False,
         ),
     ] = None,
     worker_id: Annotated[
-        str | None, typer.Option(help="A name of its own.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Worker id. Default: host name, process id and a random suffix.",
+            show_default=False,
+        ),
     ] = None,
     log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
-    """Run a worker until Ctrl-C or SIGTERM; a second one hands back at once what still runs.
+    """Run a worker until Ctrl-C or SIGTERM; a second signal releases the running tasks at once.
 
-    With --local or --backend it works on the store itself, without a server; so does a LocalWorker in any case.
+    With --local or --backend the worker connects directly to the store, without a server. A LocalWorker always does.
 
-    Exits with 3 if its handlers only fail, and with 4 if the server will not have it.
+    Exits with 3 if its handlers only fail, and with 4 if the server refuses the worker.
     """
-    set_up(log_level, load_settings(Settings).log_format)
+    configure_logging(log_level, load_settings(Settings).log_format)
     worker = _configured(load_worker(target), url, local, backend)
     worker.configure(worker_id=worker_id, concurrency=concurrency)
     if as_json:
         print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
     else:
         console.print(
-            f"[green]●[/] working for [bold]{', '.join(worker.keys)}[/]  [dim]Ctrl-C ends it"
+            f"[green]●[/] worker running for [bold]{', '.join(worker.keys)}[/]  [dim]Ctrl-C stops it"
         )
     worker.run()
 
@@ -79,7 +98,9 @@ def _configured(
             return worker
         worker = LocalWorker.of(worker)
     if url is not None:
-        raise ConfigurationError("a local worker has no server: leave out --url")
+        raise ConfigurationError(
+            "--url cannot be used with a local worker, which connects directly to the store: remove --url"
+        )
     if isinstance(worker, LocalWorker):
         worker.configure(backend=backend)
     return worker

@@ -33,7 +33,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 async def compare(control: Control, plan: DemoPlan, advance: Callable[[int], None]) -> Comparison:
     """Compute every result again, here, and compare."""
-    matches: list[str] = []
+    verdicts: list[str] = []
     mismatches: list[str] = []
     loop = asyncio.get_running_loop()
     threads = min(_THREADS, os.cpu_count() or 1)
@@ -43,30 +43,30 @@ async def compare(control: Control, plan: DemoPlan, advance: Callable[[int], Non
                 files = plan.files[start : start + _CHUNK]
                 ids = [plan.task_id(index) for index in range(start, start + len(files))]
                 results = await control.results(plan.key, *ids)
-                matches += await asyncio.gather(
+                verdicts += await asyncio.gather(
                     *(
-                        loop.run_in_executor(pool, _verdict, file, result)
+                        loop.run_in_executor(pool, _compare_file, file, result)
                         for file, result in zip(files, results, strict=True)
                     )
                 )
-                advance(len(matches))
+                advance(len(verdicts))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     mismatches = [
         file.path
-        for file, verdict in zip(plan.files, matches, strict=True)
+        for file, verdict in zip(plan.files, verdicts, strict=True)
         if verdict == "mismatch"
     ]
     return Comparison(
-        compared=len(matches),
+        compared=len(verdicts),
         mismatches=tuple(mismatches),
-        changed=matches.count("changed"),
-        unreadable=matches.count("unreadable"),
+        changed=verdicts.count("changed"),
+        unreadable=verdicts.count("unreadable"),
     )
 
 
-def _verdict(file: File, result: bytes | None) -> str:
+def _compare_file(file: File, result: bytes | None) -> str:
     expected = measure(file.path)
     if result is not None and msgspec.json.decode(result) == expected:
         return "unreadable" if "error" in expected else "equal"

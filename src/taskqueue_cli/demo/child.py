@@ -10,7 +10,7 @@ import threading
 _STDIN = 0
 
 
-def _watch() -> None:
+def _wait_for_parent() -> None:
     # Nobody writes: the read ends when the parent's end of the pipe is closed, by a SIGKILL too.
     while os.read(_STDIN, 1):
         pass
@@ -18,5 +18,5 @@ def _watch() -> None:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_watch, name="parent", daemon=True).start()
+    threading.Thread(target=_wait_for_parent, name="parent", daemon=True).start()
     runpy.run_module("taskqueue_cli", run_name="__main__", alter_sys=True)

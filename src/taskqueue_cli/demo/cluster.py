@@ -20,9 +20,9 @@ from taskqueue_remote import RemoteBackend
 __all__ = ["Cluster", "DemoFailed"]
 
 _TARGET = "taskqueue_cli.demo.job:worker"
-_PATIENCE = 30.0
-_TICK = 0.05
-_STEADY = 3
+_START_TIMEOUT = 30.0
+_POLL_SECONDS = 0.05
+_STABLE_POLLS = 3
 
 
 class DemoFailed(TaskQueueError):
@@ -64,10 +64,10 @@ class Cluster:
         """
         if name == "server":
             raise ConfigurationError(
-                "the demo starts a server of its own, which needs a store: choose another --backend"
+                "the demo starts its own server and cannot use another: set --backend to a store, for example redis"
             )
         self._key = key
-        self._word = name
+        self._backend_name = name
         self._embedded = embedded
         self._children = Children()
         self._env = os.environ | {KEY_VARIABLE: key}
@@ -83,15 +83,24 @@ class Cluster:
 
     async def start_server(self) -> Child:
         """Start the server and wait until it listens. Raises `DemoFailed`."""
-        names: tuple[str, ...]
-        names = ("serve", "--host", "127.0.0.1", "--port", "0", "--backend", self._word, "--json")
+        args: tuple[str, ...]
+        args = (
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--backend",
+            self._backend_name,
+            "--json",
+        )
         if self._embedded:
-            names += ("--embedded-redis", str(self._children.folder / "store"))
+            args += ("--embedded-redis", str(self._children.folder / "store"))
         env = self._env | self._variables
-        server = await self._children.start("server", *names, env=env, piped=True)
+        server = await self._children.start("server", *args, env=env, piped=True)
         ready = msgspec.json.Decoder(_Ready)
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_START_TIMEOUT):
                 decoded = ready.decode(await server.first_line())
         except (TimeoutError, msgspec.MsgspecError):
             raise self._failure("the server did not start", server) from None
@@ -107,13 +116,13 @@ class Cluster:
         """Start one more worker and wait until it is connected. Raises `DemoFailed`."""
         self._started += 1
         name = f"worker-{self._started}"
-        names = ("worker", _TARGET, "--url", self.url, "--worker-id", f"{self._key}.{name}")
-        child = await self._children.start(name, *names, env=self._env)
+        args = ("worker", _TARGET, "--url", self.url, "--worker-id", f"{self._key}.{name}")
+        child = await self._children.start(name, *args, env=self._env)
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_START_TIMEOUT):
                 while name not in await self.held():
                     self.check()
-                    await asyncio.sleep(_TICK)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             raise self._failure(f"{name} did not connect", child) from None
         self._workers[name] = child
@@ -128,21 +137,23 @@ class Cluster:
             if worker.worker_id.startswith(prefix)
         }
 
-    def freeze(self) -> None:
+    def pause_workers(self) -> None:
         """Hold every worker still."""
         for child in self._workers.values():
             child.signal(signal.SIGSTOP)
 
-    async def kill_a_holder(self) -> tuple[Child, int]:
+    async def kill_busiest_worker(self) -> tuple[Child, int]:
         """Kill the frozen worker that holds most, and let the others go on. Raises `DemoFailed`.
 
         What a frozen worker holds is certain: nothing that it settled before is under way any more.
         """
         try:
-            async with asyncio.timeout(_PATIENCE):
-                held = await self._steady()
+            async with asyncio.timeout(_START_TIMEOUT):
+                held = await self._wait_until_stable()
         except TimeoutError:
-            raise DemoFailed("no worker took anything that it could be killed with") from None
+            raise DemoFailed(
+                "no worker received a delivery in time, so none could be killed while holding one"
+            ) from None
         name = max(held, key=lambda name: held[name])
         victim = self._workers.pop(name)
         await victim.kill()
@@ -150,11 +161,11 @@ class Cluster:
             child.signal(signal.SIGCONT)
         return victim, held[name]
 
-    async def _steady(self) -> dict[str, int]:
+    async def _wait_until_stable(self) -> dict[str, int]:
         last: dict[str, int] = {}
         times = 0
-        while times < _STEADY:
-            await asyncio.sleep(_TICK)
+        while times < _STABLE_POLLS:
+            await asyncio.sleep(_POLL_SECONDS)
             self.check()
             held = {name: n for name, n in (await self.held()).items() if name in self._workers}
             times = times + 1 if held == last and any(held.values()) else 0
@@ -167,7 +178,7 @@ class Cluster:
         if ended is not None:
             raise self._failure(f"{ended.name} ended unexpectedly", ended)
 
-    async def linger(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Leave everything running until cancelled. Raises `DemoFailed` if a process ends."""
         while True:
             self.check()

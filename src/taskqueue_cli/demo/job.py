@@ -60,5 +60,5 @@ def digest(
     if poison:
         raise RuntimeError("poison: this task can never succeed")
     if fails_first and context.attempt == 1:
-        raise ConnectionError("a failure on purpose, on the first attempt only")
+        raise ConnectionError("deliberate failure of the first attempt")
     return measure(path)

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["JournalKeeper", "fresh", "keeper_of"]
+__all__ = ["JournalKeeper", "find_journal_keeper", "prepare_journal_file"]
 
 GROUP = "taskqueue.journals"
 
@@ -27,7 +27,9 @@ class JournalKeeper(Protocol):
     def variables(self, path: Path) -> Mapping[str, str]:
         """Return the environment variables that have the backend write into this file by itself."""
 
-    async def keep(self, key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
+    async def keep_journal(
+        self, key: str, path: Path, since: float, store: Mapping[str, str]
+    ) -> None:
         """Write what the journal has of a queue into this file, unless the backend did that by itself.
 
         ``since``: a time (Unix seconds) before which there was nothing. ``store``: environment variables by which
@@ -37,7 +39,7 @@ class JournalKeeper(Protocol):
         """
 
 
-def keeper_of(backend: str) -> JournalKeeper | None:
+def find_journal_keeper(backend: str) -> JournalKeeper | None:
     """Return who keeps the journal of a backend, named as in the settings; None if nobody does."""
     name = backend.removeprefix("taskqueue_").partition(":")[0]
     for point in entry_points(group=GROUP, name=name):
@@ -45,7 +47,7 @@ def keeper_of(backend: str) -> JournalKeeper | None:
     return None
 
 
-def fresh(path: Path) -> Path:
+def prepare_journal_file(path: Path) -> Path:
     """Make room for a new journal: its folder is there, and no former one. Raises `ConfigurationError`."""
     path = path.expanduser().absolute()
     try:

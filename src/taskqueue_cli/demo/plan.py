@@ -24,7 +24,7 @@ __all__ = [
 
 POISON_ATTEMPTS = 3
 _SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages"}
-_ONE_IN = 100
+_FAIL_ONE_IN = 100
 
 
 class File(msgspec.Struct, frozen=True):
@@ -38,10 +38,10 @@ class File(msgspec.Struct, frozen=True):
     def unchanged(self) -> bool:
         """Whether it looks the same now."""
         try:
-            result = Path(self.path).lstat()
+            info = Path(self.path).lstat()
         except OSError:
             return False
-        return (result.st_size, result.st_mtime_ns) == (self.size, self.changed_at)
+        return (info.st_size, info.st_mtime_ns) == (self.size, self.changed_at)
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,9 +88,11 @@ def make_plan(path: Path, limit: int | None) -> DemoPlan:
     """
     files = tuple(islice(_files(path), limit))
     if not files:
-        raise InvalidInput("path", "no readable folder or file", "a folder with files in it")
+        raise InvalidInput(
+            "path", "no readable folder or file", "a file, or a folder that contains files"
+        )
     sums = [zlib.crc32(file.path.encode()) for file in files]
-    failing = {index for index, number in enumerate(sums) if number % _ONE_IN == 0}
+    failing = {index for index, number in enumerate(sums) if number % _FAIL_ONE_IN == 0}
     return DemoPlan(
         key=f"digest-{secrets.token_hex(3)}",
         files=files,
@@ -114,11 +116,11 @@ def _file(path: str) -> Iterator[File]:
     """Yield a regular file whose name JSON can express; devices, pipes and links are passed over."""
     try:
         path.encode()
-        result = Path(path).lstat()
+        info = Path(path).lstat()
     except (OSError, UnicodeEncodeError):
         return
-    if stat.S_ISREG(result.st_mode):
-        yield File(path, result.st_size, result.st_mtime_ns)
+    if stat.S_ISREG(info.st_mode):
+        yield File(path, info.st_size, info.st_mtime_ns)
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 __all__ = ["Child", "Children"]
 
-_PATIENCE = 8.0
-_TAIL = 15
+_STOP_TIMEOUT = 8.0
+_TAIL_LINES = 15
 
 
 class Child:
@@ -23,7 +23,7 @@ class Child:
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
-        self.leaving = False
+        self.stopping = False
         self._process = process
         self._log = log
 
@@ -45,23 +45,23 @@ class Child:
 
     async def kill(self) -> None:
         """End it at once, and wait until it is gone."""
-        self.leaving = True
+        self.stopping = True
         self.signal(signal.SIGKILL)
         await self._process.wait()
 
     async def stop(self) -> None:
         """Ask it to end, and insist after a while."""
-        self.leaving = True
+        self.stopping = True
         self.signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_STOP_TIMEOUT):
                 await self._process.wait()
         except TimeoutError:
             await self.kill()
 
     async def wait(self) -> int:
         """Wait for its end by itself, and return its exit code."""
-        self.leaving = True
+        self.stopping = True
         return await self._process.wait()
 
     async def first_line(self) -> bytes:
@@ -74,7 +74,7 @@ class Child:
             lines = self._log.read_text("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        return "\n".join(lines[-_TAIL:])
+        return "\n".join(lines[-_TAIL_LINES:])
 
 
 class Children:
@@ -92,7 +92,7 @@ class Children:
         return self._folder
 
     async def start(
-        self, name: str, *names: str, env: Mapping[str, str], piped: bool = False
+        self, name: str, *args: str, env: Mapping[str, str], piped: bool = False
     ) -> Child:
         """Start ``taskqueue`` with ``words``. What it logs goes to a file that only the owner can read."""
         path = self.folder / f"{name}.log"
@@ -102,7 +102,7 @@ class Children:
                 sys.executable,
                 "-m",
                 "taskqueue_cli.demo.child",
-                *names,
+                *args,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if piped else log,
                 stderr=log,
@@ -117,7 +117,9 @@ class Children:
 
     def ended(self) -> Child | None:
         """Return a process that ended though nobody asked it to, if there is one."""
-        return next((child for child in self._all if not child.running and not child.leaving), None)
+        return next(
+            (child for child in self._all if not child.running and not child.stopping), None
+        )
 
     async def stop(self) -> None:
         """End the workers, then the server, which was started first."""

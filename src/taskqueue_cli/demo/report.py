@@ -91,11 +91,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             ),
             Check(
                 stats.retried == self.expected_retries,
-                f"{stats.retried:,} of {self.expected_retries:,} attempts that failed on purpose were retried",
+                f"{stats.retried:,} of {self.expected_retries:,} deliberately failed attempts were retried",
             ),
             Check(
                 stats.lost >= 1 and stats.redelivered >= stats.lost,
-                f"{stats.lost:,} deliveries lost with the killed worker ran elsewhere",
+                f"{stats.lost:,} deliveries of the killed worker were redelivered",
             ),
             Check(
                 self.duplicates == self.resent,
@@ -103,7 +103,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             ),
             Check(
                 poison == [(plan.poison_id, EXHAUSTED)] and ledger.dead == 1,
-                f"the poison alone is dead: {EXHAUSTED} after {POISON_ATTEMPTS} attempts",
+                f"only the poison task is a dead letter: {EXHAUSTED} after {POISON_ATTEMPTS} attempts",
             ),
         )
 
@@ -153,7 +153,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
 """the command that makes a report of the kept journal, for who starts the demonstration by a command of their own"""
-_SHOWN = 10
+_MAX_SHOWN = 10
 
 
 def summary(report: Report) -> RenderableType:
@@ -167,24 +167,29 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Padding(sheets, (1, 0, 0, 2))
     yield Padding(_checks(report), (1, 0, 0, 2))
     comparison = report.comparison
-    notes = [Text(f"wrong result: {path}", "red") for path in comparison.mismatches[:_SHOWN]]
+    notes = [Text(f"wrong result: {path}", "red") for path in comparison.mismatches[:_MAX_SHOWN]]
     if comparison.changed:
         notes.append(Text(f"{comparison.changed:,} files were changed during the run", "yellow"))
     if comparison.unreadable:
-        notes.append(Text(f"{comparison.unreadable:,} files: neither side could read", "yellow"))
+        notes.append(
+            Text(
+                f"{comparison.unreadable:,} files could not be read by the worker and the check",
+                "yellow",
+            )
+        )
     if notes:
         yield Padding(Group(*notes), (1, 0, 0, 4))
     verdict = (
         Text("Every task is accounted for.", "bold green")
         if report.ok
-        else Text("Something does not hold: see above.", "bold red")
+        else Text("A check failed: see above.", "bold red")
     )
     yield Padding(verdict, (1, 0, 0 if report.journal else 1, 2))
     if report.journal:
-        yield Padding(_looking_back(report.journal), (0, 0, 1, 2))
+        yield Padding(_report_command(report.journal), (0, 0, 1, 2))
 
 
-def _sheet(title: str) -> Table:
+def _section(title: str) -> Table:
     table = Table(box=box.SIMPLE, show_header=False, show_footer=False, pad_edge=False)
     table.title, table.title_style, table.title_justify = title, "bold", "left"
     table.add_column()
@@ -193,7 +198,7 @@ def _sheet(title: str) -> Table:
 
 
 def _ledger(ledger: Ledger) -> Table:
-    table = _sheet("ledger")
+    table = _section("ledger")
     table.add_row("published", _count(ledger.published), end_section=True)
     states = list(State)
     for state in states:
@@ -208,19 +213,19 @@ def _ledger(ledger: Ledger) -> Table:
 
 def _flow(report: Report) -> Table:
     stats, killed = report.stats, report.killed
-    table = _sheet("on the way")
+    table = _section("flow")
     rows = (
         ("deliveries", stats.delivered),
         ("failed and retried", stats.retried),
         ("redelivered", stats.redelivered),
         (f"lost with {killed.worker}", stats.lost),
         ("published twice", report.resent),
-        ("found duplicate", report.duplicates),
+        ("detected as duplicates", report.duplicates),
     )
     for index, (name, count) in enumerate(rows, start=1):
         table.add_row(name, _count(count), end_section=index == len(rows))
     table.add_row("seconds", Text(f"{report.seconds:,.1f}", "bold"))
-    table.add_row("tasks a second", Text(f"{report.rate:,.0f}", "bold cyan"))
+    table.add_row("tasks per second", Text(f"{report.rate:,.0f}", "bold cyan"))
     table.add_row("worker processes", _count(report.workers))
     return table
 
@@ -233,11 +238,11 @@ def _checks(report: Report) -> Table:
     return table
 
 
-def _looking_back(journal: Path) -> Text:
-    names = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(journal))
+def _report_command(journal: Path) -> Text:
+    args = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(journal))
     return Text.assemble(
-        ("Where its time went: ", "dim"),
-        os.environ.get(REPORT_VARIABLE) or shlex.join(names),
+        ("Report of this run: ", "dim"),
+        os.environ.get(REPORT_VARIABLE) or shlex.join(args),
         no_wrap=True,  # it is there to be copied
         overflow="ignore",
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from taskqueue_cli.demo.check import compare
 from taskqueue_cli.demo.cluster import Cluster, DemoFailed
-from taskqueue_cli.demo.journals import JournalKeeper, fresh, keeper_of
+from taskqueue_cli.demo.journals import JournalKeeper, find_journal_keeper, prepare_journal_file
 from taskqueue_cli.demo.plan import DemoOptions, DemoPlan, make_plan
 from taskqueue_cli.demo.report import Killed, Report
 from taskqueue_cli.demo.view import View
@@ -23,13 +23,13 @@ from taskqueue_core.tasks import Published, QueueStats, State, Task
 __all__ = ["run_demo"]
 
 _BATCH = 200
-_FIRST_PART = 0.6
+_FIRST_SHARE = 0.6
 """the share that is published before the kill; the rest is there for the workers to hold then"""
 _DONE_BEFORE_KILL = 0.5
-_TICK = 0.1
-_STALL = 60.0
+_POLL_SECONDS = 0.1
+_STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
-_RESULTS_KEPT = 86_400.0
+_RESULT_TTL_SECONDS = 86_400.0
 
 
 async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report], None]) -> None:
@@ -47,8 +47,8 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
         ) as cluster:
             server = await cluster.start_server()
             store = cluster.store_name
-            own = f", with a store of its own for this run ({store})" if store else ""
-            view.event(f"server and dashboard at {cluster.url} (pid {server.pid}){own}")
+            store_note = f", with an embedded store for this run ({store})" if store else ""
+            view.event(f"server and dashboard at {cluster.url} (pid {server.pid}){store_note}")
             for child in await asyncio.gather(
                 *(cluster.start_worker() for _ in range(options.workers))
             ):
@@ -56,22 +56,24 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
             job = _Job(cluster, plan, view, journal=keeper is not None)
             report = await job.run(options)
             if keeper and path:
-                await keeper.keep(plan.key, path, job.began_at, cluster.store)
+                await keeper.keep_journal(plan.key, path, job.began_at, cluster.store)
                 report = msgspec.structs.replace(report, journal=path)
             view.end(report)
             reported(report)
             if options.keep_going:
-                view.event(f"the server stays at {cluster.url} until Ctrl-C")
-                await cluster.linger()
+                view.event(f"the server keeps running at {cluster.url} until Ctrl-C")
+                await cluster.run_until_cancelled()
 
 
 def _journal(options: DemoOptions, view: View) -> tuple[Path | None, JournalKeeper | None]:
     if options.journal is None:
         return None, None
-    path = fresh(options.journal)
-    keeper = keeper_of(options.backend)
+    path = prepare_journal_file(options.journal)
+    keeper = find_journal_keeper(options.backend)
     if keeper is None:
-        view.event(f"no journal is kept: {options.backend} has none that could be", "yellow")
+        view.event(
+            f"no journal is written: the backend {options.backend} cannot export one", "yellow"
+        )
     return path, keeper
 
 
@@ -92,12 +94,12 @@ class _Job:
     async def run(self, options: DemoOptions) -> Report:
         key, total = self._plan.key, self._plan.total
         settings = await self._control.settings(key)
-        update = {"retry": _RETRY, "result_ttl": _RESULTS_KEPT, "journal": self._journal}
+        update = {"retry": _RETRY, "result_ttl": _RESULT_TTL_SECONDS, "journal": self._journal}
         changed: QueueSettings = settings.model_copy(update=update)
         await self._control.configure(key, changed)
 
         tasks = list(self._plan.tasks())
-        part = max(1, round(total * _FIRST_PART))
+        part = max(1, round(total * _FIRST_SHARE))
         began = time.monotonic()
         await self._publish(tasks[:part])
         resent = tasks[: min(part, _BATCH)]
@@ -106,9 +108,9 @@ class _Job:
             f"published the first {len(resent):,} tasks twice: {self._duplicates:,} duplicates"
         )
         enough = min(part - 1, round(total * _DONE_BEFORE_KILL))
-        await self._until(lambda stats: stats.ledger.done >= enough)
-        killed = await self._kill(tasks[part:])
-        stats = await self._until(lambda stats: _ended(stats) >= total)
+        await self._wait_until(lambda stats: stats.ledger.done >= enough)
+        killed = await self._kill_and_replace_worker(tasks[part:])
+        stats = await self._wait_until(lambda stats: _count_ended(stats) >= total)
         seconds = time.monotonic() - began
 
         comparison = await compare(self._control, self._plan, self._view.comparing)
@@ -125,19 +127,19 @@ class _Job:
             seconds=seconds,
         )
 
-    async def _kill(self, rest: Sequence[Task]) -> Killed:
+    async def _kill_and_replace_worker(self, rest: Sequence[Task]) -> Killed:
         """Kill a worker that holds deliveries for certain, and put another in its place."""
-        self._cluster.freeze()
+        self._cluster.pause_workers()
         await self._publish(rest[:_BATCH])  # no more: a worker that is silent for long is given up
-        victim, held = await self._cluster.kill_a_holder()
+        victim, held = await self._cluster.kill_busiest_worker()
         self._view.event(
-            f"{victim.name} killed (SIGKILL, pid {victim.pid}) with {held:,} deliveries in hand",
+            f"{victim.name} killed (SIGKILL, pid {victim.pid}) while holding {held:,} deliveries",
             "red",
         )
-        other = await self._cluster.start_worker()
-        self._view.event(f"{other.name} took its place (pid {other.pid})")
+        replacement = await self._cluster.start_worker()
+        self._view.event(f"{replacement.name} replaced it (pid {replacement.pid})")
         await self._publish(rest[_BATCH:])
-        return Killed(worker=victim.name, pid=victim.pid, held=held, replacement=other.name)
+        return Killed(worker=victim.name, pid=victim.pid, held=held, replacement=replacement.name)
 
     async def _publish(self, tasks: Sequence[Task]) -> None:
         for start in range(0, len(tasks), _BATCH):
@@ -154,18 +156,18 @@ class _Job:
         self._view.update(stats)
         return stats
 
-    async def _until(self, reached: Callable[[QueueStats], bool]) -> QueueStats:
+    async def _wait_until(self, reached: Callable[[QueueStats], bool]) -> QueueStats:
         moved, since = 0, time.monotonic()
         while True:
             stats = await self._read_stats()
             if reached(stats):
                 return stats
-            if (now := stats.delivered + _ended(stats)) != moved:
+            if (now := stats.delivered + _count_ended(stats)) != moved:
                 moved, since = now, time.monotonic()
-            elif time.monotonic() - since > _STALL:
-                raise DemoFailed(f"nothing has moved for {_STALL:g} s")
-            await asyncio.sleep(_TICK)
+            elif time.monotonic() - since > _STALL_SECONDS:
+                raise DemoFailed(f"no progress for {_STALL_SECONDS:g} s")
+            await asyncio.sleep(_POLL_SECONDS)
 
 
-def _ended(stats: QueueStats) -> int:
+def _count_ended(stats: QueueStats) -> int:
     return sum(getattr(stats.ledger, state.value) for state in State if not state.live)

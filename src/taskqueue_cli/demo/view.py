@@ -19,7 +19,7 @@ from taskqueue_core.tasks import QueueStats
 
 __all__ = ["LiveView", "PlainView", "View", "view_for"]
 
-_EVERY = 2.0
+_INTERVAL_SECONDS = 2.0
 
 
 class View(Protocol):
@@ -109,13 +109,13 @@ class PlainView:
 
     def update(self, stats: QueueStats) -> None:
         """See `View`."""
-        if time.monotonic() - self._last >= _EVERY:
+        if time.monotonic() - self._last >= _INTERVAL_SECONDS:
             self._last = time.monotonic()
             self.event(" · ".join(f"{name} {count:,}" for name, count, _ in counts(stats)))
 
     def comparing(self, count: int) -> None:
         """See `View`."""
-        if time.monotonic() - self._last >= _EVERY:
+        if time.monotonic() - self._last >= _INTERVAL_SECONDS:
             self._last = time.monotonic()
             self.event(f"compared {count:,} of {self._files:,} results")
 

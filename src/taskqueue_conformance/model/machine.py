@@ -111,7 +111,7 @@ class QueueMachine(Moves):
             self.settle("redeliver", deliveries, self.subscriptions[owner].redeliver(*deliveries))
 
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
-    @rule(teller=tellers, place=places)
+    @rule(teller=tellers, index=places)
     def lose(self, teller: int | None, index: int) -> None:
         """Hand a delivery back as lost: only its owner can tell."""
         for delivery in self.chosen(index):
@@ -121,7 +121,7 @@ class QueueMachine(Moves):
             self.settle("lost", [delivery], call, foreign=teller != owner)
 
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
-    @rule(owner=owners, place=places)
+    @rule(owner=owners, index=places)
     def dead_letter(self, owner: int, index: int) -> None:
         """Bury a delivery."""
 
@@ -132,7 +132,7 @@ class QueueMachine(Moves):
             self.settle("dead_letter", [delivery], bury(delivery))
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
-    @rule(place=places, delay=st.integers(0, 3))
+    @rule(index=places, delay=st.integers(0, 3))
     def retry(self, index: int, delay: int) -> None:
         """Schedule a retry that settles a delivery, current or not."""
         for delivery in self.chosen(index):
@@ -197,7 +197,7 @@ class QueueMachine(Moves):
         self.done("closed, and another one opened")
 
     @precondition(lambda self: self.has(Capability.HANDOVER))
-    @rule(owner=owners, place=places)
+    @rule(owner=owners, position=places)
     def adopt(self, owner: int, position: int) -> None:
         """Adopt a delivery, one's own worker's or another's, current or not."""
         same = [index for index, worker in enumerate(WORKERS) if worker == WORKERS[owner]]
@@ -226,7 +226,7 @@ class QueueMachine(Moves):
         self.done("in force")
 
     @precondition(lambda self: self.has(Capability.CONTROL))
-    @rule(place=places)
+    @rule(index=places)
     def progress(self, index: int) -> None:
         """Report progress of a delivery, current or not."""
         for delivery in self.chosen(index):

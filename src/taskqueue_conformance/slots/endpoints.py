@@ -35,7 +35,7 @@ LOST = {"token": "0ld.1.abc"}
 
 
 class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
-    """`SlotPool.register` and what changes an endpoint, ``inspect_pool``, ``configure``, and the order of ``acquire``."""
+    """`SlotPool.register`, what changes an endpoint, ``inspect_pool``, ``configure``, and the order of ``acquire``."""
 
     async def test_registered(self, bench: Bench) -> None:
         """What is registered is told, and found by model in the order of its registration (C12; OPEN-C5)."""

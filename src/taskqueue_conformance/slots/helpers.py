@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from taskqueue_conformance.bench import Bench, check_pool
 from taskqueue_core.capabilities import (
     Endpoint,
     EndpointInfo,
     Left,
-    Permit,
     PoolView,
     Seen,
     SlotLease,
 )
-
-if TYPE_CHECKING:
-    from taskqueue_conformance.bench import Bench
 
 __all__ = [
     "LONG",
     "MODEL",
     "OTHER_MODEL",
     "add",
-    "check_pool",
     "check_stale",
     "endpoint",
     "glance",
@@ -108,29 +103,6 @@ async def report_observation(
     ended = await bench.slots.reconcile(model, server, result, settled=settled)
     assert all(not lease.token and lease.note is None for lease in ended), "a token was shown"
     return [lease.job for lease in ended]
-
-
-def check_pool(view: PoolView) -> None:
-    """Fail where a pool's books do not balance, or where it shows what is its holders' alone."""
-    assert all(lease.token == "" for lease in view.leases), "a token was shown to everybody"
-    assert all(lease.note is None for lease in view.leases), "a note was shown to everybody"
-    fences = [lease.fence for lease in view.leases]
-    assert fences == sorted(set(fences)), f"two leases of one fence, or out of order: {fences}"
-    jobs = Counter((lease.model, lease.job) for lease in view.leases if lease.job is not None)
-    assert not jobs or max(jobs.values()) == 1, f"a job has several slots: {jobs}"
-    held = Counter((lease.model, lease.server, lease.state) for lease in view.leases)
-    for info in view.endpoints:
-        fields = {
-            Permit.UNASSIGNED: info.unassigned,
-            Permit.ASSIGNED: info.assigned,
-            Permit.DETACHED: info.detached,
-        }
-        name = (info.endpoint.model, info.endpoint.server)
-        true = {state: held.pop((*name, state), 0) for state in Permit}
-        assert fields == true, f"the endpoint counts {fields}, its leases are {true}"
-        assert info.held + info.free == max(info.endpoint.slots, info.held)
-        assert info.overdue <= info.assigned + info.detached
-    assert not held, f"leases of endpoints that are not there: {list(held)}"
 
 
 async def check_stale(bench: Bench, lease: SlotLease) -> None:

@@ -16,10 +16,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from taskqueue_conformance.applying import needs
-from taskqueue_conformance.bench import Bench
+from taskqueue_conformance.bench import Bench, check_pool
 from taskqueue_conformance.harness import Harness
-from taskqueue_conformance.slots.helpers import MODEL, OTHER_MODEL, check_pool
+from taskqueue_conformance.selection import needs
+from taskqueue_conformance.slots.helpers import MODEL, OTHER_MODEL
 from taskqueue_conformance.slots.model import Held, SlotModel
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Endpoint, Permit, Seen, SlotLease
@@ -181,7 +181,7 @@ class SlotMachine(RuleBasedStateMachine):
         leases = [lease for lease in self.given[-len(jobs) :] if lease.state is Permit.UNASSIGNED]
         self.bind(list(zip(leases, jobs, strict=False)), ttl)
 
-    @rule(places=_several, jobs=st.permutations(["job-1", "job-2", "job-3"]), ttl=_ttls)
+    @rule(indexes=_several, jobs=st.permutations(["job-1", "job-2", "job-3"]), ttl=_ttls)
     def assign(self, indexes: list[int], jobs: list[str], ttl: int) -> None:
         """Bind leases to jobs, good or not, some of which may have a slot."""
         self.bind(list(zip(self.chosen(*indexes), jobs, strict=False)), ttl)
@@ -194,14 +194,14 @@ class SlotMachine(RuleBasedStateMachine):
             expected, fresh = self.model.assign(shown, job, until)
             self.compare_leases(answer, [expected], fresh=[expected] if fresh else [])
 
-    @rule(places=_several, ttl=_ttls)
+    @rule(indexes=_several, ttl=_ttls)
     def detach(self, indexes: list[int], ttl: int) -> None:
         """Detach leases."""
         leases, until = self.chosen(*indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.detach(*leases, ttl=until))
         self.compare_leases(answer, [self.model.detach(lease.token, until) for lease in leases])
 
-    @rule(places=_several, ttl=_ttls)
+    @rule(indexes=_several, ttl=_ttls)
     def renew(self, indexes: list[int], ttl: int) -> None:
         """Renew leases."""
         leases, until = self.chosen(*indexes), ttl * self.bench.short
@@ -209,7 +209,7 @@ class SlotMachine(RuleBasedStateMachine):
         expected = [self.model.renew(lease, until, lost=False)[0] for lease in leases]
         self.compare_leases(answer, expected)
 
-    @rule(place=_places, job=st.none() | _jobs, ttl=_ttls)
+    @rule(index=_places, job=st.none() | _jobs, ttl=_ttls)
     def renew_a_lost_one(self, index: int, job: str | None, ttl: int) -> None:
         """Renew a lease of a pool that is no more, twice."""
         for lease in self.chosen(index) * 2:
@@ -220,7 +220,7 @@ class SlotMachine(RuleBasedStateMachine):
             expected, fresh = self.model.renew(lost, ttl * self.bench.short, lost=True)
             self.compare_leases(answer, [expected], fresh=[expected] if fresh else [])
 
-    @rule(places=_several)
+    @rule(indexes=_several)
     def release(self, indexes: list[int]) -> None:
         """Release leases, good or not."""
         leases = self.chosen(*indexes)
@@ -230,7 +230,7 @@ class SlotMachine(RuleBasedStateMachine):
 
     # servers
 
-    @rule(place=_places, job=_jobs)
+    @rule(index=_places, job=_jobs)
     def leave(self, index: int, job: str) -> None:
         """Leave a note for a job, by its token or another one."""
         for lease in self.chosen(index):
@@ -239,7 +239,7 @@ class SlotMachine(RuleBasedStateMachine):
             assert self.run(self.bench.slots.leave(*results)) == self.model.leave(*results)
             self.check()
 
-    @rule(endpoint=_endpoints, seen=_seen, other=st.none() | _seen, units=st.integers(0, 2))
+    @rule(endpoint=_endpoints, observed=_seen, other=st.none() | _seen, units=st.integers(0, 2))
     def looks(
         self, endpoint: tuple[str, str], observed: Seen, other: Seen | None, units: int
     ) -> None:

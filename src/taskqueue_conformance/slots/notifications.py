@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import Bench
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_conformance.slots.helpers import (
     LONG,
     MODEL,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import Bench
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_conformance.slots.helpers import (
     LONG,
     MODEL,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import LeaseLost

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.model.ends import End, ack, cancel, close, frees, held, lose, redeliver
+from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.tasks import Delivery, Settled
 

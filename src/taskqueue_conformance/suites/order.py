@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit

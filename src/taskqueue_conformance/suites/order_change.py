@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.order import fill, tenant_of
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Order

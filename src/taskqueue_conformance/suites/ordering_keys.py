@@ -6,9 +6,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Published, State, Task

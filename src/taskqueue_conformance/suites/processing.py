@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.model.ends import held
+from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Settled, State

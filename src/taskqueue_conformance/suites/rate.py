@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.model.ends import held
+from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Delivery, Received

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import RoomSignal
 from taskqueue_core.tasks import Published

@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from taskqueue_conformance.applying import needs
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.model.ends import ack, cancel, close, frees, held, lose, redeliver
+from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.order import fill
 from taskqueue_core.backend import Capability
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit

@@ -1,6 +1,6 @@
 """Who is next: the arithmetic of fair turns and of the floor share, for backends with ``order``. It keeps no tasks.
 
-A `FairRotation` does all of it in memory. A backend that keeps what tenants have spent in its store takes `cost`, `joins_at`
+A `FairRotation` does all of it in memory. A backend that stores what tenants have spent takes `cost`, `joins_at`
 and `returns_at`: whole numbers, so that who has spent the same has spent exactly the same.
 """
 

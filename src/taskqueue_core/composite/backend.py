@@ -142,7 +142,7 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Return a delivery that a side gave to who showed this receipt: as `from_member`, with the receipt unchanged."""
+        """Return a delivery that a member gave for this receipt: as `from_member`, with the receipt unchanged."""
 
     @abstractmethod
     def renamed(self, part: QueuePart, task: Task) -> Task:

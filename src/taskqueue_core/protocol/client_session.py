@@ -46,18 +46,18 @@ from taskqueue_core.retry import HandBack, Outcome
 
 __all__ = [
     "ClientSession",
+    "ClientSessionState",
     "Complained",
     "Delivered",
     "Draining",
     "Event",
     "Revoked",
-    "SessionState",
     "StoreChanged",
     "Welcomed",
 ]
 
 
-class SessionState(StrEnum):
+class ClientSessionState(StrEnum):
     """Where the session is."""
 
     CONNECTING = "connecting"
@@ -122,7 +122,7 @@ class ClientSession:
         self._keys = list(keys)
         self._token = token
         self._capacity = capacity
-        self._state = SessionState.CONNECTING
+        self._state = ClientSessionState.CONNECTING
         self._greeted = False
         self._leaving = False
         self._busy = 0
@@ -138,7 +138,7 @@ class ClientSession:
         self.lease: float | None = None
 
     @property
-    def state(self) -> SessionState:
+    def state(self) -> ClientSessionState:
         """Where the session is."""
         return self._state
 
@@ -161,14 +161,14 @@ class ClientSession:
 
     def connected(self) -> None:
         """Note that a socket is open: a hello is due, with everything that is held or unconfirmed."""
-        self._require(SessionState.CONNECTING)
-        self._state = SessionState.GREETING
+        self._require(ClientSessionState.CONNECTING)
+        self._state = ClientSessionState.GREETING
 
     def disconnected(self) -> None:
         """Note that the socket is gone. What is held stays held until a welcome says otherwise."""
-        if self._state is SessionState.CLOSED:
+        if self._state is ClientSessionState.CLOSED:
             return
-        self._state = SessionState.CONNECTING
+        self._state = ClientSessionState.CONNECTING
         self._greeted = False
         self._granted = 0
         self._echoes.clear()
@@ -177,7 +177,9 @@ class ClientSession:
 
     def receive(self, text: str | bytes) -> list[Event]:
         """Read one frame. Raises `ProtocolViolation`; where it is ``fatal``, the connection must end."""
-        self._require(SessionState.GREETING, SessionState.READY, SessionState.DRAINING)
+        self._require(
+            ClientSessionState.GREETING, ClientSessionState.READY, ClientSessionState.DRAINING
+        )
         frame = decode_server(text)
         events: list[Event] = []
         match frame:
@@ -192,8 +194,8 @@ class ClientSession:
             case Revoke():
                 events = self._revoked(frame.receipts)
             case Drain():
-                self._require(SessionState.READY, SessionState.DRAINING)
-                self._state = SessionState.DRAINING
+                self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
+                self._state = ClientSessionState.DRAINING
                 events = [Draining(frame.seconds)]
             case Degraded():
                 events = [StoreChanged(frame.ok, frame.reason)]
@@ -204,14 +206,14 @@ class ClientSession:
         return events
 
     def _welcome(self, frame: Welcome) -> list[Event]:
-        self._require(SessionState.GREETING)
+        self._require(ClientSessionState.GREETING)
         if not self._greeted:
             raise ProtocolViolation("unexpected", "a welcome came before the hello")
         if not 0 < frame.lease < float("inf"):
             raise ProtocolViolation(
                 "invalid_frame", "the lease must be a positive number of seconds"
             )
-        self._state = SessionState.READY
+        self._state = ClientSessionState.READY
         self.lease = frame.lease
         self.limits = frame.limits
         adopted = set(frame.adopted)
@@ -226,7 +228,7 @@ class ClientSession:
         return events
 
     def _deliver(self, deliveries: Sequence[WireDelivery]) -> list[Event]:
-        self._require(SessionState.READY, SessionState.DRAINING)
+        self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
         taken = []
         for delivery in deliveries:
             receipt = delivery.receipt
@@ -242,7 +244,7 @@ class ClientSession:
         return [Delivered(taken)] if taken else []
 
     def _settled(self, frame: SettledFrame) -> list[Event]:
-        self._require(SessionState.READY, SessionState.DRAINING)
+        self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
         for receipt in frame.ok:
             self._outbox.pop(receipt, None)
         return self._revoked(frame.lease_lost)
@@ -297,17 +299,21 @@ class ClientSession:
 
     def outgoing(self) -> Iterator[str]:
         """Yield the frames to send now, each once. Empty when there is nothing to say."""
-        if self._state is SessionState.GREETING and not self._greeted:
+        if self._state is ClientSessionState.GREETING and not self._greeted:
             self._greeted = True
             yield encode(self._hello())
-        if self._state in (SessionState.GREETING, SessionState.READY, SessionState.DRAINING):
+        if self._state in (
+            ClientSessionState.GREETING,
+            ClientSessionState.READY,
+            ClientSessionState.DRAINING,
+        ):
             for n in _take(self._echoes):
                 yield encode(Pong(n=n))
-        if self._state in (SessionState.READY, SessionState.DRAINING):
+        if self._state in (ClientSessionState.READY, ClientSessionState.DRAINING):
             for frame in self._reports():
                 yield encode(frame)
             if self._leaving:
-                self._state = SessionState.CLOSED
+                self._state = ClientSessionState.CLOSED
                 yield encode(Bye())
 
     def _reports(self) -> Iterator[ClientFrame]:
@@ -320,7 +326,7 @@ class ClientSession:
             if receipt in self._outbox
         ]
         yield from frames_of(unsent, self.limits)
-        if self._state is SessionState.READY and (n := self._wanted()):
+        if self._state is ClientSessionState.READY and (n := self._wanted()):
             self._granted += n
             yield Credit(n=n)
         if self._ping_due:
@@ -352,7 +358,7 @@ class ClientSession:
         del self._held[receipt]
         self._progress.pop(receipt, None)
 
-    def _require(self, *states: SessionState) -> None:
+    def _require(self, *states: ClientSessionState) -> None:
         if self._state not in states:
             raise ProtocolViolation("unexpected", f"not possible while {self._state.value}")
 

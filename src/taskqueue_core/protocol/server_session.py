@@ -64,10 +64,10 @@ from taskqueue_core.protocol.server_events import (
 )
 from taskqueue_core.tasks import Delivery
 
-__all__ = ["ServerSession", "SessionState"]
+__all__ = ["ServerSession", "ServerSessionState"]
 
 
-class SessionState(StrEnum):
+class ServerSessionState(StrEnum):
     """Where the session is."""
 
     NEW = "new"
@@ -82,15 +82,15 @@ _HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
 _EMPTY = len(_HEAD + _TAIL)
 _REASON_BYTES = 123
 _encoder = msgspec.json.Encoder()
-_OPEN = (SessionState.READY, SessionState.DRAINING)
+_OPEN = (ServerSessionState.READY, ServerSessionState.DRAINING)
 
 
 class ServerSession:
     """The books of one connection. Not safe for use by several threads."""
 
     def __init__(self) -> None:
-        """Start in `SessionState.NEW`, where nothing but a hello may come."""
-        self._state = SessionState.NEW
+        """Start in `ServerSessionState.NEW`, where nothing but a hello may come."""
+        self._state = ServerSessionState.NEW
         self._hello: Hello | None = None
         self._credit = 0
         self._held: dict[str, Delivery] = {}
@@ -98,14 +98,14 @@ class ServerSession:
         self._pings = 0
 
     @property
-    def state(self) -> SessionState:
+    def state(self) -> ServerSessionState:
         """Where the session is."""
         return self._state
 
     @property
     def credit(self) -> int:
         """How many more deliveries may be sent; never negative, and 0 unless ready."""
-        return self._credit if self._state is SessionState.READY else 0
+        return self._credit if self._state is ServerSessionState.READY else 0
 
     @property
     def held(self) -> tuple[Delivery, ...]:
@@ -121,7 +121,7 @@ class ServerSession:
 
     def feed(self, data: str | bytes) -> list[Event]:
         """Take one message; bytes stand for a binary one. Never raises; a closed session ignores everything."""
-        if self._state is SessionState.CLOSED:
+        if self._state is ServerSessionState.CLOSED:
             return []
         try:
             return self._handle(_read(data))
@@ -132,9 +132,9 @@ class ServerSession:
 
     def refuse(self, rule: str, message: str, code: int = CLOSE_PROTOCOL) -> list[Event]:
         """Close the session: an error frame that says why, then the end."""
-        if self._state is SessionState.CLOSED:
+        if self._state is ServerSessionState.CLOSED:
             return []
-        self._state = SessionState.CLOSED
+        self._state = ServerSessionState.CLOSED
         reason = rule.encode()[:_REASON_BYTES].decode("ascii", "ignore")
         return [SendFrames(encode(Error(code=rule, message=message))), CloseSocket(code, reason)]
 
@@ -153,7 +153,7 @@ class ServerSession:
             case Progress():
                 events += self._progress(frame)
             case Bye():
-                self._state = SessionState.CLOSED
+                self._state = ServerSessionState.CLOSED
                 events.append(WorkerLeft())
             case Pong():
                 pass
@@ -238,12 +238,12 @@ class ServerSession:
     ) -> list[str]:
         """Answer the hello. What it claimed to hold beyond ``adopted`` is revoked."""
         hello = self._hello
-        if self._state is SessionState.CLOSED:
+        if self._state is ServerSessionState.CLOSED:
             return []
-        self._require(SessionState.NEW)
+        self._require(ServerSessionState.NEW)
         if hello is None:
             raise ProtocolViolation("unexpected", "a welcome without a hello")
-        self._state = SessionState.READY
+        self._state = ServerSessionState.READY
         self._credit = hello.credit
         self._held = {delivery.receipt: delivery for delivery in adopted}
         retained = list(self._held)
@@ -262,7 +262,7 @@ class ServerSession:
 
         A frame is made when it is asked for, so that a peer that reads slowly keeps one of them in memory.
         """
-        self._require(SessionState.READY)
+        self._require(ServerSessionState.READY)
         if len(deliveries) > self._credit:
             raise ProtocolViolation("unexpected", "more deliveries than credit")
         self._credit -= len(deliveries)
@@ -273,7 +273,7 @@ class ServerSession:
         """End pending settlements: whether each took effect."""
         for receipt in outcomes:
             self._pending.pop(receipt, None)
-        if self._state is SessionState.CLOSED:
+        if self._state is ServerSessionState.CLOSED:
             return []
         return [
             encode(
@@ -297,9 +297,9 @@ class ServerSession:
 
     def drain(self, seconds: float) -> list[str]:
         """Deliver no more; settlements stay welcome. Harmless when repeated."""
-        if self._state is not SessionState.READY:
+        if self._state is not ServerSessionState.READY:
             return []
-        self._state = SessionState.DRAINING
+        self._state = ServerSessionState.DRAINING
         return [encode(Drain(seconds=seconds))]
 
     def degraded(self, *, ok: bool, reason: str = "") -> list[str]:
@@ -313,18 +313,18 @@ class ServerSession:
 
     def close(self) -> None:
         """End the session: nothing more is sent or understood. What is held stays on the books."""
-        self._state = SessionState.CLOSED
+        self._state = ServerSessionState.CLOSED
 
     def _send(self, *frames: ServerFrame) -> list[str]:
-        if self._state is SessionState.CLOSED:
+        if self._state is ServerSessionState.CLOSED:
             return []
         self._require(*_OPEN)
         return [encode(frame) for frame in frames]
 
-    def _require(self, *states: SessionState) -> None:
+    def _require(self, *states: ServerSessionState) -> None:
         if self._state not in states:
             why = f"not possible while {self._state.value}"
-            early = self._state is SessionState.NEW and self._hello is None
+            early = self._state is ServerSessionState.NEW and self._hello is None
             raise ProtocolViolation("unexpected", "a hello must come first" if early else why)
 
 

@@ -51,8 +51,8 @@ class ShardedBackend(CompositeBackend):
         self.inner = inner
         self.members = (Member("store", inner, needed=True),)
         self.generations = ShardGenerations(self.members[0].control)
-        self._publisher = ShardedPublisher(self)
-        self._control = ShardedControl(self)
+        self._publisher = ShardedPublisher(self, inner, self.generations)
+        self._control = ShardedControl(self, self.generations, self.refresh_plans)
         self._subscriptions: set[ShardedSubscription] = set()
         self._drained: set[str] = set()
 
@@ -124,23 +124,6 @@ class ShardedBackend(CompositeBackend):
         await self.generations.refresh()
         chain = self.generations.known(key)
         return [QueuePart(0, name) for generation in chain for name in generation.shard_keys(key)]
-
-    async def where(self, task: Task) -> str | None:
-        """Return the shard that has a task, or had it last."""
-        chain = await self.generations.read(task.key)
-        if len(chain) == 1:
-            return None
-        names = [name for generation in chain for name in generation.shard_keys(task.key)]
-        statuses = await gather_all(
-            self.members[0].control.statuses(name, task.id) for name in names
-        )
-        results = [
-            (status, name)
-            for name, (status,) in zip(names, statuses, strict=True)
-            if status is not None
-        ]
-        best = max(results, key=lambda pair: (pair[0].state.live, pair[0].updated_at), default=None)
-        return best and best[1]
 
     def public_key(self, part: QueuePart) -> str | None:
         """Return the queue that a shard is of."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from taskqueue_core.capabilities import Maintained, QueueSettings
-from taskqueue_core.composite.backend import QueuePart
+from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.composite.control import JointControl
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.sharding.generations import FIRST, LONGEST, Generation, reject_shard_name
-
-if TYPE_CHECKING:
-    from taskqueue_core.sharding.backend import ShardedBackend
+from taskqueue_core.sharding.generations import (
+    FIRST,
+    LONGEST,
+    Generation,
+    ShardGenerations,
+    reject_shard_name,
+)
 
 __all__ = ["ShardedControl"]
 
@@ -26,11 +29,17 @@ _CARED_FOR = 10
 class ShardedControl(JointControl):
     """A queue's settings are those of its first place, and every shard has a copy."""
 
-    def __init__(self, backend: ShardedBackend) -> None:
-        """Look after the queues of ``backend``."""
-        super().__init__(backend)
-        self._backend = backend
-        self._inner = backend.members[0].control
+    def __init__(
+        self,
+        composite: CompositeBackend,
+        generations: ShardGenerations,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Look after the queues of ``composite``; call ``on_change`` after this process has changed their shards."""
+        super().__init__(composite)
+        self._generations = generations
+        self._on_change = on_change
+        self._inner = composite.members[0].control
         self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
@@ -38,7 +47,7 @@ class ShardedControl(JointControl):
         settings = self._outside(await self._inner.settings(key))
         if Generation.read(settings.moved_to) is None:
             return settings
-        last = (await self._backend.generations.read(key))[-1]
+        last = (await self._generations.read(key))[-1]
         end = await self._inner.settings(last.shard_key(key, 0))
         moved = None if Generation.read(end.moved_to) else end.moved_to
         return settings.model_copy(update={"shards": last.shards, "moved_to": moved})
@@ -54,7 +63,7 @@ class ShardedControl(JointControl):
             return self._outside(await self._inner.configure(key, settings))
         first.followed_by(settings)
         self._check(key, settings)
-        last = (await self._backend.generations.read(key))[-1]
+        last = (await self._generations.read(key))[-1]
         if settings.shards != last.shards:
             await self._demand_no_copies(key)
         moved_to = first.moved_to
@@ -62,7 +71,7 @@ class ShardedControl(JointControl):
             following = Generation(1, settings.shards)
             moved_to = following.moved_to
             await gather_all(
-                self._backend.generations.copy(name, settings, following)
+                self._generations.copy(name, settings, following)
                 for name in following.shard_keys(key)
             )
         retained = {"shards": 1, "moved_to": moved_to}
@@ -74,7 +83,7 @@ class ShardedControl(JointControl):
         """Call the queues that copies go to as the store does. Raises `InvalidInput` for one with several shards."""
         names: list[str] = []
         for other in settings.bound_to:
-            last = (await self._backend.generations.read(other))[-1]
+            last = (await self._generations.read(other))[-1]
             if last.shards > 1:
                 raise InvalidInput("bound_to", "a queue with shards", "queues of one shard")
             names.append(last.shard_key(other, 0))
@@ -84,7 +93,9 @@ class ShardedControl(JointControl):
         """Call them by their names again."""
         if not settings.bound_to:
             return settings
-        names = [self._backend.public_key(QueuePart(0, name)) or name for name in settings.bound_to]
+        names = [
+            self._composite.public_key(QueuePart(0, name)) or name for name in settings.bound_to
+        ]
         return settings.model_copy(update={"bound_to": tuple(names)})
 
     def _check(self, key: str, settings: QueueSettings) -> None:
@@ -105,7 +116,7 @@ class ShardedControl(JointControl):
                 raise InvalidInput("shards", "several", f"1: {other!r} is bound to this queue")
 
     async def _spread(self, key: str, settings: QueueSettings) -> None:
-        generations = self._backend.generations
+        generations = self._generations
         chain = await generations.read(key)
         await gather_all(
             generations.copy(name, settings, generation)
@@ -113,7 +124,7 @@ class ShardedControl(JointControl):
             for name in generation.shard_keys(key)
         )
         await generations.succeed(key, settings.shards, settings)
-        self._backend.refresh_plans()
+        self._on_change()
 
     async def maintain(self) -> Maintained:
         """See `taskqueue_core.capabilities.Control.maintain`. Completes what was interrupted, too."""
@@ -123,7 +134,7 @@ class ShardedControl(JointControl):
         return done
 
     async def _care(self) -> None:
-        generations = self._backend.generations
+        generations = self._generations
         await generations.refresh()
         keys = sorted(generations.sharded)
         start = next(self._cared) * _CARED_FOR

@@ -161,6 +161,21 @@ class ShardGenerations:
                     behind.add(shard.key)
             await gather_all(self.read(key) for key in behind)
 
+    async def where(self, task: Task) -> str | None:
+        """Return the shard that has a task, or had it last."""
+        chain = await self.read(task.key)
+        if len(chain) == 1:
+            return None
+        names = [name for generation in chain for name in generation.shard_keys(task.key)]
+        statuses = await gather_all(self._control.statuses(name, task.id) for name in names)
+        results = [
+            (status, name)
+            for name, (status,) in zip(names, statuses, strict=True)
+            if status is not None
+        ]
+        best = max(results, key=lambda pair: (pair[0].state.live, pair[0].updated_at), default=None)
+        return best and best[1]
+
     async def read(self, key: str) -> tuple[Generation, ...]:
         """Read the generations of a queue from the settings."""
         chain = self.known(key)

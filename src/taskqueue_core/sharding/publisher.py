@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import RoomSignal
-from taskqueue_core.composite.backend import CombinedSignal
+from taskqueue_core.composite.backend import CombinedSignal, CompositeBackend
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
-from taskqueue_core.sharding.generations import Generation, reject_shard_name, renamed, shard_of
+from taskqueue_core.sharding.generations import (
+    Generation,
+    ShardGenerations,
+    reject_shard_name,
+    renamed,
+    shard_of,
+)
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
-
-if TYPE_CHECKING:
-    from taskqueue_core.sharding.backend import ShardedBackend
 
 __all__ = ["ShardedPublisher"]
 
@@ -25,10 +28,13 @@ _ROUNDS = 5
 class ShardedPublisher:
     """See `taskqueue_core.backend.Publisher`. What is not sharded is passed on as it is."""
 
-    def __init__(self, backend: ShardedBackend) -> None:
-        """Publish to the shards of ``backend``."""
-        self._backend = backend
-        self._generations = backend.generations
+    def __init__(
+        self, composite: CompositeBackend, inner: Backend, generations: ShardGenerations
+    ) -> None:
+        """Publish to the shards of ``composite``, which are queues of ``inner``."""
+        self._composite = composite
+        self._inner = inner
+        self._generations = generations
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         """See `taskqueue_core.backend.Publisher.publish`."""
@@ -38,7 +44,7 @@ class ShardedPublisher:
         answers: dict[int, Confirmation] = {}
         remaining = list(range(len(tasks)))
         if keys.isdisjoint(self._generations.sharded):
-            confirmations = await self._backend.inner.publisher.publish(*tasks)
+            confirmations = await self._inner.publisher.publish(*tasks)
             if not any(answer.code is Refusal.MOVED for answer in confirmations):
                 return confirmations
             answers = dict(enumerate(confirmations))
@@ -108,7 +114,7 @@ class ShardedPublisher:
             for index in indexes:
                 name = generation.shard_key(key, shard_of(tasks[index], generation.shards))
                 requested.setdefault(name, []).append(index)
-        control = self._backend.members[0].control
+        control = self._composite.members[0].control
         told = await gather_all(
             control.statuses(name, *(tasks[index].id for index in batch))
             for name, batch in requested.items()
@@ -130,7 +136,7 @@ class ShardedPublisher:
         """Publish each task where it belongs; return those that are refused there because the place is closed."""
         if not indexes:
             return []
-        confirmations = await self._backend.inner.publisher.publish(
+        confirmations = await self._inner.publisher.publish(
             *[renamed(tasks[index], homes[index]) for index in indexes]
         )
         moved = []
@@ -153,11 +159,11 @@ class ShardedPublisher:
         """See `taskqueue_core.backend.Publisher.schedule_retry`: in the shard that has the task."""
         inner = None
         if settles is not None:
-            _, inner = self._backend.to_member(settles)
+            _, inner = self._composite.to_member(settles)
             name = inner.task.key
         else:
-            name = await self._backend.where(task) or self._shard_key(task)
-        confirmation = await self._backend.inner.publisher.schedule_retry(
+            name = await self._generations.where(task) or self._shard_key(task)
+        confirmation = await self._inner.publisher.schedule_retry(
             renamed(task, name), at, error=error, token=token, settles=inner
         )
         return (
@@ -169,4 +175,4 @@ class ShardedPublisher:
     def room_signal(self, *keys: str) -> RoomSignal:
         """See `taskqueue_core.capabilities.RoomSignals`."""
         names = [name for key in keys for name in self._generations.known(key)[-1].shard_keys(key)]
-        return CombinedSignal([self._backend.inner], [names])
+        return CombinedSignal([self._inner], [names])

@@ -23,7 +23,7 @@ from taskqueue_core.tasks import DEFAULT_PRIORITY
 from taskqueue_dispatch.cli.server import DispatchServer, NotFound, Url, run_request
 from taskqueue_remote.problems import problem_of
 
-__all__ = ["JobEnded", "NoSlots", "NotEnded", "add_to"]
+__all__ = ["JobEnded", "NoSlotsError", "NotEnded", "add_to"]
 
 _TRIES, _PAUSE = 4, 0.25
 _LONGEST_WAIT = 30
@@ -33,7 +33,7 @@ _LIVE = {"queued", "running"}
 _COLOURS = {"done": "green", "failed": "bold red", "running": "cyan"}
 
 
-class NoSlots(TaskQueueError):
+class NoSlotsError(TaskQueueError):
     """A job was not stored: its model has no slots, or no room now."""
 
     code = "no_slots"
@@ -155,8 +155,8 @@ async def _submitted(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
             if answer.ok:
                 return server.decode(answer.body, _Outcome)
             problem = problem_of(answer.status, answer.body)
-            if problem.code == NoSlots.code:
-                raise NoSlots(f"no slots for the job: {problem.detail}")
+            if problem.code == NoSlotsError.code:
+                raise NoSlotsError(f"no slots for the job: {problem.detail}")
             raise server.error(answer)
         except BackendUnavailable as error:
             if tried == _TRIES:

@@ -59,7 +59,7 @@ def run_request(url: str | None, work: Callable[[DispatchServer], Awaitable[T]])
         settings = load_settings(Settings)
         token = settings.token.get_secret_value() if settings.token else None
         server = DispatchServer(
-            url or settings.server_url, token, tls_ca=settings.tls_ca, starts=_STARTS
+            url or settings.server_url, token, tls_ca=settings.tls_ca, start_command=_STARTS
         )
         try:
             return await work(server)

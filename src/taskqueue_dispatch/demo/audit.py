@@ -102,7 +102,7 @@ class DemoAudit:
         }
         return OfModel(
             name=model_plan.name,
-            model_plan=model_plan.answer_mode,
+            mode=model_plan.answer_mode,
             slots=sum(servers.values()),
             jobs=len(jobs),
             done=states[State.DONE],

@@ -29,7 +29,8 @@ class OfModel(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the jobs of one model. Times are seconds."""
 
     name: str
-    model_plan: str
+    mode: str = msgspec.field(name="manner")
+    """how its servers answer"""
     slots: int
     jobs: int
     done: int
@@ -212,7 +213,7 @@ def _models(report: DispatchDemoReport) -> Table:
     for model in report.models:
         table.add_column(model.name, justify="right")
     table.add_column("all", justify="right", style="dim")
-    table.add_row("answers", *(Text(model.model_plan, "dim") for model in report.models))
+    table.add_row("answers", *(Text(model.mode, "dim") for model in report.models))
     for names, name, style in _COUNTED:
         counts = [getattr(model, name) for model in report.models]
         cells = [Text(f"{count:,}", style if count else "dim") for count in counts]

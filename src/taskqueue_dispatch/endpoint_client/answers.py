@@ -12,7 +12,7 @@ status of a POST       what becomes of it
 ====================== ==================================================================================
 
 Who asks for a job that was sent before learns of the job's failure by the server's word alone: 404 and 410 are
-`Missing`, 408, 425, 429 and 503 `Busy`, and every other answer that can't be used is `EndpointUnreachable`: it is asked again.
+`Missing`, 408, 425, 429 and 503 `Busy`, every other unusable answer is `EndpointUnreachable`: it is asked again.
 """
 
 from __future__ import annotations

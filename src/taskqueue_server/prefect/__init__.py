@@ -5,12 +5,13 @@ Nothing of Prefect is needed here: what goes over the wire is JSON. What is prom
 
 from starlette.routing import WebSocketRoute
 
-from taskqueue_server.prefect import http, socket
+from taskqueue_server.prefect import http as _http
+from taskqueue_server.prefect import socket as _socket
 from taskqueue_server.prefect.http import OPERATIONS
 
 __all__ = ["OPERATIONS", "SOCKETS"]
 
 SOCKETS = (
-    WebSocketRoute(socket.PATH, socket.socket),
-    WebSocketRoute(http.PATH, http.socket),
+    WebSocketRoute(_socket.PATH, _socket.socket),
+    WebSocketRoute(_http.PATH, _http.socket),
 )

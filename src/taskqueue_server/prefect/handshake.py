@@ -56,7 +56,7 @@ class Guest:
         """Do nothing: who comes again does not say what it has."""
 
     async def greet(self) -> PrefectSessionEnd | None:
-        """Let it show its token, unless a header did. Returns how to end where that is no good. Raises `ConnectionClosed`."""
+        """Check its token, unless a header had it. Return how to end if it is wrong. Raises `ConnectionClosed`."""
         auth = await receive_frame(frames.Auth, self.channel)
         if isinstance(auth, PrefectSessionEnd):
             return auth

@@ -1,6 +1,6 @@
 """Parts: what other packages bring into the server, on its port, behind its door and in its tables.
 
-A package offers one as an entry point of the group ``taskqueue.extensions``: a callable without arguments that returns a
+A package offers one as an entry point of the group ``taskqueue.extensions``: a callable without arguments that gives a
 `Extension`. Whoever starts the server names those that it has, in ``TASKQUEUE_EXTENSIONS``; nothing else brings one in.
 """
 

@@ -32,6 +32,11 @@ _TAGS = {
 }
 _REF = "#/components/schemas/{name}"
 _PYDANTIC_REF = "#/components/schemas/{model}"
+_COMPONENT_NAMES = {"HttpProblem": "Problem", "MigrationPhase": "Phase", "RetryTaskIn": "AgainIn"}
+"""Names of components, by class, where clients know another name than that of the class."""
+_REFERENCES = {
+    _REF.format(name=old): _REF.format(name=name) for old, name in _COMPONENT_NAMES.items()
+}
 _TEXT = {"type": "string"}
 _HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "taskqueue-time": ("the store's time, Unix seconds", {"type": "number"}),
@@ -142,7 +147,19 @@ def _schemas(kinds: Sequence[Any]) -> tuple[dict[int, Any], dict[str, Any]]:
             components.update(schema.pop("$defs", {}))
             components[kind.__name__] = schema
             schemas[id(kind)] = {"$ref": _REF.format(name=kind.__name__)}
-    return schemas, components
+    for old, name in _COMPONENT_NAMES.items():
+        if old in components:
+            components[name] = {**components.pop(old), "title": name}
+    return _with_names(schemas), _with_names(components)
+
+
+def _with_names(schema: Any) -> Any:
+    """Return a schema whose references have the names of `_COMPONENT_NAMES`."""
+    if isinstance(schema, list):
+        return [_with_names(item) for item in schema]
+    if not isinstance(schema, dict):
+        return _REFERENCES.get(schema, schema) if isinstance(schema, str) else schema
+    return {key: _with_names(value) for key, value in schema.items()}
 
 
 def _is_pydantic(kind: Any) -> bool:

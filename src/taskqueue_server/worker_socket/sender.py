@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from taskqueue_core.backend import Subscription
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_core.protocol.server_session import ServerSession, SessionState
+from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
@@ -73,7 +73,7 @@ class DeliverySender:
                 await self._deliver(received.deliveries)
 
     def _may_deliver(self) -> bool:
-        return self._session.state is SessionState.READY
+        return self._session.state is ServerSessionState.READY
 
     async def _receive(self) -> Received:
         # After an outage the first receive does not wait, so that its answer can tell that the store is back.

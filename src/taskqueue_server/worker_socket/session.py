@@ -30,7 +30,7 @@ from taskqueue_core.protocol.server_events import (
     Settlement,
     WorkerLeft,
 )
-from taskqueue_core.protocol.server_session import ServerSession, SessionState
+from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.worker_socket.handshake import adopt
 from taskqueue_server.worker_socket.sender import DeliverySender
@@ -70,7 +70,7 @@ class WorkerSession:
         access_revoked: asyncio.Event,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``deliveries_changed`` is set whenever deliveries leave the books, ``access_revoked`` once the worker may not stay.
+        """``deliveries_changed`` is set whenever deliveries end, ``access_revoked`` once the worker may not stay.
 
         ``on_closed`` is called as soon as nobody listens any more, before what is held is handed back.
         """
@@ -276,7 +276,7 @@ class WorkerSession:
         await self._channel.send(*texts)
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the frame's field
-        if self._session.state is SessionState.NEW:
+        if self._session.state is ServerSessionState.NEW:
             return
         with contextlib.suppress(
             ConnectionClosed

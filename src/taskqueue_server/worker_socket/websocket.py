@@ -64,7 +64,7 @@ class WebSocketChannel:
         return message["bytes"] if text is None else text
 
     async def send(self, *texts: str) -> None:
-        """Send messages, in one go. Waits while the peer reads slowly. Raises `ConnectionClosed`; the rest was not sent then."""
+        """Send messages together; wait while the peer reads slowly. Raises `ConnectionClosed`: the rest is not sent."""
         try:
             async with asyncio.timeout(self._seconds), self._turn:
                 for text in texts:

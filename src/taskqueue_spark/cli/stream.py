@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from taskqueue_cli.output import FAILED, LogLevel, console, paragraphs, print_json, set_up
+from taskqueue_cli.output import (
+    FAILED,
+    LogLevel,
+    configure_logging,
+    console,
+    paragraphs,
+    print_json,
+)
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.options import PipelineOptions, options, with_options
 from taskqueue_spark.cli.session import needed, work
@@ -74,7 +81,7 @@ def stream(
         failure_share=failure_share,
         failure_least=failure_least,
     )
-    set_up(log_level)
+    configure_logging(log_level)
     with work(asked) as running:
         done = run(running.spark, options, say=running.stages.note)
     if asked.as_json:

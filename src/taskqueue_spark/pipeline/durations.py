@@ -69,7 +69,8 @@ def steps(transitions: DataFrame) -> DataFrame:
     """
     promoted = "event = 'available' and before_due_at <= ts"
     again = "coalesce(revival > coalesce(birth.seq, 0), false)"
-    first = f"state in ({name_list(_FIRST)}) and not coalesce(before_state in ({name_list(ENDED)}), false) and not {again}"
+    ended = f"coalesce(before_state in ({name_list(ENDED)}), false)"
+    first = f"state in ({name_list(_FIRST)}) and not {ended} and not {again}"
     ran = f"event in ({name_list(_VERDICTS)}) and not {_poisoned('event', 'reason')} and before_event = 'delivered'"
     return (
         in_order(transitions)

@@ -76,7 +76,7 @@ class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
             anomalies=self.anomalies,
             gaps=self.missing,
             damaged=self.damaged,
-            requested=self.asked,
+            store_checked=self.asked,
             short=self.short,
         )
 

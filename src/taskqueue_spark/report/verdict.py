@@ -55,14 +55,14 @@ def verdict_of(
     anomalies: Mapping[str, int] | None = None,
     gaps: int = 0,
     damaged: int = 0,
-    requested: bool = False,
+    store_checked: bool = False,
     short: int = 0,
 ) -> Verdict:
     """Return the verdict on what all queues come to: ``queues``, each of `COUNTED`, ``balanced`` and ``complete``.
 
-    ``rules``: each rule with its ``count`` of violations. ``gaps``: transitions that are missing. ``asked``: whether
-    the store was asked where tasks without an end are. ``short``: how many tasks fewer the ledgers of the store have
-    as published than the journal has; what they have more is from before it.
+    ``rules``: each rule with its ``count`` of violations. ``gaps``: transitions that are missing.
+    ``store_checked``: whether the store was asked where tasks without an end are. ``short``: how many tasks fewer
+    the ledgers of the store have as published than the journal has; what they have more is from before it.
     """
     violations = sum(rule["count"] for rule in rules)
     odd = {name: count for name, count in (anomalies or {}).items() if count}
@@ -79,7 +79,7 @@ def verdict_of(
     elif total["unknown"] or not complete:
         kind = "unknown"
     sentences = [
-        *_describe_balance(total, requested=requested),
+        *_describe_balance(total, store_checked=store_checked),
         *_faults(total, odd, violations, short),
         *_missing(total, gaps, damaged, complete=complete),
     ]
@@ -91,14 +91,14 @@ def verdict_of(
     return Verdict(kind=kind, title=_TITLES[kind], sentences=sentences)
 
 
-def _describe_balance(total: Mapping[str, int], *, requested: bool) -> Iterable[str]:
+def _describe_balance(total: Mapping[str, int], *, store_checked: bool) -> Iterable[str]:
     begun = total["published"] + total["earlier"]
     ends = [_many(total[name], _state_name(name)) for name in _ENDS if total[name]]
     yield f"Of {_tasks(begun)}, {_listed(ends) or 'none has ended'}."
     if live := [_many(total[name], _state_name(name)) for name in LIVE if total[name]]:
         observed = (
             "as the store says"
-            if requested
+            if store_checked
             else "as their last transitions say; the store was not asked"
         )
         yield f"{_listed(live).capitalize()}: {observed}."

@@ -283,5 +283,6 @@ def _line(phase: str, condition: Condition, now: float) -> dict[str, Any]:
     moment = dt.datetime.fromtimestamp(now, dt.UTC).isoformat()
     episode = {"episode": condition.episode} if condition.episode else {}
     return {
-        "phase": phase, "kind": condition.kind, "of": condition.of, "at": moment, "text": condition.text, **episode, **condition.details,
+        "phase": phase, "kind": condition.kind, "of": condition.of, "at": moment, "text": condition.text,
+        **episode, **condition.details,
     }  # fmt: skip

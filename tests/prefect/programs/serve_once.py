@@ -11,7 +11,7 @@ from prefect.server.api.server import create_app
 from prefect.server.task_queue import TaskQueue
 
 from taskqueue_prefect import patches
-from taskqueue_prefect.errors import NotAsConfigured
+from taskqueue_prefect.errors import QueueNotInUse
 
 STRICT = "TASKQUEUE_PREFECT_STRICT"
 
@@ -32,7 +32,7 @@ async def serve_odd() -> None:
     os.environ[STRICT] = "true"
     try:
         await serve()
-    except NotAsConfigured as error:
+    except QueueNotInUse as error:
         sys.stdout.write(f"{error}\n")
     os.environ[STRICT] = "false"
     await serve()

@@ -1,6 +1,6 @@
 """What hand-outs may follow on each other: R7, R8, R10 and R11. They look at a lane: what depends on each other.
 
-An entry is a hand-out's part in a lane, or its end's: at a ``place`` of the lane's order.
+An entry is a hand-out's part in a lane, or its end's: at a ``position`` of the lane's order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DUST = 1e-6
 FIELDS = {
     "lane": "string",
     "part": "long",  # of a rule that is told of once per part of a lane, which
-    "place": "long",
+    "position": "long",
     "step": "int",  # how many more are in flight; of R8, -1 for an end
     "value": "long",  # the number of the hand-out; of R8, of what is hidden behind it
     "behind": "boolean",  # it overtakes nobody
@@ -55,7 +55,7 @@ def entries() -> list[LaneEntry]:
     fair = F.coalesce(F.exists("spans.order", lambda order: order == "fair"), F.expr("false"))
     fair |= F.col("blind") | F.col("unset")
     lane = F.concat_ws("/", F.col("priority").cast("string"), F.when(fair, tenant))
-    order = {"place": F.col("before_seq"), "value": seq}
+    order = {"position": F.col("before_seq"), "value": seq}
     row, turn = F.concat(F.lit("order/"), entity), F.concat(F.lit("turn/"), entity)
     ended = F.col("state").isin(*ENDED) & entity.isNotNull()
     return [
@@ -95,14 +95,14 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[LaneEntry]:
 
 def broken(result: DataFrame) -> DataFrame:
     """Return the entries that break their rule, with ``text``; those that have one do already."""
-    lane = Window.partitionBy(*LANE).orderBy("place", "step")
+    lane = Window.partitionBy(*LANE).orderBy("position", "step")
     before, until = (
         lane.rowsBetween(Window.unboundedPreceding, -1),
         lane.rowsBetween(Window.unboundedPreceding, 0),
     )
     out, turn = F.col("step") == 1, F.col("lane").startswith("turn/")
     number = F.row_number().over(lane)
-    held = F.max(F.when(out, F.struct("place", "task_id", "value"))).over(before)
+    held = F.max(F.when(out, F.struct("position", "task_id", "value"))).over(before)
     result = (
         result.withColumn("_earlier", F.max(F.when(~F.col("behind"), F.col("value"))).over(before))
         .withColumn("_running", F.sum("step").over(until))
@@ -112,11 +112,11 @@ def broken(result: DataFrame) -> DataFrame:
     own_end = (F.col("step") == -1) & (F.col("task_id") == F.col("_held.task_id"))
     saved = F.max(F.col("rate") * F.col("at") - F.col("_number") + 1).over(until)
     result = result.withColumn(
-        "_released", F.max(F.when(own_end, F.col("place"))).over(before)
+        "_released", F.max(F.when(own_end, F.col("position"))).over(before)
     ).withColumn("_level", F.col("_number") - F.col("rate") * F.col("at") + saved)
     holder, rule = F.col("_held"), F.col("rule")
-    waits = F.coalesce(F.col("_released") < holder["place"], F.expr("true"))
-    blind = F.coalesce(holder["value"] < F.col("place"), F.expr("false"))
+    waits = F.coalesce(F.col("_released") < holder["position"], F.expr("true"))
+    blind = F.coalesce(holder["value"] < F.col("position"), F.expr("false"))
     taken = out & turn & (holder["task_id"] != F.col("task_id")) & waits & ~blind
     most = F.col("limit") + F.col("rate") * ROUNDING + _DUST
     texts = F.coalesce(

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from taskqueue_conformance.harness import Harness
-    from taskqueue_core.backend import Capability
+from taskqueue_core.backend import Capabilities, Capability
 
-    Need = Capability | Literal["atomic_retry", "durable", "manual_clock", "shared"]
+Need = Capability | Literal["atomic_retry", "durable", "manual_clock", "shared"]
 
-__all__ = ["add_needs", "missing", "needs", "needs_of"]
+__all__ = ["Declaring", "Need", "add_needs", "missing", "needs", "needs_of"]
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 _OTHERS = ("atomic_retry", "durable", "manual_clock", "shared")
 _NEEDS = "__taskqueue_needs__"
+
+
+class Declaring(Protocol):
+    """A class that says what its backend has: see `taskqueue_conformance.Harness`."""
+
+    manual_clock: ClassVar[bool]
+    capabilities: ClassVar[Capabilities]
 
 
 def needs(*what: Need) -> Callable[[Test], Test]:
@@ -44,12 +49,12 @@ def needs_of(test: object) -> tuple[Need, ...]:
     return matches
 
 
-def missing(harness: type[Harness], test: object) -> Need | None:
+def missing(harness: type[Declaring], test: object) -> Need | None:
     """Return the first need of a test that a class does not declare, ``None`` if the test applies."""
     return next((need for need in needs_of(test) if not _declares(harness, need)), None)
 
 
-def _declares(harness: type[Harness], need: Need) -> bool:
+def _declares(harness: type[Declaring], need: Need) -> bool:
     if need == "manual_clock":
         return harness.manual_clock
     if need in _OTHERS:
