@@ -41,7 +41,6 @@ MODULES = (
     "slots.model",
     "slots.notifications",
     "slots.reconcile",
-    "slots.suite",
     "slots.unused",
     "suites.capacity",
     "suites.close",

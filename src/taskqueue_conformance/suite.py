@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from taskqueue_conformance.declared import DeclaredSuite
 from taskqueue_conformance.model.machine import MachineSuite
-from taskqueue_conformance.slots.suite import SlotsSuite
+from taskqueue_conformance.slots.endpoints import SlotServersSuite
+from taskqueue_conformance.slots.leases import SlotLeasesSuite
+from taskqueue_conformance.slots.machine import SlotsMachineSuite
+from taskqueue_conformance.slots.notifications import SlotBellsSuite
+from taskqueue_conformance.slots.reconcile import SlotReconcileSuite
+from taskqueue_conformance.slots.unused import SlotUnusedSuite
 from taskqueue_conformance.suites.capacity import CapacitySuite
 from taskqueue_conformance.suites.close import ClosingSuite
 from taskqueue_conformance.suites.concurrency import ConcurrencySuite
@@ -35,7 +40,18 @@ from taskqueue_conformance.suites.tenants import TenantsSuite
 from taskqueue_conformance.suites.tracking import TrackingSuite
 from taskqueue_conformance.suites.waiting import WaitingSuite
 
-__all__ = ["BackendSuite"]
+__all__ = ["BackendSuite", "SlotsSuite"]
+
+
+class SlotsSuite(
+    SlotsMachineSuite,
+    SlotUnusedSuite,
+    SlotBellsSuite,
+    SlotReconcileSuite,
+    SlotServersSuite,
+    SlotLeasesSuite,
+):
+    """`taskqueue_core.capabilities.SlotPool`."""
 
 
 class BackendSuite(

@@ -11,7 +11,7 @@ Promises that hold for every method:
 * Cancelling a call at any point loses nothing: it happened whole or not at all, and what it handed
   out without anybody seeing it comes back. One that changes a whole queue may go in several steps,
   each whole or not at all.
-* Where the store is out of reach `BackendUnavailable` is raised, and nothing else is.
+* Where the store is unavailable `BackendUnavailable` is raised, and nothing else is.
 * Times are Unix seconds of the store's clock.
 """
 
@@ -40,7 +40,7 @@ class Publisher(Protocol):
         ``duplicate`` where the payload is the same, ``conflict`` where it is not. A task with
         ``not_before`` waits in ``scheduled`` (law 8).
 
-        Raises `PublishUnconfirmed` where the store's answer was lost: publish again with the same
+        Raises `PublishUnconfirmed` where the store's response was lost: publish again with the same
         ids.
         """
         ...

@@ -19,7 +19,7 @@ def check_token(token: str | None) -> None:
     if token is not None and not (
         token.isascii() and token.isprintable() and token == token.strip()
     ):
-        raise ConfigurationError("TASKQUEUE_TOKEN: a token is printable ASCII text")
+        raise ConfigurationError("TASKQUEUE_TOKEN: must be printable ASCII text")
 
 
 def trusting(
@@ -34,7 +34,7 @@ def trusting(
     try:
         context = ssl.create_default_context(cafile=str(authorities))
     except ssl.SSLError:
-        raise ConfigurationError(f"{setting}: there are no certificates (PEM) in it") from None
+        raise ConfigurationError(f"{setting}: the file contains no PEM certificate") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else type(error).__name__
         raise ConfigurationError(f"{setting}: it cannot be read: {reason}") from None
@@ -46,6 +46,6 @@ def warn_if_readable(shown: str, token: str | None, *, loopback: bool) -> None:
     """Say so where a token goes over the network as it is: anybody on the way can read it."""
     if token is not None and not loopback and shown.startswith(("http:", "ws:")):
         _log.warning(
-            "the token and every task go to %s as plain text, for all on the way to read: use https",
+            "token and tasks are sent to %s unencrypted; use https",
             shown,
         )

@@ -134,7 +134,7 @@ def load_settings(kind: type[S]) -> S:
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
     folder = os.environ.get(SECRETS_DIR) or None
     if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - any text may stand there
-        raise ConfigurationError(f"{SECRETS_DIR}: there is no such directory")
+        raise ConfigurationError(f"{SECRETS_DIR}: the directory does not exist")
     try:
         return kind(_env_prefix=prefix, _secrets_dir=folder)
     except ValidationError as error:
@@ -144,10 +144,10 @@ def load_settings(kind: type[S]) -> S:
         )
         raise ConfigurationError(f"invalid settings: {faults}") from None
     except (SettingsError, TOMLDecodeError) as error:
-        raise ConfigurationError(f"the settings cannot be read: {error}") from None
+        raise ConfigurationError(f"cannot read the settings: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"the settings cannot be read: {type(error).__name__} in .env or taskqueue.toml"
+            f"cannot read the settings: {type(error).__name__} in .env or taskqueue.toml"
         ) from None
 
 

@@ -12,10 +12,10 @@
     ├── PublishError
     │   ├── QueueFull               refused at the door; nothing was stored
     │   ├── IdConflict              the id is taken by a task with another payload
-    │   └── PublishUnconfirmed      the store's answer was lost: publish again with the same id
+    │   └── PublishUnconfirmed      the store's response was lost: publish again with the same id
     ├── LeaseLost                   the receipt is no longer (or never was) current; nothing was changed
     ├── SubscriptionClosed          the subscription was closed before the call
-    ├── BackendUnavailable          the store is out of reach; the same call may succeed later
+    ├── BackendUnavailable          the store is unavailable; the same call may succeed later
     ├── SettingsConflict            somebody else changed the settings in between
     └── ProtocolViolation           the peer of a socket broke the protocol
 

@@ -73,14 +73,14 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         if not all(isinstance(name, str) for name in names) or any(
             isinstance(item, str) for item in several
         ):
-            raise TypeError("an identity has a name, a set of verbs and a tuple of keys")
+            raise TypeError("Identity needs a name, a set of verbs and a tuple of keys")
         # A list would do, until somebody looks the identity up, or changes the list.
         msgspec.structs.force_setattr(self, "verbs", frozenset(self.verbs))
         msgspec.structs.force_setattr(self, "keys", tuple(self.keys))
         limits: tuple[object, ...] = (self.rate, self.burst, self.connections)
         for limit in limits:
             if limit is not None and not (isinstance(limit, int | float) and 0 < limit < inf):
-                raise TypeError("the limits of an identity are numbers above 0")
+                raise TypeError("the limits of an Identity must be numbers greater than 0")
 
     def is_allowed(self, verb: str, key: str | None = None) -> bool:
         """Whether ``verb`` is allowed with ``key``; without one, with all keys there are."""
@@ -204,7 +204,7 @@ class Hooks:
                     wraps or inspect.iscoroutinefunction(implementation.function)
                 ):
                     raise pluggy.PluginValidationError(
-                        plugin, f"{hook.name} must be a plain function: no wrapper, not async"
+                        plugin, f"{hook.name} must be a plain function, neither async nor a wrapper"
                     )
 
     # pluggy's own call stops at the first failing implementation; calling them one by one isolates each.
@@ -243,7 +243,7 @@ def load_plugins(
             written_for = getattr(plugin, "TASKQUEUE_HOOK_API", None)
             if written_for != HOOK_API:
                 _plugins_log.error(
-                    "plugin %s is for hook API %s, this is %s: not loaded",
+                    "plugin %s not loaded: it needs hook API %s, this is %s",
                     point.name,
                     written_for,
                     HOOK_API,

@@ -118,7 +118,9 @@ def check_json(field: str, value: object, limit: int) -> None:
     except (ValueError, RecursionError) as error:
         raise InvalidInput(field, f"{kind_of(value)} that is not JSON", "JSON text") from error
     if _too_deep(value):
-        raise InvalidInput(field, f"{kind_of(value)}, too deep", f"{LIMITS.depth} levels at most")
+        raise InvalidInput(
+            field, f"{kind_of(value)}, nested too deep", f"at most {LIMITS.depth} levels"
+        )
 
 
 def _too_deep(text: bytes) -> bool:

@@ -44,7 +44,9 @@ def load_backend(name: str) -> Backend:
     except ConfigurationError:
         raise
     except Exception as error:
-        raise InvalidBackend(f"backend {name!r}: making it failed: {_describe(error)}") from error
+        raise InvalidBackend(
+            f"backend {name!r}: its factory raised an exception: {_describe(error)}"
+        ) from error
     check_backend(backend, name)
     return cast("Backend", backend)
 
@@ -132,7 +134,7 @@ def _how_to_install(name: str) -> str:
         ours = []
     if extra in ours:
         return f"try: pip install '{_DISTRIBUTION}[{extra}]'"
-    return "install what the backend's own package asks for"
+    return "install the dependencies of the backend's package"
 
 
 def _not_found(name: str, why: str) -> str:

@@ -69,7 +69,9 @@ def _load(name: str, settings: Settings) -> Backend:
     if settings.migrate_from is None:
         return _spreadable(load_backend(name))
     if settings.migrate_from == _SERVER:
-        raise ConfigurationError("TASKQUEUE_MIGRATE_FROM: a server is no store; name its backend")
+        raise ConfigurationError(
+            "TASKQUEUE_MIGRATE_FROM: cannot be a server; set the backend of that server"
+        )
     with of_the_old_side():
         try:
             old = _spreadable(load_backend(settings.migrate_from))
@@ -251,7 +253,7 @@ def stored(confirmation: Confirmation) -> Confirmation:
         )
     if confirmation.status is Published.CONFLICT:
         raise IdConflict(
-            f"id {task_id!r} is taken in queue {key!r} by a task with another payload",
+            f"id {task_id!r} is already used in queue {key!r} by a task with another payload",
             task_id=task_id,
         )
     return confirmation

@@ -41,7 +41,7 @@ def read_settings(text: bytes) -> QueueSettings:
     if fault["type"] == "extra_forbidden":  # what a stranger calls a field is not repeated
         parent = ".".join(parents)
         known = ", ".join(_PARTS[parent].model_fields)
-        raise InvalidInput(parent or "settings", "a field that is not known", known)
+        raise InvalidInput(parent or "settings", "an unknown field", known)
     field = ".".join((*parents, name))
     if fault["type"] == "missing":
         raise InvalidInput(field, "nothing", "a value")

@@ -39,7 +39,9 @@ class Route(BaseModel):
         except InvalidInput as error:
             raise ValueError(str(error)) from error
         if len(prefix) > LIMITS.name - _DIGITS:
-            raise ValueError(f"at most {LIMITS.name - _DIGITS} characters, as an id follows it")
+            raise ValueError(
+                f"at most {LIMITS.name - _DIGITS} characters, because an id is appended"
+            )
         return prefix
 
 
@@ -50,7 +52,7 @@ class Routes:
         """Raises `ConfigurationError` for a kind that has two."""
         self._routes = {route.kind: route for route in routes}
         if len(self._routes) < len(routes):
-            raise ConfigurationError("two routes are of the same kind of work: name each kind once")
+            raise ConfigurationError("two routes have the same kind of work; use each kind once")
 
     def key(self, kind: str, of: UUID) -> str:
         """Return the name of the queue. Raises `InvalidInput` for a kind without a route."""

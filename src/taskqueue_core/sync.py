@@ -68,7 +68,7 @@ class _Loop:
         try:
             return future.result()
         except CancelledError:
-            raise TaskQueueError("the queue was closed before the call was answered") from None
+            raise TaskQueueError("the queue was closed before the call ended") from None
         finally:
             future.cancel()  # an interrupted caller takes its call along; harmless after the answer
 

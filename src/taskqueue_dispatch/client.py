@@ -87,7 +87,7 @@ class _Course:
             try:
                 answer = msgspec.json.decode(body, type=dict[str, Any])
             except _NOT_READ:
-                return self.pause("an answer that is not whole", None)
+                return self.pause("an incomplete response", None)
             return Confirmed(idempotency_key=self.key, tries=self.tries, answer=answer)
         if status not in _RETRY_SECONDS:
             raise SubmitRefused(status, _problem(body), self.key)
@@ -191,9 +191,9 @@ def _problem(body: bytes) -> str:
     try:
         decoded = msgspec.json.decode(body, type=dict[str, Any])
     except _NOT_READ:
-        return "it does not say why"
+        return "no reason given"
     said = decoded.get("detail") or decoded.get("title")
-    return said[: LIMITS.text] if isinstance(said, str) else "it does not say why"
+    return said[: LIMITS.text] if isinstance(said, str) else "no reason given"
 
 
 def _seconds(header: str | None) -> float | None:

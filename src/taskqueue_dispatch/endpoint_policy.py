@@ -58,14 +58,18 @@ class Allowed:
         if address is not None:
             if self._holds(address):
                 return
-            raise InvalidInput("endpoint", "an address elsewhere", _PLACES)
+            raise InvalidInput("endpoint", "an address that is not allowed", _PLACES)
         if self._names(host):
             return
         matches = await self._resolve(host)
         if not matches:
-            raise InvalidInput("endpoint", "a host that is not found", "one that is, or an address")
+            raise InvalidInput(
+                "endpoint",
+                "a host name that cannot be resolved",
+                "a name that can be resolved, or an IP address",
+            )
         if not self.holds(matches):
-            raise InvalidInput("endpoint", "a host elsewhere", _PLACES)
+            raise InvalidInput("endpoint", "a host that is not allowed", _PLACES)
 
     def follows(self, host: str) -> bool:
         """Whether it matters where a host's name leads: it is no address, and no name that the settings have."""
@@ -89,7 +93,7 @@ def _host_of(url: object) -> str:
         raise InvalidInput("endpoint", kind_of(url), f"a URL of at most {LIMITS.url} characters")
     if not _PLAIN.fullmatch(url) or _ODD & set(url):
         raise InvalidInput(
-            "endpoint", "a URL with blanks or odd signs", "http:// or https:// and a host"
+            "endpoint", "a URL with spaces or invalid characters", "http:// or https:// and a host"
         )
     try:
         parts = urlsplit(url)
@@ -98,13 +102,13 @@ def _host_of(url: object) -> str:
         host = port = None
         parts = urlsplit("")
     if parts.scheme not in {"http", "https"} or not host or port == 0:
-        raise InvalidInput("endpoint", "no such URL", "http:// or https:// and a host")
+        raise InvalidInput("endpoint", "an invalid URL", "http:// or https:// and a host")
     if "@" in parts.netloc:
         raise InvalidInput("endpoint", "a URL with a user or password", "one without")
     if "#" in url:
         raise InvalidInput("endpoint", "a URL with a fragment", "one without")
     if "%" in host or (":" not in host and not _is_name(host)):
-        raise InvalidInput("endpoint", "a host that is spelled oddly", "a name, or an address")
+        raise InvalidInput("endpoint", "an invalid host name", "a name, or an address")
     return host.rstrip(".")
 
 

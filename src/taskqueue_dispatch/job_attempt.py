@@ -13,7 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from taskqueue_core import retry
 from taskqueue_core.backend import Subscription
@@ -24,6 +26,8 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.retry import Bury, Redeliver, Rejected, RetryPolicy, Verb
 from taskqueue_core.tasks import Delivery, Settled
 from taskqueue_dispatch.endpoint_client.answers import (
+    DONE,
+    FAILED,
     Answer,
     Busy,
     Done,
@@ -32,13 +36,43 @@ from taskqueue_dispatch.endpoint_client.answers import (
     JobFailedAnswer,
     JobRunningAnswer,
     Missing,
+    shown,
 )
 from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.runner_context import Parts
-from taskqueue_dispatch.slot_notes import accepted_note, answer_of
 
-__all__ = ["Ends", "JobAttempt"]
+__all__ = ["Ends", "JobAttempt", "accepted_note", "answer_of"]
+
+
+class _Pushed(msgspec.Struct):
+    status: str
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error: Any = None
+    final: Any = None
+    accepted: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Pushed)
+
+
+def accepted_note(remote_id: str) -> bytes:
+    """Return a note that a server knows the job by this id."""
+    return msgspec.json.encode({"status": "accepted", "accepted": remote_id})
+
+
+def answer_of(note: bytes) -> Answer | None:
+    """Return what a note says; ``None`` where that is nothing of use."""
+    try:
+        decoded = _decoder.decode(note)
+    except msgspec.MsgspecError:
+        return None
+    if decoded.status in DONE:
+        return Done(bytes(decoded.result))
+    if decoded.status in FAILED:
+        return JobFailedAnswer(shown(decoded.error), final=decoded.final is True)
+    return None if decoded.accepted is None else JobAcceptedAnswer(decoded.accepted)
+
 
 _OVERTIME = "Exceeded max processing time"
 _REFUSED = "refused_by_server"
@@ -93,8 +127,8 @@ class JobAttempt:
                 self._ends.free(self._held)
             raise
         except Exception:  # noqa: BLE001 - whatever it is, neither the slot nor the job is kept for it
-            _log.exception("a job could not be seen to its end")
-            answer = EndpointUnreachable("an error in the dispatcher", sent=True)
+            _log.exception("could not complete a job")
+            answer = EndpointUnreachable("internal error of the dispatcher", sent=True)
         if answer is None:
             self._parts.breaker.undecided(self._held.lease.model, self._held.lease.server)
             self._ends.free(self._held)
@@ -151,7 +185,7 @@ class JobAttempt:
         except TimeoutError:
             return JobFailedAnswer(_OVERTIME)
         if isinstance(sent, Missing):
-            return JobFailedAnswer("the endpoint is not there")
+            return JobFailedAnswer("the endpoint does not exist")
         return await self._follow(sent)
 
     async def _before(self) -> Answer | None:
@@ -191,9 +225,7 @@ class JobAttempt:
                 missing += 1
                 # the server began anew, or its word that it has the job was not true
                 if missing > 1:
-                    return EndpointUnreachable(
-                        "the server does not know the job any more", sent=True
-                    )
+                    return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
                 return answer
             if self._remaining <= 0:
@@ -246,7 +278,7 @@ class JobAttempt:
             async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
         except (TaskQueueError, TimeoutError):
-            _log.warning("a slot is left to run out")
+            _log.warning("could not release a slot; it is free again when its lease expires")
         self._parts.renewer.drop(self._held)
 
     async def _give_up(self, answer: Answer) -> None:

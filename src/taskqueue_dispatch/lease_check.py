@@ -132,10 +132,10 @@ class Checks:
             self._failing = False
         except TaskQueueError as error:
             if not self._failing:
-                _log.warning("slots can't be reconciled", extra={"code": error.code})
+                _log.warning("could not reconcile slots", extra={"code": error.code})
             self._failing = True
         except Exception:  # noqa: BLE001 - the loop must not end silently
-            _log.exception("checking an endpoint failed")
+            _log.exception("could not check an endpoint")
         finally:
             jitter = 1 + _JITTER * (2 * self._uniform() - 1)
             # One that was poked meanwhile is due already.
@@ -158,7 +158,7 @@ class Checks:
         )
         if ended:
             figures = {"model": endpoint.model, "server": endpoint.server, "leases": len(ended)}
-            _log.warning("slots came back whose jobs their server does not run", extra=figures)
+            _log.warning("released slots whose jobs do not run on their server", extra=figures)
             self._ended(ended)
         if observed is not None and (info.overdue or (observed.active and not info.healthy)):
             return min(settings.settled, settings.health_interval)  # a second look tells

@@ -166,7 +166,7 @@ class LeaseRenewer:
             self._say(error)
             return False
         except Exception:  # noqa: BLE001 - the loop must not end silently
-            _log.exception("renewing slots failed")
+            _log.exception("slot renewal failed")
             return False
         self._failing = False
         for item, sent, lease in zip(held, leases, results, strict=True):
@@ -183,7 +183,7 @@ class LeaseRenewer:
     def _say(self, error: Exception) -> None:
         if not self._failing:
             code = error.code if isinstance(error, TaskQueueError) else "timeout"
-            _log.warning("slots can't be renewed", extra={"code": code})
+            _log.warning("could not renew slots", extra={"code": code})
         self._failing = True
 
 

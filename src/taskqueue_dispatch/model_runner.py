@@ -157,7 +157,7 @@ class ModelRunner:
                 async with self._parts.pool.slot_signal(self.model) as signal:
                     await self._turn_around(signal)
             except TaskQueueError as error:
-                _log.warning("dispatching is held up", extra={"code": error.code})
+                _log.warning("dispatching is blocked", extra={"code": error.code})
                 await self._pause()
             except Exception:  # noqa: BLE001 - the loop must not end silently
                 _log.exception("dispatching failed")
@@ -388,7 +388,9 @@ class ModelRunner:
         if self._unsettled == _UNSETTLED - 1:
             self.check_now()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a job was left to its lease", exc_info=error)
+            _log.error(
+                "could not settle a job; it is redelivered when its lease expires", exc_info=error
+            )
 
 
 async def _within(work: Callable[[], Awaitable[object]]) -> None:

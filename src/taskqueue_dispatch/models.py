@@ -70,9 +70,9 @@ class ModelConfig(BaseModel):
     @classmethod
     def _check_placeholder(cls, template: str | None) -> str | None:
         if template is not None and template.count("{id}") != 1:
-            raise ValueError("one {id} is needed in it")
+            raise ValueError("it must contain {id} once")
         if template is not None and set("{}") & set(template.replace("{id}", "")):
-            raise ValueError("no other braces than those of {id} are allowed")
+            raise ValueError("braces are allowed as {id} only")
         return template
 
     def capacity(self, slots: int) -> int:

@@ -221,7 +221,7 @@ class ModelRegistry:
             await self._pool.configure(model, self._documents[model])
         if lost or forgotten:
             figures = {"endpoints": len(lost), "configurations": len(forgotten)}
-            _log.warning("the slot pool was emptied: what was known is back", extra=figures)
+            _log.warning("the slot pool was emptied; endpoints registered again", extra=figures)
         return len(lost) + len(forgotten)
 
     def _know(
@@ -259,7 +259,7 @@ class ModelRegistry:
             except ValidationError as error:
                 config = ModelConfig()
                 _log.warning(
-                    "a model's configuration in the store is not valid: the defaults are in force",
+                    "invalid model configuration in the store; using the defaults",
                     extra={"faults": error.error_count()},
                 )
             read = self._configs[model] = document, config
@@ -320,7 +320,7 @@ class ModelRegistry:
             except TaskQueueError as error:
                 self._followed[view.model] = state  # said once
                 _log.warning(
-                    "the settings of a model's queue can't follow its slots",
+                    "could not update the settings of a model's queue",
                     extra={"queue": view.key, "code": error.code},
                 )
 

@@ -187,7 +187,7 @@ class Dispatcher:
                 await self._stop(*self._runners[model], 0)
                 del self._runners[model]
         except TaskQueueError as error:
-            _log.warning("the registry cannot be read", extra={"code": error.code})
+            _log.warning("could not read the registry", extra={"code": error.code})
 
     async def _stop(self, runner: ModelRunner, task: asyncio.Task[None], seconds: float) -> None:
         runner.stop(seconds)
@@ -219,9 +219,9 @@ class Dispatcher:
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
         if ok:
-            _log.info("the store is back")
+            _log.info("store available again")
         else:
-            _log.warning("the store is out of reach: %s; trying on", reason)
+            _log.warning("store unavailable: %s; retrying", reason)
 
 
 def _name() -> str:

@@ -61,7 +61,7 @@ class SlotPermit:
 
     @property
     def server(self) -> str:
-        """The server's name."""
+        """Name of the server."""
         return self._held.lease.server
 
     @property
@@ -77,7 +77,7 @@ class SlotPermit:
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set where the slot was taken back."""
+        """Set where the slot was revoked."""
         return self._held.lost
 
     async def detach(self, ttl: float) -> SlotLease:
@@ -121,7 +121,7 @@ class FoundNone(msgspec.Struct, frozen=True):
 class FoundQueued:
     """A place in line. Await it, once, for the permit; who is cancelled or forgets it leaves the line.
 
-    Raises `TimeoutError` where no slot came in time, and `BackendUnavailable` where the dispatcher is being stopped.
+    Raises `TimeoutError` where no slot came in time, and `BackendUnavailable` where the dispatcher is shutting down.
     """
 
     def __init__(self, slot: _WaitingPosition, position: int) -> None:
@@ -186,7 +186,7 @@ class _WaitingPosition:
     def _refusal(self) -> Exception:
         if self._late:
             return TimeoutError("no slot became free in time")
-        return BackendUnavailable("the dispatcher is being stopped")
+        return BackendUnavailable("the dispatcher is shutting down")
 
 
 class SlotFinder:
@@ -238,12 +238,12 @@ class SlotFinder:
             return FoundLeased(permit)
         if await self._is_down(model, view.config):
             return FoundNone(
-                Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is well for now", _LATER
+                Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _LATER
             )
         before = self.waiters.wanting(model)
         waiter = self.waiters.enter(model, tenant)
         if isinstance(waiter, Reason):
-            return FoundNone(waiter, "as many wait as may", 1.0)
+            return FoundNone(waiter, "too many jobs wait already", 1.0)
         seconds = self._settings.find_timeout if timeout is None else timeout
         return FoundQueued(_WaitingPosition(self, waiter, job, seconds), before)
 
@@ -275,7 +275,7 @@ class SlotFinder:
         """See `SlotPermit.detach`."""
         (lease,) = await self._pool.detach(held.lease, ttl=ttl)
         if lease is None:
-            raise LeaseLost("the slot was taken back")
+            raise LeaseLost("the slot was revoked")
         self._renewer.drop(held)
         return lease
 
@@ -302,7 +302,10 @@ class SlotFinder:
                 await asyncio.sleep(_PAUSE.delay(attempt))
             else:
                 return
-        _log.warning("a slot is left to run out", extra={"server": lease.server})
+        _log.warning(
+            "could not release a slot; it is free again when its lease expires",
+            extra={"server": lease.server},
+        )
 
     async def _view(self, model: str) -> ModelView | None:
         view = self._registry.view(model)

@@ -132,7 +132,7 @@ class Submitter:
             known = await self._status(task)
             if known is None:  # it was forgotten just then
                 raise PublishUnconfirmed(
-                    "the job was known, and is forgotten: submit it again", task_id=task.id
+                    "the record of the job has expired; submit it again", task_id=task.id
                 )
             return await self._before(model, task, known, glance)
         if confirmation.status is Published.REFUSED and confirmation.code in _REASONS:
@@ -148,7 +148,7 @@ class Submitter:
 
     async def _check(self, url: str) -> None:
         if self._check_callback is None:
-            raise InvalidInput("callback_url", "a URL", "none: callbacks are off")
+            raise InvalidInput("callback_url", "a URL", "none: callbacks are disabled")
         await self._check_callback(url)
 
     async def _glance(self, model: str) -> _Glance:
@@ -238,9 +238,7 @@ def _refused(glance: _Glance) -> NoSlots | None:
     if not glance.slots:
         return NoSlots(Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _LATER)
     if not glance.usable and glance.config.when_down is WhenDown.REFUSE:
-        return NoSlots(
-            Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is well for now", _LATER
-        )
+        return NoSlots(Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _LATER)
     if not glance.config.capacity(glance.slots) and not glance.open:
-        return NoSlots(Reason.QUEUE_FULL, "no slot is free, and none may wait", _SHORTEST)
+        return NoSlots(Reason.QUEUE_FULL, "no slot is free, and waiting is disabled", _SHORTEST)
     return None

@@ -75,7 +75,7 @@ class MemoryJournal:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
             raise ConfigurationError(
-                f"TASKQUEUE_MEMORY_JOURNAL: the file cannot be opened for appending: {error.strerror}"
+                f"TASKQUEUE_MEMORY_JOURNAL: cannot open the file for appending: {error.strerror}"
             ) from error
 
     def write(
@@ -126,7 +126,7 @@ class MemoryJournal:
         else:
             self._torn = written < len(data)
             if self._torn:
-                self._fail(OSError("the disk took a part of a line"))
+                self._fail(OSError("a line was written only in part"))
 
     def close(self) -> None:
         """Close the file. Idempotent; what is written after is lost."""
@@ -137,7 +137,7 @@ class MemoryJournal:
     def _fail(self, error: OSError) -> None:
         if not self.failed:
             self.failed = True
-            _log.error("the journal cannot be written (%s); it has gaps from here on", error)
+            _log.error("cannot write the journal (%s); it has gaps from here on", error)
 
 
 def variables(path: Path) -> Mapping[str, str]:

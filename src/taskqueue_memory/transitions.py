@@ -100,9 +100,7 @@ class MemoryStore(Steps):
         if token in record.tokens:
             return Confirmation(key=task.key, task_id=task.id, status=Published.DUPLICATE)
         if settles is not None and record.receipt != settles.receipt:
-            raise LeaseLost(
-                "the receipt is not current: settled before, taken back, or never issued"
-            )
+            raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
         worker = record.owner.consumer if record.owner else None
         self._end_receipt(record, "retry" if settles else None, revoke=settles is None)
         if not record.live and record.state is not State.DEAD:

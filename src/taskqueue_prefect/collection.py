@@ -8,7 +8,7 @@ import sys
 
 from taskqueue_core.config import load_settings
 from taskqueue_core.errors import TaskQueueError
-from taskqueue_prefect.logs import LOG
+from taskqueue_prefect.context import LOG
 from taskqueue_prefect.settings import BACKEND, PrefectSettings, environment
 
 __all__: list[str] = []

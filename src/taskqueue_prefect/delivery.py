@@ -32,8 +32,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
 from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import task_runs
-from taskqueue_prefect.context import Host
-from taskqueue_prefect.logs import LOG
+from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import connection_of, name_of
 from taskqueue_prefect.task_runs import AcceptedRun
 

@@ -17,8 +17,7 @@ import msgspec
 
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.tasks import Confirmation, Published
-from taskqueue_prefect.context import Host
-from taskqueue_prefect.logs import LOG
+from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.task_runs import Run, due_at, state_id, task_of
 
 if TYPE_CHECKING:

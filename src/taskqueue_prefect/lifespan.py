@@ -7,12 +7,15 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from taskqueue_core.consumer.maintenance import run_maintenance
-from taskqueue_prefect.context import Host
-from taskqueue_prefect.errors import QueueNotInUse
-from taskqueue_prefect.logs import LOG, forward_logs
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_prefect.context import LOG, Host, forward_logs
 from taskqueue_prefect.reconcile import reconcile
 
-__all__ = ["serve_on", "serving"]
+__all__ = ["QueueNotInUse", "serve_on", "serving"]
+
+
+class QueueNotInUse(ConfigurationError):
+    """A server would not use the queue that is configured, and is to be strict about that."""
 
 
 @contextlib.asynccontextmanager

@@ -19,8 +19,7 @@ from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import State, TaskStatus, WorkerInfo
 from taskqueue_prefect import enqueue, task_runs
-from taskqueue_prefect.context import Host
-from taskqueue_prefect.logs import LOG
+from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import client_of, name_of
 from taskqueue_prefect.task_runs import AcceptedRun, Run
 

@@ -92,9 +92,9 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
         try:
             parts = urlsplit(url.strip())
         except ValueError:
-            raise _refusal(setting, "text that is no URL", _FORMS) from None
+            raise _refusal(setting, "text that is not a URL", _FORMS) from None
         if parts.query or parts.fragment:
-            allowed = "no ?options: each has a TASKQUEUE_REDIS_… setting of its own"
+            allowed = "no ?options: set TASKQUEUE_REDIS_… settings instead"
             raise _refusal(setting, "a URL with a query or fragment", allowed)
         login, _, hosts = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
@@ -153,9 +153,9 @@ def _parse_host(setting: str, text: str, default_port: int) -> HostAddress:
         split = urlsplit(f"//{text}")
         host, port = split.hostname or "", split.port
     except ValueError:
-        raise _refusal(setting, "a host or port that cannot be one", _FORMS) from None
+        raise _refusal(setting, "an invalid host or port", _FORMS) from None
     if not _HOST.fullmatch(host):
-        raise _refusal(setting, "no host, or one that cannot be a name or address", _FORMS)
+        raise _refusal(setting, "no valid host", _FORMS)
     port = default_port if port is None else port
     if port not in _PORTS:
         raise _refusal(setting, "a port out of range", "ports 1 to 65535")
@@ -177,5 +177,5 @@ def _path(setting: str, path: str, kind: Kind) -> tuple[str, int]:
             setting, "a path", "a cluster URL without a path: a cluster has one database"
         )
     if len(names) > 1 or not _DATABASE.fullmatch(names[0]):
-        raise _refusal(setting, "a path that is no number", "the number of a database")
+        raise _refusal(setting, "a path that is not a number", "a database number")
     return service, int(names[0])

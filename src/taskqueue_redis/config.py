@@ -93,8 +93,8 @@ class RedisSettings(BaseSettings):
         for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
             if getattr(self, name) is not None and not address.tls:
                 raise ConfigurationError(
-                    f"TASKQUEUE_REDIS_{name.upper()}: set, but TASKQUEUE_REDIS_URL is one without TLS; "
-                    "allowed with: rediss://, rediss+sentinel://, rediss+cluster://"
+                    f"TASKQUEUE_REDIS_{name.upper()}: set, but TASKQUEUE_REDIS_URL has no "
+                    "TLS; allowed with: rediss://, rediss+sentinel://, rediss+cluster://"
                 )
         self.password_now()
         for position in address.hosts:

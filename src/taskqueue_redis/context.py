@@ -154,8 +154,8 @@ class RedisContext:
                 durability = Durability(promised.decode())
                 if self._facts and durability not in _durabilities_of(self._facts, int(replicas)):
                     raise ConfigurationError(
-                        f"queue {key.decode()!r} promises durability {durability.value!r}, which this Redis does not "
-                        f"keep ({_CURES[durability]})"
+                        f"queue {key.decode()!r} has durability {durability.value!r}, which "
+                        f"this Redis does not provide ({_CURES[durability]})"
                     )
         self.promises_checked = True
 
@@ -227,8 +227,8 @@ class RedisContext:
         if reading.obstacle and reading.obstacle != self._obstacle:
             self._obstacle = reading.obstacle
             _log.warning(
-                "%s: its append-only file is not written anew (%s): "
-                "run BGREWRITEAOF yourself whenever Redis was killed or lost power",
+                "%s: cannot rewrite its append-only file (%s): run BGREWRITEAOF yourself "
+                    "after Redis was killed or lost power",
                 self.settings.address.shown, reading.obstacle,
             )  # fmt: skip
         elif reading.whole and not reading.obstacle:

@@ -91,7 +91,7 @@ class RedisControl:
         partitions = self._context.scripts.partitions
         if any(partitions.of(other) != partitions.of(key) for other in settings.bound_to):
             raise InvalidInput(
-                "bound_to", "a queue in another partition", "queues that one step can write to"
+                "bound_to", "a queue in another partition", "queues of the same partition"
             )
 
     async def ledger(self, key: str) -> Ledger:
@@ -201,10 +201,12 @@ class RedisControl:
 
     def _report(self, partition: str, anomalies: int, given_up: list[list[bytes]]) -> None:
         for _, worker in given_up:
-            _log.warning("worker %s fell silent: its deliveries are with others", worker.decode())
+            _log.warning(
+                "worker %s stopped responding; its deliveries were taken over", worker.decode()
+            )
         if anomalies > self._anomalies.get(partition, 0):
             self._anomalies[partition] = anomalies
-            _log.error("partition %s: %d entries were not as they should be", partition, anomalies)
+            _log.error("partition %s: %d inconsistent entries were repaired", partition, anomalies)
 
     async def _of(self, script: str, key: str, *args: Arg) -> Any:
         return await self._run(script, self._context.scripts.partitions.of(key), key, *args)

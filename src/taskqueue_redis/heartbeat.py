@@ -106,10 +106,10 @@ class Heartbeat:
         try:
             gone = await scripts.run("beat", partition, *tokens)
         except (Failure, TaskQueueError) as error:
-            _log.warning("no sign of life could be given (%s)", type(error).__name__)
+            _log.warning("could not send a heartbeat (%s)", type(error).__name__)
             return False
         except Exception:  # noqa: BLE001 - whatever it was: leases must not end because of it
-            _log.exception("no sign of life could be given")
+            _log.exception("could not send a heartbeat")
             return False
         for token in gone:
             self.remove(token.decode())

@@ -104,9 +104,7 @@ class RedisPublisher:
                 task.tenant or "", task.ordering_key or "",
             )  # fmt: skip
         if answer == b"lost":
-            raise LeaseLost(
-                "the receipt is not current: settled before, taken back, or never issued"
-            )
+            raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
         if settles is not None:
             self._context.receipts.forget(settles.receipt)
         status = Published.ACCEPTED if answer == b"accepted" else Published.DUPLICATE
@@ -163,10 +161,12 @@ class RedisPublisher:
             with translated(AnswerLost, Refused):
                 reply = await self._confirming.run("publish", partition, by_key, *args)
         except AnswerLost as error:
-            raise PublishUnconfirmed("the store's answer was lost", task_id=tasks[0].id) from error
+            raise PublishUnconfirmed(
+                "the store's response was lost", task_id=tasks[0].id
+            ) from error
         except Refused as error:
             if error.why != "OOM":
-                raise BackendUnavailable(f"the store takes no writes now: {error.why}") from error
+                raise BackendUnavailable(f"the store accepts no writes: {error.why}") from error
             return [_no_memory(task) for task in tasks]
         answers = iter(reply)
         of_key = {key: iter(tuple(islice(answers, len(tasks)))) for key, tasks in by_key.items()}
@@ -230,7 +230,7 @@ async def _gather_all(
         if not isinstance(failure, BackendUnavailable):
             raise failure
     if failures and answers:
-        raise PublishUnconfirmed("the store took only a part") from failures[0]
+        raise PublishUnconfirmed("the store accepted only part of the batch") from failures[0]
     if failures:
         raise failures[0]
     return answers

@@ -55,8 +55,8 @@ _REFUSED: dict[str | None, int] = {
 _NOT_NOW = 503
 """for a refusal that has nothing to do with how much was published to the queue"""
 _ROUTING = {
-    404: ("not_found", "there is nothing at this path"),
-    405: ("method_not_allowed", "this path has other methods"),
+    404: ("not_found", "nothing found at this path"),
+    405: ("method_not_allowed", "the method is not allowed at this path"),
 }
 _log = logging.getLogger("taskqueue.server.http")
 _encoder = msgspec.json.Encoder()
@@ -122,9 +122,9 @@ def problem_of(error: Exception) -> ProblemError:
     if isinstance(error, TaskQueueError):
         return _of_ours(error)
     if isinstance(error, ClientDisconnect):
-        return ProblemError(400, "disconnected", "the request ended too early")
+        return ProblemError(400, "disconnected", "the request ended before its body was complete")
     _log.error("a request failed", exc_info=error)
-    return ProblemError(500, "internal", "the server failed; its log says why")
+    return ProblemError(500, "internal", "internal error; see the log of the server")
 
 
 def _of_ours(error: TaskQueueError) -> ProblemError:

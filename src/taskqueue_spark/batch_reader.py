@@ -36,15 +36,39 @@ from pyspark.sql.types import (
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.journals import Choice, Journal, Range, ReadRange, Watch
-from taskqueue_spark.journals.open import opened
 from taskqueue_spark.offsets import Offsets, checked, renamed
-from taskqueue_spark.options import OffsetMap, ReadOptions, microseconds
+from taskqueue_spark.options import OffsetMap, ReadOptions, microseconds, redis_settings
 
 __all__ = [
-    "FilteringReader", "JournalReader", "ReadPartition", "choice_of", "fewer", "parts_of", "pinned", "read_journal",
+    "FilteringReader",
+    "JournalReader",
+    "ReadPartition",
+    "choice_of",
+    "fewer",
+    "opened",
+    "parts_of",
+    "pinned",
+    "read_journal",
     "spans_of",
-    "spark_schema", "starting",
-]  # fmt: skip
+    "spark_schema",
+    "starting",
+]
+
+
+def opened(options: ReadOptions, *, torn: bool = False) -> Journal:
+    """Return the journal that options name, as a context manager of this process.
+
+    ``torn``: a last line without an end counts as there. Raises `ConfigurationError`.
+    """
+    if options.backend == "lines":
+        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - a worker loads what it needs
+
+        return LinesJournal(options.path, torn=torn)
+    from taskqueue_spark.journals.redis import RedisJournal  # noqa: PLC0415 - as above
+
+    settings = redis_settings(options.url, options.url_env, options.prefix, options.partitions)
+    return RedisJournal(settings, options.fetch)
+
 
 _KINDS: dict[str, DataType] = {
     "int32": IntegerType(), "int64": LongType(), "int8": ByteType(), "string": StringType(),
@@ -78,7 +102,7 @@ def choice_of(options: ReadOptions, schema: StructType) -> Choice:
                 f"{field.name} {field.dataType.simpleString()}" for field in known.values()
             )
             raise InvalidInput(
-                "schema", "another column, or one of another type", f"some of: {allowed}"
+                "schema", "an unknown column, or one of another type", f"some of: {allowed}"
             )
     columns = [
         pa.field(field.name, TRANSITIONS.field(field.name).type, field.nullable) for field in schema
@@ -188,8 +212,8 @@ def spans_of(options: ReadOptions, journal: Journal) -> dict[str, ReadRange]:
     """Return what there is. Raises `InvalidInput` where a path names nothing at all, as it may be mistyped."""
     spans = journal.spans()
     if not spans and not Path(options.path.removeprefix("file://")).is_dir():
-        allowed = "a file, a folder or a pattern, as this machine and all executors see it"
-        raise InvalidInput("path", "one where nothing is", allowed)
+        allowed = "a file, folder or pattern that this machine and all executors can read"
+        raise InvalidInput("path", "a path that does not exist", allowed)
     return spans
 
 

@@ -138,7 +138,7 @@ class _Block:
         for name, known in (("event", _EVENTS), ("state", _STATES)):
             values = self._columns[_ENTRY_NUMBER[name]]
             if not (values[0] in known if _uniform(values) else known.issuperset(values)):
-                raise ValueError("an event or a state that is not known")
+                raise ValueError("an unknown event or state")
 
     @cached_property
     def seqs(self) -> Any:
@@ -223,7 +223,7 @@ def _times(values: Values) -> pa.Array:
     times = _name(values).cast(pa.int64())
     ends = pc.min_max(times)
     if ends["min"].as_py() < 0 or ends["max"].as_py() >= BEYOND:
-        raise ValueError("a time that no calendar has")
+        raise ValueError("a time out of range")
     return times.cast(_TIME)
 
 

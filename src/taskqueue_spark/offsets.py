@@ -29,20 +29,20 @@ class Offsets(dict[str, tuple[str, int]]):
         try:
             decoded = json.loads(text)
         except ValueError:
-            raise InvalidInput(name, "text that is no JSON", _ALLOWED) from None
+            raise InvalidInput(name, "text that is not JSON", _ALLOWED) from None
         return cls.of(decoded, name)
 
     @classmethod
     def of(cls, value: Any, name: str = "offsets") -> Offsets:
         """Read what `plain` returned. A position alone is one of any run. Raises `InvalidInput`."""
         if not isinstance(value, Mapping):
-            raise InvalidInput(name, "JSON that is no object", _ALLOWED)
+            raise InvalidInput(name, "JSON that is not an object", _ALLOWED)
         offsets = cls()
         for shard, slot in value.items():
             item = slot if isinstance(slot, Mapping) else {"next": slot}
             position, texts = item.get("next"), (item.get("run", ""), item.get("mark", ""))
             if type(position) is not int or position < 0 or {*map(type, texts)} != {str}:
-                raise InvalidInput(name, "another value of a shard", _ALLOWED)
+                raise InvalidInput(name, "an invalid value of a shard", _ALLOWED)
             run, mark = texts
             offsets[shard] = run, position
             if mark:
@@ -101,11 +101,11 @@ def checked(offsets: Offsets, spans: Mapping[str, ReadRange], *, fail: bool) -> 
 
 def _wrong(run: str, position: int, span: ReadRange | None) -> str | None:
     if span is None:
-        return f"it is gone; it was read up to {position}" if position else None
+        return f"it no longer exists; it was read up to {position}" if position else None
     if run and run != span.run:
-        return "it counts anew: the store was emptied, or the file replaced, and what was not yet read is lost"
+        return "its numbers start again: the store was emptied or the file replaced, and unread transitions are lost"
     if position < span.first:
-        return f"the positions {position} to {span.first - 1} are no longer there"
+        return f"the positions {position} to {span.first - 1} no longer exist"
     if position > span.end:
         return f"it ends at {span.end}, and was read up to {position}"
     return None

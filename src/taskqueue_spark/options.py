@@ -63,7 +63,7 @@ class ReadOptions:
         """Read Spark's options. Raises `InvalidInput` that names the option, never its value."""
         known = {name.lower() for name in _NAMES}
         if any(name.lower() not in known and "." not in name for name in given):
-            raise InvalidInput("options", "a name that is not known", ", ".join(_NAMES))
+            raise InvalidInput("options", "an unknown name", ", ".join(_NAMES))
         values = {name.lower(): value for name, value in given.items()}
         default = "lines" if "path" in values and not {"url", "urlenv"} & values.keys() else "redis"
         backend = cast(
@@ -155,7 +155,7 @@ def check_url(url: str | None, url_env: str | None) -> None:
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     """Return one of some words, whatever its case. Raises `InvalidInput`."""
     if value.lower() not in allowed:
-        raise InvalidInput(name, "another word", ", ".join(allowed))
+        raise InvalidInput(name, "an unknown value", ", ".join(allowed))
     return value.lower()
 
 
@@ -199,7 +199,9 @@ def _span(values: Mapping[str, str]) -> float | None:
         seconds = -1
     if not 0 < seconds < 1e9:  # noqa: PLR2004 - which refuses what is no number, too
         raise InvalidInput(
-            "maxSpanPerTrigger", "no span of time", "seconds, or a number with s, m, h or d"
+            "maxSpanPerTrigger",
+            "text that is not a duration",
+            "seconds, or a number with s, m, h or d",
         )
     return seconds
 
@@ -208,11 +210,11 @@ def _parse_time(values: Mapping[str, str], name: str) -> int | None:
     value = values.get(name.lower())
     if value is None:
         return None
-    allowed = "an ISO 8601 time (2026-01-31T12:00:00Z; UTC unless it says otherwise)"
+    allowed = "an ISO 8601 time (2026-01-31T12:00:00Z; UTC by default)"
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
-        raise InvalidInput(name, "text that is no time", allowed) from None
+        raise InvalidInput(name, "text that is not a time", allowed) from None
     return microseconds(moment)
 
 
@@ -238,7 +240,7 @@ def _events(values: Mapping[str, str]) -> frozenset[str] | None:
     names = _names(values, "events")
     if names is not None and not names <= EVENTS | {DAMAGED, MISSING}:
         raise InvalidInput(
-            "events", "an event that is not known", ", ".join(sorted({*EVENTS, DAMAGED, MISSING}))
+            "events", "an unknown event", ", ".join(sorted({*EVENTS, DAMAGED, MISSING}))
         )
     return names
 

@@ -106,7 +106,7 @@ class _Redriving:
 
     def _log_progress(self, messages: list[WriterCommitMessage | None]) -> None:
         total = sum((message for message in messages if isinstance(message, Moved)), Moved())
-        _log.info("%s: %s moved, %s passed over", self._options.action, total.moved, total.passed)
+        _log.info("%s: %s moved, %s skipped", self._options.action, total.moved, total.passed)
 
 
 class RedriveWriter(_Redriving, DataSourceArrowWriter):

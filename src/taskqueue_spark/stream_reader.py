@@ -15,9 +15,15 @@ from pyspark.sql.streaming.datasource import (
 )  # fmt: skip
 from pyspark.sql.types import StructType
 
-from taskqueue_spark.batch_reader import ReadPartition, choice_of, parts_of, spans_of, starting
+from taskqueue_spark.batch_reader import (
+    ReadPartition,
+    choice_of,
+    opened,
+    parts_of,
+    spans_of,
+    starting,
+)
 from taskqueue_spark.journals import Journal, Range, ReadRange, Watch
-from taskqueue_spark.journals.open import opened
 from taskqueue_spark.offsets import Offsets, admitted, checked, renamed
 from taskqueue_spark.options import ReadOptions
 

@@ -85,7 +85,7 @@ class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
         given = given_options(options, _OPTIONS)
         resource = given.get("resource", "").lower()
         if resource not in _SCHEMAS:
-            raise InvalidInput("option resource", "another word", " or ".join(_SCHEMAS))
+            raise InvalidInput("option resource", "an unknown value", " or ".join(_SCHEMAS))
         keys, states, store = given.get("keys"), given.get("states"), SparkStore.read(options)
         if resource == "tasks" and store.name != "redis":
             raise ConfigurationError(
@@ -108,7 +108,7 @@ def _state(name: str) -> State:
     try:
         return State(name.strip())
     except ValueError:
-        raise InvalidInput("option states", "another word", ", ".join(State)) from None
+        raise InvalidInput("option states", "an unknown value", ", ".join(State)) from None
 
 
 class _OfQueue(InputPartition):

@@ -160,7 +160,7 @@ class AcceptsStaleReceipts(FacadeSubscription):
 
 
 class RefusesResends(FacadeSubscription):
-    """A settlement whose answer was lost is refused when it is sent again."""
+    """A settlement whose response was lost is refused when it is sent again."""
 
     settled: set[str]
 

@@ -13,7 +13,7 @@ from hypothesis import Phase, seed, settings
 from taskqueue_conformance import BackendSuite
 from taskqueue_conformance.model import machine
 from taskqueue_conformance.model.machine import MachineSuite
-from taskqueue_conformance.slots.suite import SlotsSuite
+from taskqueue_conformance.suite import SlotsSuite
 from tests.conformance import broken_consumers as consumers
 from tests.conformance import broken_flow as flow
 from tests.conformance import broken_leases as leases

@@ -17,7 +17,7 @@ import pytest
 import taskqueue_conformance as kit
 from taskqueue_conformance import BackendSuite, Bench, Harness, needs, plugin
 from taskqueue_conformance.selection import needs_of
-from taskqueue_conformance.slots.suite import SlotsSuite
+from taskqueue_conformance.suite import SlotsSuite
 from taskqueue_conformance.suites.flow import FlowSuite
 from taskqueue_conformance.suites.ordering_keys import EntitiesSuite
 from taskqueue_conformance.suites.processing import ProcessingSuite

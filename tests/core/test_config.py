@@ -132,7 +132,7 @@ def test_an_unset_list_allows_all() -> None:
 def test_files_that_cannot_be_read(folder: Path, file: str, content: bytes) -> None:
     """A broken file is a configuration error, and what stands in it is not shown."""
     (folder / file).write_bytes(content)
-    with pytest.raises(ConfigurationError, match="the settings cannot be read") as caught:
+    with pytest.raises(ConfigurationError, match="cannot read the settings") as caught:
         load_settings(Settings)
     assert "hunter2" not in str(caught.value)
 

@@ -179,8 +179,8 @@ def wrong_settings(): raise ConfigurationError("TOY_URL: missing")
         ("toy:Outer.nothing", "lacks 'Outer.nothing'"),
         ("toy:number", "got int; allowed: a callable"),
         ("toy:dict", "dict is not a backend"),
-        ("toy:fails", "making it failed: OSError: no such host"),
-        ("toy:wants_arguments", "making it failed: TypeError"),
+        ("toy:fails", "its factory raised an exception: OSError: no such host"),
+        ("toy:wants_arguments", "its factory raised an exception: TypeError"),
     ],
 )
 def test_a_module_or_factory_that_will_not_do(word: str, why: str, write: Write) -> None:
@@ -198,7 +198,7 @@ def test_a_missing_dependency(kind: str, write: Write, install: Install) -> None
     install("toy", "toymodule:create_backend")
     with pytest.raises(InvalidBackend, match="needs the module 'a_driver_nobody_has'") as caught:
         load_backend("toymodule" if kind == "word" else "toy")
-    assert "install what the backend's own package asks for" in str(caught.value)
+    assert "install the dependencies of the backend's package" in str(caught.value)
 
 
 def test_a_missing_extra(write: Write, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ async def test_a_bad_name_is_refused_before_anything_is_read() -> None:
         ),
         (
             '{"rate_limit":{"max_tokens":1,"s3cret":1}}',
-            "rate_limit: got a field that is not known; allowed: max_tokens, interval, interval_unit",
+            "rate_limit: got an unknown field; allowed: max_tokens, interval, interval_unit",
         ),
         ('{"order":"lifo"}', "order: got str of length 4 out of range; allowed: 'fifo' or 'fair'"),
         (

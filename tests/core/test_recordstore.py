@@ -197,7 +197,7 @@ async def test_closing_again() -> None:
 
 
 async def test_after_the_end() -> None:
-    """After ``aclose`` calls say that the store is out of reach, and receives that they are closed."""
+    """After ``aclose`` calls say that the store is unavailable, and receives that they are closed."""
     backend, store = opened()
     consumer = backend.subscribe(["k"], "w")
     await backend.aclose()

@@ -147,7 +147,7 @@ def test_closing_ends_calls_of_other_threads() -> None:
         assert backend.asked.wait(30)
     caller.join(30)
     assert not caller.is_alive()
-    assert [str(error) for error in errors] == ["the queue was closed before the call was answered"]
+    assert [str(error) for error in errors] == ["the queue was closed before the call ended"]
     assert backend.cancelled.is_set()
 
 

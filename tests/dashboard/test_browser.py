@@ -45,10 +45,10 @@ async def test_by_keyboard_alone(browser: Browser) -> None:
             assert await page.evaluate("document.activeElement.id") == "main"
             await _tab_to(page, "Pause k")
             await page.keyboard.press("Enter")
-            await expect(page.locator("#news").first).to_contain_text("Nothing is handed out")
+            await expect(page.locator("#news").first).to_contain_text("No tasks are delivered")
             await expect(page.get_by_role("button", name="Resume k")).to_be_focused()
             await page.keyboard.press("Enter")
-            await expect(page.locator("#news").first).to_contain_text("handed out again")
+            await expect(page.locator("#news").first).to_contain_text("delivered again")
             await page.keyboard.press("/")
             await page.keyboard.type("k dead-1")
             await page.keyboard.press("Enter")
@@ -78,7 +78,7 @@ async def test_settings_in_the_browser(browser: Browser) -> None:
             await page.get_by_label("Capacity", exact=True).fill("5")
             await page.get_by_label("Order", exact=True).select_option("Tenants in turn")
             await page.get_by_role("button", name="Save settings").click()
-            await expect(page.locator("#said")).to_contain_text("in force")
+            await expect(page.locator("#said")).to_contain_text("saved")
             found = await control_of(it.context.backend).settings("k")
             assert (found.capacity, found.max_processing_time, found.order.value) == (5, 90, "fair")
             await expect(page.locator("#chart-flow canvas")).to_be_visible()
@@ -117,7 +117,7 @@ async def test_a_page_follows(browser: Browser) -> None:
             await it.publish("one", key="another")
             await expect(page.locator('[data-queue="another"]')).to_be_visible()
             assert await page.evaluate("document.activeElement.id") == "pause-k"
-            await expect(page.locator('[data-live="q.another.state"]')).to_have_text("Nobody works")
+            await expect(page.locator('[data-live="q.another.state"]')).to_have_text("No consumer")
 
 
 _OVERLAPS = """parts => parts.some((one, place) => {
@@ -168,7 +168,7 @@ async def test_without_scripts(browser: Browser) -> None:
         await it.publish("one")
         async with looking(browser, it, java_script_enabled=False) as page:
             await page.get_by_role("button", name="Pause k").click()
-            await expect(page.locator("#said")).to_contain_text("Nothing is handed out")
+            await expect(page.locator("#said")).to_contain_text("No tasks are delivered")
             await expect(page.get_by_role("button", name="Resume k")).to_be_visible()
             await expect(page.get_by_role("button", name="Theme")).to_be_hidden()
             await expect(page.get_by_role("link", name="Load them again")).to_be_visible()
@@ -189,7 +189,7 @@ async def test_a_token_that_is_taken_away(
         async with looking(browser, it) as page:
             await page.get_by_label("Token").fill("nonsense")
             await page.get_by_role("button", name="Sign in").click()
-            await page.get_by_text("not known here").wait_for()
+            await page.get_by_text("Unknown token").wait_for()
             await page.get_by_label("Token").fill("all")
             await page.keyboard.press("Enter")
             await page.get_by_text("Live", exact=True).wait_for()

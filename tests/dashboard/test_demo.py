@@ -33,7 +33,7 @@ async def test_the_demo(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> No
         # A click pauses, and flow stops: on the page and in the books.
         await page.get_by_role("button", name="Pause resize").click()
         await expect(page.locator(f"{_ROW} .state")).to_contain_text("Paused")
-        await expect(page.locator("#said")).to_contain_text("Nothing is handed out")
+        await expect(page.locator("#said")).to_contain_text("No tasks are delivered")
         await it.reaches("resize", in_flight=0)
         stopped = (await control.ledger("resize")).done
         await expect(rate).to_have_text("0")

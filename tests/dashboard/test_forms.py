@@ -60,7 +60,7 @@ async def test_settings(it: Running, client: httpx2.AsyncClient) -> None:
         rate_limit__interval_unit="MINUTES", retry__base="0.5",
     )  # fmt: skip
     page = await followed(client, await post(client, "/queues/k/settings", **form))
-    assert "Saved." in page
+    assert "Settings saved." in page
     assert "5 per 2 minutes" in page
     now = await control.settings("k")
     assert (now.capacity, now.max_inflight, now.retry.base) == (100, 7, 0.5)
@@ -104,7 +104,7 @@ async def test_settings_of_somebody_else(it: Running, client: httpx2.AsyncClient
     await it.context.control.configure("k", before.model_copy(update={"capacity": 50}))
     answer = await post(client, "/queues/k/settings", **form)
     assert answer.status_code == 409
-    assert "Somebody else" in answer.text
+    assert "These settings were changed" in answer.text
     assert 'value="100"' in answer.text
     assert "In force: 50" in answer.text
     assert (await it.context.control.settings("k")).capacity == 50
@@ -139,9 +139,9 @@ async def test_dead_letters(it: Running, client: httpx2.AsyncClient) -> None:
     chosen = await client.post("/queues/k/dead", data={"ids": ["a2", "gone"], "action": "redrive"})
     assert "Redriven: 1." in await followed(client, chosen)
     nothing = await post(client, "/queues/k/dead", action="redrive")
-    assert "no dead letter was chosen" in await followed(client, nothing)
+    assert "no dead letter was selected" in await followed(client, nothing)
     pressed = await post(client, "/queues/k/dead", action="nothing", ids="a3")
-    assert "no dead letter was chosen" in await followed(client, pressed)
+    assert "no dead letter was selected" in await followed(client, pressed)
     refused = await post(client, "/queues/k/dead", action="discard-all")
     assert refused.status_code == 422
     assert await it.count(State.DEAD) == 3
@@ -179,7 +179,7 @@ async def test_tasks(it: Running, client: httpx2.AsyncClient) -> None:
     )
     assert "Cancelled" in page
     late = await post(client, "/tasks/k/one", action="cancel", confirm="cancel")
-    assert "has ended already" in await followed(client, late)
+    assert "has already ended" in await followed(client, late)
     await it.context.control.cancel("k", "two")
     await bury(it, "three", "four")
     dead = (await client.get("/tasks/k/three")).text
@@ -188,7 +188,7 @@ async def test_tasks(it: Running, client: httpx2.AsyncClient) -> None:
     await followed(client, await post(client, "/tasks/k/three", action="redrive"))
     assert await it.count(State.WAITING) == 1
     again = await post(client, "/tasks/k/three", action="redrive")
-    assert "not among the dead letters" in await followed(client, again)
+    assert "no longer a dead letter" in await followed(client, again)
     await followed(client, await post(client, "/tasks/k/four", action="discard", confirm="discard"))
     assert await it.count(State.DISCARDED) == 1
     assert (await post(client, "/tasks/k/four", action="explode")).status_code == 422

@@ -23,7 +23,7 @@ from taskqueue_core.tasks import (
     Settled,
     Task,
 )
-from taskqueue_server.context.limited_slots import LimitedSlots
+from taskqueue_server.context.waiters import LimitedSlots
 from taskqueue_server.dashboard import StatsPoller, sampler
 from taskqueue_server.dashboard.local_metrics import ProcessGauges
 from taskqueue_server.dashboard.snapshot import HISTORY, History, Snapshot, StoreReading
@@ -89,7 +89,7 @@ async def test_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_one_token_leaves_pages_to_others() -> None:
     """Security 22: who has a name may have half of the pages that are kept up to date."""
-    room = LimitedSlots(4, "too_many_pages", "pages are kept up to date")
+    room = LimitedSlots(4, "too_many_pages", "dashboard pages are open")
     with room.acquire("a"), room.acquire("a"):
         with pytest.raises(ProblemError) as refused, room.acquire("a"):
             pass

@@ -97,5 +97,5 @@ async def test_the_systems_resolver() -> None:
     """The system is asked for names, and one that it does not know is refused (C12)."""
     registry = ModelRegistry(MemoryBackend(), settings())
     await registry.register("flux", "a", "http://localhost:8000/", 1)
-    with pytest.raises(InvalidInput, match="not found"):
+    with pytest.raises(InvalidInput, match="cannot be resolved"):
         await registry.register("flux", "b", "http://nowhere.invalid/", 1)

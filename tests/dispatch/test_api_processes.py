@@ -84,7 +84,7 @@ async def test_in_each_of_several_processes(
         await all_done(client, ids)
         assert gpu.most_at_once <= 2
         os.kill(it.pids()[0], signal.SIGKILL)
-        await it.logs("another takes its place")
+        await it.logs("starting another")
         more: list[str] = []
         while len(more) < 10:
             with contextlib.suppress(httpx2.TransportError):

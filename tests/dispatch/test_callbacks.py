@@ -118,7 +118,7 @@ class TestDelivered:
             told = settings(receiver, callback_http=False)
             async with sending(backend, told, tls=None) as sender:
                 await tell(backend, job)
-                assert (await failed_once(sender, job)).error == "its certificate is not good"
+                assert (await failed_once(sender, job)).error == "its certificate is not valid"
             assert not receiver.calls
             good = ssl.create_default_context(cafile=str(files.authority))
             await control_of(backend).cancel(CALLBACKS, callback_task(job, "done", None, None).id)
@@ -138,7 +138,7 @@ class TestRefused:
             (answer(500, b"x" * 7), "HTTP 500 and 7 bytes"),
             (answer(304), "HTTP 304 and 0 bytes"),
             (flood(503, []), "HTTP 503 and 65536 bytes"),
-            (raw(b""), "no whole answer"),
+            (raw(b""), "no complete response"),
             (hang, "no answer in time"),
         ],
     )

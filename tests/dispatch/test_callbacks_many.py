@@ -171,7 +171,7 @@ async def test_an_error_in_the_sender(caplog: pytest.LogCaptureFixture) -> None:
         job, other = job_for(receiver, host=f"{CANARY}.example"), job_for(receiver, "two")
         async with sending(backend, settings(receiver), resolve=breaks) as sender:
             await tell(backend, job, other)
-            assert (await failed_once(sender, job)).error == "an error in the sender"
+            assert (await failed_once(sender, job)).error == "internal error of the callback sender"
             assert (await ended(sender, other))[0].state == "delivered"
     assert CANARY not in caplog.text
     assert (await backend.control.ledger(CALLBACKS)).in_flight == 0

@@ -85,7 +85,7 @@ class TestSync:
             "x", final=True
         )
         assert await sent(said(status=word, error={"a": 1})) == JobFailedAnswer(
-            "the server says that it has failed"
+            "the server reported a failure"
         )
 
     async def test_a_long_error_is_cut(self) -> None:
@@ -168,7 +168,7 @@ class TestStatuses:
 
     @pytest.mark.parametrize(
         ("status", "why"),
-        [(401, "credentials"), (403, "forbids"), (404, "path"), (405, "no POST")],
+        [(401, "credentials"), (403, "denied"), (404, "path"), (405, "not accept POST")],
     )
     async def test_misconfigured(self, status: int, why: str) -> None:
         """An endpoint that is set up wrongly is no fault of the job: it may go elsewhere (fault H5)."""
@@ -268,9 +268,9 @@ class TestAsking:
     async def test_another_job(self, given: object) -> None:
         """What is said of another job is nobody's result (fault H5)."""
         told = await asked(said(status="done", result=1, job_id=given))
-        assert told == EndpointUnreachable("it told of another job", sent=True)
+        assert told == EndpointUnreachable("the response is about another job", sent=True)
         told = await asked(said(status="done", result=1, request=given), NAMED)
-        assert told == EndpointUnreachable("it told of another job", sent=True)
+        assert told == EndpointUnreachable("the response is about another job", sent=True)
         assert await asked(said(status="done", result=1, job_id="r-1")) == Done(b"1")
         assert await asked(said(status="done", result=1, id=1), NAMED) == Done(b"1")
 

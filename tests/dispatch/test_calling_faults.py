@@ -82,14 +82,14 @@ class TestTime:
     async def test_sync(self, talk: Talk) -> None:
         """A sync model has max_poll_time for a whole answer, however it fills it (fault H5)."""
         answer = await posted(talk, SHORT)
-        assert answer == JobFailedAnswer("no whole answer within the max_poll_time of 0.3 s")
+        assert answer == JobFailedAnswer("no complete response within the max_poll_time of 0.3 s")
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_async(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         """An async one has a minute to take a job; nobody knows whether it has (fault H5)."""
         monkeypatch.setattr(client, "_TAKE", 0.3)
         answer = await posted(talk, ASYNC)
-        assert answer == EndpointUnreachable("no whole answer within 0.3 s", sent=True)
+        assert answer == EndpointUnreachable("no complete response within 0.3 s", sent=True)
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_questions(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ class TestTime:
         monkeypatch.setattr(client, "_ASK", 0.3)
         async with trap(talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
             answer = await caller.ask(server.url, "r-1", SYNC)
-            assert answer == EndpointUnreachable("no whole answer within 0.3 s", sent=True)
+            assert answer == EndpointUnreachable("no complete response within 0.3 s", sent=True)
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_health(self, talk: Talk) -> None:
@@ -145,7 +145,7 @@ class TestSize:
         finally:
             tracemalloc.stop()
         assert answer == JobFailedAnswer(
-            f"HTTP {status}: the answer is longer than the answer_limit of {LIMITS.result} bytes"
+            f"HTTP {status}: the response is longer than the answer_limit of {LIMITS.result} bytes"
         )
         assert written < 32 * 1024**2, "what fits into the sockets"
         assert peak < 8 * 1024**2
@@ -178,7 +178,9 @@ class TestSize:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert answer == JobFailedAnswer("HTTP 200: compressed, though none was asked for")
+        assert answer == JobFailedAnswer(
+            "HTTP 200: the response is compressed, which was not requested"
+        )
         assert peak < 4 * 1024**2
 
     @pytest.mark.parametrize("line", [b"a: b\r\n", b"a" * 1000, b" folded\r\n", b"\x00"])

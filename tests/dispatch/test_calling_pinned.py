@@ -40,7 +40,7 @@ ONCE = response(200, b'{"status": "success", "result": 1, "active_jobs": 0}', "c
 NAME = "gpu.inside.example"
 NETWORKS = ("127.0.0.1/32", "127.0.0.3/32", "::1/128")
 ELSEWHERE = "127.0.0.2"
-GONE = EndpointUnreachable("its name leads where no endpoint may be", sent=False)
+GONE = EndpointUnreachable("its host name resolves to an address that is not allowed", sent=False)
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +265,7 @@ async def test_names_that_are_not_found(error: Exception | None) -> None:
         url = named(server)
         for _ in range(2):
             answer = await send(caller, url)
-            assert answer == EndpointUnreachable("its name is not found", sent=False)
+            assert answer == EndpointUnreachable("its host name cannot be resolved", sent=False)
         assert await caller.health(endpoint_of(url), SYNC) is None
         names.error, names.addresses = None, ("127.0.0.1",)
         names.now += 10 if error is None else 0.6

@@ -205,4 +205,7 @@ async def test_a_queue_that_cannot_follow(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING):
         await registry.refresh()
         await registry.refresh()
-    assert len([line for line in caplog.records if "can't follow" in line.message]) == 1
+    assert (
+        len([line for line in caplog.records if "could not update the settings" in line.message])
+        == 1
+    )

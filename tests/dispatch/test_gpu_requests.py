@@ -138,7 +138,7 @@ class TestHealth:
             )
             await until(lambda: bool(app.jobs.active))
             await app.aclose()
-            assert await call == JobFailedAnswer("HTTP 500: the server has ended")
+            assert await call == JobFailedAnswer("HTTP 500: the server has shut down")
 
     async def test_ended_before_it_began(self) -> None:
         """A job that had no turn yet ends with the server too: who waits for it is told (C23, fault H4)."""
@@ -147,7 +147,7 @@ class TestHealth:
         app.jobs.add(job)
         await app.aclose()
         assert job.ended.is_set()
-        assert (job.error, dict(app.jobs.active)) == ("the server has ended", {})
+        assert (job.error, dict(app.jobs.active)) == ("the server has shut down", {})
 
 
 class TestRequests:

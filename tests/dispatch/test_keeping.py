@@ -121,7 +121,7 @@ async def test_an_outage_of_the_store(desk: Desk, caplog: pytest.LogCaptureFixtu
             await desk.clock.advance(LEASE)
             assert not await desk.renewer.renew()
     assert not any(held.lost.is_set() for held in (spare, running_one, detached))
-    assert len([line for line in caplog.records if "renewed" in line.message]) == 1
+    assert len([line for line in caplog.records if "renew slots" in line.message]) == 1
     desk.pool.down = False
     assert await desk.renewer.renew()
     assert spare.lost.is_set()

@@ -242,7 +242,7 @@ async def test_odd_actions() -> None:
         answer = await post(client, "/dispatch/endpoints", action="drain", **gone)
         assert answer.headers["location"] == "/dispatch?said=unknown"
         answer = await client.get(answer.headers["location"], headers=PAGE)
-        assert "there is no such endpoint any more" in answer.text
+        assert "the endpoint no longer exists" in answer.text
         answer = await post(client, "/dispatch/endpoints", action="explode", **gone)
         assert answer.status_code == 422
         assert not (await dispatcher.pool.inspect()).endpoints

@@ -14,7 +14,7 @@ from taskqueue_dispatch.endpoint_client.answers import (
     JobAcceptedAnswer,
     JobFailedAnswer,
 )
-from taskqueue_dispatch.slot_notes import accepted_note, answer_of
+from taskqueue_dispatch.job_attempt import accepted_note, answer_of
 
 
 def note(**fields: Any) -> bytes:

@@ -104,7 +104,9 @@ async def test_a_document_that_is_not_valid(
         registry = await registry_of(backend)
         await registry.refresh()
     assert await registry.config("flux") == ModelConfig()
-    assert len([line for line in caplog.records if "not valid" in line.message]) == 1
+    assert (
+        len([line for line in caplog.records if "invalid model configuration" in line.message]) == 1
+    )
     await registry.configure("flux", ModelConfig(max_retries=1))
     assert (await registry.config("flux")).max_retries == 1
 

@@ -38,7 +38,7 @@ class Counting(MemoryBackend):
             answers = await publish(*tasks)
             if self.lost:
                 self.lost -= 1
-                raise PublishUnconfirmed("the answer was lost")
+                raise PublishUnconfirmed("the response was lost")
             return answers
 
         async def asked(key: str, *task_ids: str) -> Any:

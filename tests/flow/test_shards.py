@@ -235,7 +235,7 @@ async def test_limits_need_one_partition(limit: dict[str, Any]) -> None:
     """A16, F1: what can be kept only where the whole queue is seen is refused, in either order, and named (law 5)."""
     backend = ShardedBackend(MemoryBackend(clock=LoopClock()))
     (name,) = limit
-    with pytest.raises(ValueError, match=f"a queue with {name} lives in one partition"):
+    with pytest.raises(ValueError, match=f"a queue with {name} cannot have shards"):
         QueueSettings(shards=2, **limit)
     loose = QueueSettings().model_copy(update={"shards": 2, **limit})
     with pytest.raises(InvalidInput, match=name):

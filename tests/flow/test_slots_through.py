@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from taskqueue_conformance.slots.suite import SlotsSuite
+from taskqueue_conformance.suite import SlotsSuite
 from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.capabilities import Endpoint, Seen, slots_of
 from taskqueue_core.clock import ManualClock
@@ -91,6 +91,6 @@ async def test_where_there_are_none(open_backend: Callable[[], Backend]) -> None
 async def test_a_side_without_slots() -> None:
     """A migration of which one side has no slots has none either, whoever asks (A20)."""
     backend = MigratingBackend(MemoryBackend(), _Slotless())
-    with pytest.raises(CapabilityMissing, match="a side of the migration has no slots"):
+    with pytest.raises(CapabilityMissing, match="one backend of the migration has no slots"):
         backend.slots  # noqa: B018 - to ask is enough
     await backend.aclose()

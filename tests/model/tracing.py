@@ -1,7 +1,7 @@
 """Notes every execution of a script, in the step that it is: its arguments, its time and its answer.
 
 Each script is wrapped, and pushes what happened to a list beside the queues of its partition. So the order is that of
-Redis and nothing is missing: not what was carried out though its answer was lost, not what a killed process had asked
+Redis and nothing is missing: not what was carried out though its response was lost, not what a killed process had asked
 for; and what Redis forgets when it is killed is forgotten on both sides.
 """
 

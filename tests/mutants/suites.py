@@ -24,13 +24,13 @@ class Suite(NamedTuple):
     tests: tuple[str, ...]
 
     def paths(self, root: Path) -> list[str]:
-        """Return the files; a pattern with ``!`` before it leaves files out."""
+        """Return the files; a pattern with ``!`` before it leaves files out. Raise `LookupError` if one has no match."""
         found: set[Path] = set()
         for pattern in self.files:
-            if pattern.startswith("!"):
-                found -= set(root.glob(pattern[1:]))
-            else:
-                found |= set(root.glob(pattern))
+            matches = set(root.glob(pattern.removeprefix("!")))
+            if not matches:
+                raise LookupError(f"no file matches {pattern}; correct the patterns of the suite")
+            found = found - matches if pattern.startswith("!") else found | matches
         return sorted(str(path.relative_to(root)) for path in found if path.name != "__init__.py")
 
     def digest(self, root: Path) -> str:
@@ -42,13 +42,15 @@ class Suite(NamedTuple):
         return hashlib.sha256(text).hexdigest()[:16]
 
 
-_WRAPPERS = ("publisher", "settlements", "intake", "control", "books", "receipts", "reading")
+_WRAPPERS = (
+    "publisher", "settlement", "receiver", "control", "scripts/task_record", "scripts/receipts", "scripts/deliveries",
+)  # fmt: skip
 _SESSIONS = ("tests/server", "tests/worker", "tests/dashboard", "tests/security")
 _STORE = ("tests/redis", "tests/model")
 
 SUITES = {
     "protocol": Suite(("src/taskqueue_core/protocol/*.py",), _SESSIONS),
-    "memory": Suite(("src/taskqueue_memory/*.py",), ("tests/memory",)),
+    "memory": Suite(("src/taskqueue_memory/**/*.py",), ("tests/memory",)),
     "redis": Suite(tuple(f"src/taskqueue_redis/{name}.py" for name in _WRAPPERS), _STORE),
     "lua": Suite(("src/taskqueue_redis/lua/**/*.lua", "!src/taskqueue_redis/lua/**/slots*.lua"), _STORE),
     "slots": Suite(

@@ -293,7 +293,7 @@ class TestStrayAcks:
         """Elsewhere it would be counted for a later delivery, and lose that."""
         async with running() as it, Taker(url_of(it)) as worker:
             await worker.ack()
-            assert await worker.closed() == (4001, "ack: nothing had been sent")
+            assert await worker.closed() == (4001, "ack: no run was sent")
 
     async def test_twice(self) -> None:
         """The second one settles nothing."""

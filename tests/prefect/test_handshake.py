@@ -41,7 +41,7 @@ def quiet(it: Running, path: str | None = None, **more: Any) -> Taker:
 
 
 class TestWithoutTokens:
-    """A server that lets everybody on this machine in."""
+    """A server that lets every user of this machine in."""
 
     async def test_a_worker_is_let_in_and_served(self) -> None:
         """E7: the handshake as a worker of Prefect expects it, then the bare task run."""

@@ -140,7 +140,7 @@ def test_another_key() -> None:
     """A worker that gets a task it does not know by its key ends, so the run's own key must be the queue's."""
     payload = json.dumps(task_run("other-1a2b3c4d")).encode()
     assert refusal(Task(key=KEY, payload=payload)) == (
-        "its task_key is not the key that it was published to"
+        "its task_key differs from the key of its queue"
     )
 
 
@@ -149,5 +149,5 @@ def test_the_size_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task.of(KEY, task_run())
     assert refusal(task) is None
     monkeypatch.setattr("taskqueue_core.protocol.prefect_task_run.MAX_BYTES", 100)
-    assert refusal(task) == f"{len(task.payload)} bytes, a worker takes 100"
+    assert refusal(task) == f"{len(task.payload)} bytes; the maximum is 100"
     assert MAX_BYTES == 1024 * 1024

@@ -52,7 +52,7 @@ def _looked_at(path: Path) -> Engine:
     """Return what a program says that it is. Raises `Unavailable`."""
     binary = inspect(path)
     if binary is None:
-        raise Unavailable(f"{path} does not run here, or is no Redis or Valkey server")
+        raise Unavailable(f"{path} does not run here, or is not a Redis or Valkey server")
     return Engine(binary.product.lower(), binary.version, path)
 
 

@@ -40,7 +40,9 @@ class Serving:
 
     def pids(self) -> list[int]:
         """The processes that serve or have served, in the order in which they were ready."""
-        return [int(pid) for pid in re.findall(r"event='process serves' pid=(\d+)", self.log())]
+        return [
+            int(pid) for pid in re.findall(r"event='server process ready' pid=(\d+)", self.log())
+        ]
 
     def worker(self, worker_id: str, key: str = "k", **hello: Any) -> Worker:
         """A worker of whichever process takes the connection."""

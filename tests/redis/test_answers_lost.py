@@ -231,7 +231,7 @@ async def test_a_lost_answer_is_read_again_before_anything_new(
             await consumer.receive(1, 0)
             await publish(other, *(f"t{n}" for n in range(6)))
             proxy.lose_replies(1, after=b"EVALSHA")
-            with pytest.raises(BackendUnavailable, match="answer was lost"):
+            with pytest.raises(BackendUnavailable, match="response was lost"):
                 await consumer.receive(3, 0)
             assert (await other.control.ledger(KEY)).in_flight == 3
             await publish(other, "urgent", priority=9)

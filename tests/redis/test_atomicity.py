@@ -176,7 +176,7 @@ async def test_damaged_bodies_are_never_executed(
         assert await dead(backend, 2) == dict.fromkeys(["bad-fresh", "bad-later"], "corrupt")
         await publish(backend, "bad-unseen", "good-unseen", **payload)
         proxy.lose_replies(1, after=b"EVALSHA")
-        with pytest.raises(Exception, match="answer was lost"):
+        with pytest.raises(Exception, match="response was lost"):
             await consumer.receive(9, 0)
         assert [d.task.id for d in await take(consumer, 1, limit=9)] == ["good-unseen"]
         assert len(await dead(backend, 3)) == 3

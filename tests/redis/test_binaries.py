@@ -144,7 +144,7 @@ def test_each_obstacle_is_named(wheel: Path, path: Path) -> None:
     stranger = program(path / "redis-server", "KeyDB server v=6.3.4")
     message = refusal()
     assert f"{wheel} does not run on this machine" in message
-    assert f"{stranger} does not run on this machine, or is no Redis or Valkey server" in message
+    assert f"{stranger} does not run on this machine, or is not a Redis or Valkey server" in message
 
 
 def test_broken_wheel_leaves_path(wheel: Path, path: Path) -> None:

@@ -164,7 +164,7 @@ def test_server_without_parent_and_watchdog(
     process.wait()
     monkeypatch.setattr(server, "_LOCK_SECONDS", 0.1)
     try:
-        with pytest.raises(ConfigurationError, match=f"in use by process {pid}: end that"):
+        with pytest.raises(ConfigurationError, match=f"in use by process {pid}: stop that process"):
             EmbeddedRedis(tmp_path, binary=binary).start()
         with Resp(tmp_path / "redis.sock") as connection:
             connection.call("SET", "key", "value")

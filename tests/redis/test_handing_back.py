@@ -205,7 +205,7 @@ async def test_promises_are_checked(
                     await backend.control.configure(key, settings)
                     await publish(backend, "t", key=key)
                 else:
-                    with pytest.raises(InvalidInput, match="what this store keeps: "):
+                    with pytest.raises(InvalidInput, match="one that this backend supports: "):
                         await backend.control.configure(key, settings)
     page = PAGE.read_text()
     for durability in Durability:

@@ -194,7 +194,7 @@ async def test_anomalies_are_told_once(
             await command(backend, "HINCRBY", ":meta", "anomalies", 1)
         for _ in range(2):
             await backend.control.maintain()
-        lines = [line for line in caplog.messages if "not as they should be" in line]
+        lines = [line for line in caplog.messages if "inconsistent entries were repaired" in line]
         assert len(lines) == told
 
 

@@ -102,13 +102,13 @@ async def test_lost_answers_of_the_others(each_redis: RedisServer, redis_prefix:
 
 
 async def test_lost_answers_of_reconcile(each_redis: RedisServer, redis_prefix: str) -> None:
-    """Faults E3 and H4: one observation whose answer was lost is never two that agree."""
+    """Faults E3 and H4: one observation whose response was lost is never two that agree."""
     async with lossy(each_redis, redis_prefix) as (proxy, backend, other):
         await backend.slots.register(endpoint(reports=True))
         await backend.slots.reconcile(MODEL, "s1", Seen(active=0), settled=0)
         await bound(backend, "j")
         proxy.lose_replies(1, after=b"EVALSHA")
-        with pytest.raises(BackendUnavailable, match="answer was lost"):
+        with pytest.raises(BackendUnavailable, match="response was lost"):
             await backend.slots.reconcile(MODEL, "s1", Seen(active=0), settled=0)
         assert await held(other) == 1
         assert len(await backend.slots.reconcile(MODEL, "s1", Seen(active=0), settled=0)) == 1
@@ -153,7 +153,7 @@ async def test_without_memory(
                 lambda: slots.configure(MODEL, b"{}"),
                 lambda: slots.leave(MODEL, "j", "x", b"1"),
             ):
-                with pytest.raises(BackendUnavailable, match="takes no writes now: OOM"):
+                with pytest.raises(BackendUnavailable, match="accepts no writes: OOM"):
                     await refused()
             assert await slots.inspect() == before
             one, two, three, four = await bound(backend, "1", "2", "3", "4")

@@ -143,7 +143,7 @@ async def test_nothing_comes_out(tmp_path: Path, logs: io.StringIO) -> None:
         assert token not in everything.replace(f"/{token}", ""), token
     assert DATA not in "\n".join(said).replace(f"/{DATA}", ""), "in an error, a metric or a repr"
     assert DATA not in logs.getvalue().replace(f"token 1 ({DATA})", "")
-    assert logs.getvalue().count("the tokens stay as they were") == 2
+    assert logs.getvalue().count("previous tokens stay in force") == 2
     assert any("t1" in answer for answer in answers), "pages were looked at"
 
 

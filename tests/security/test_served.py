@@ -63,7 +63,7 @@ def test_for_everybody_with_tokens_and_tls(
             write(path, entry(A, "a", keys=["a"]))
             server.send_signal(signal.SIGHUP)
             end = time.monotonic() + 60
-            while "the tokens were read anew" not in log.read_text():
+            while "tokens file reloaded" not in log.read_text():
                 assert time.monotonic() < end
                 time.sleep(0.02)
             assert main(publish) == 2

@@ -46,7 +46,7 @@ class Flaky(MemoryBackend):
         async def guarded(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(verb)
             if self.down.is_set():
-                raise BackendUnavailable("the store is away")
+                raise BackendUnavailable("store unavailable")
             if verb == "ack":
                 await asyncio.sleep(self.slowness)
             running = asyncio.ensure_future(call(*args, **kwargs))
@@ -54,10 +54,10 @@ class Flaky(MemoryBackend):
             try:
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if not running.done():
-                    raise BackendUnavailable("the store is away")
+                    raise BackendUnavailable("store unavailable")
                 if verb == "ack" and self.lost:
                     self.lost -= 1
-                    raise BackendUnavailable("the answer was lost")
+                    raise BackendUnavailable("the response was lost")
                 return running.result()
             finally:
                 for task in waiting:

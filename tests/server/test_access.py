@@ -222,7 +222,7 @@ def test_an_open_server_says_so(path: Path) -> None:
     hooks = Hooks()
     for host in ("127.0.0.1", "localhost", "::1", "127.8.0.1"):
         check_host(settings(host=host), hooks)
-    assert "everybody on this machine" in (notice(settings(), hooks) or "")
+    assert "every user of this machine" in (notice(settings(), hooks) or "")
     assert notice(settings(tokens_file=path), hooks) is None
     hooks.register(Plugin())
     assert notice(settings(), hooks) is None

@@ -86,7 +86,7 @@ class TestStaying:
         async with guarded(path) as it, it.worker("w1", "a", headers=bearer(A)) as worker:
             spoil(path, text)
             assert not await it.context.access.reload()
-            assert "the tokens stay as they were" in caplog.text
+            assert "previous tokens stay in force" in caplog.text
             async with http(it) as client:
                 assert (await client.get("/v1/queues", headers=bearer(ADMIN))).status_code == 200
                 problem(await client.get("/v1/queues"), 401, "unauthenticated")

@@ -176,9 +176,9 @@ class TestFile:
         [
             (b"[[token]", "not TOML"),
             (b"\xff", "not UTF-8"),
-            (b"[token]\nname='n'", "[[token]] tables and nothing else"),
-            (b"token = [1]", "[[token]] tables and nothing else"),
-            (b"tokens = []", "[[token]] tables and nothing else"),
+            (b"[token]\nname='n'", "[[token]] tables only"),
+            (b"token = [1]", "[[token]] tables only"),
+            (b"tokens = []", "[[token]] tables only"),
             (b"[[token]]\nname='n'", "sha256"),
         ],
     )
@@ -230,7 +230,7 @@ class TestFile:
     def test_a_pipe_is_not_waited_for(self, path: Path) -> None:
         """Nobody writes into it: whoever waited for that would never look again."""
         os.mkfifo(path, 0o600)
-        with pytest.raises(ConfigurationError, match="no plain file"):
+        with pytest.raises(ConfigurationError, match="not a regular file"):
             Tokens.load(path)
 
     def test_its_owner_keeps_it(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ class TestSockets:
 )
 def test_what_is_no_identity(wrong: dict[str, Any]) -> None:
     """Security 2: "mail-*" in the place of ("mail-*",) would be all keys, by the star in it."""
-    with pytest.raises(TypeError, match="identity"):
+    with pytest.raises(TypeError, match="Identity"):
         Identity(**{"name": "n", **wrong})
 
 

@@ -318,7 +318,7 @@ class TestErrors:
         """A store that is away is a reason to come again."""
 
         async def away() -> tuple[str, ...]:
-            raise BackendUnavailable("the store is out of reach")
+            raise BackendUnavailable("the store is unavailable")
 
         monkeypatch.setattr(backend.control, "queues", away)
         answer = await api.get("/v1/queues")

@@ -105,8 +105,8 @@ class TestJson:
         monkeypatch.setattr(maintenance, "_EVERY", 0.001)
         async with running() as it:
             await it.backend.publisher.publish(*(Task(key=f"queue-{n}") for n in range(50)))
-            await eventually(lambda: lines.of("tasks wait and nobody takes them"))
-            (line,) = lines.of("tasks wait and nobody takes them")
+            await eventually(lambda: lines.of("queues with waiting tasks have no consumer"))
+            (line,) = lines.of("queues with waiting tasks have no consumer")
         assert line["queues"].startswith("queue-0 queue-1 queue-10 ")
         assert len(line["queues"]) == 200
 

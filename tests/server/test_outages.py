@@ -78,7 +78,7 @@ class TestOutage:
         await worker.send("ping", n=1)
 
     async def test_a_lost_answer_is_asked_for_again(self) -> None:
-        """Fault E2 and law 2: an ack whose answer was lost is sent again and still counts once."""
+        """Fault E2 and law 2: an ack whose response was lost is sent again and still counts once."""
         backend = Flaky()
         async with running(backend) as it, it.worker(credit=1) as worker:
             await it.publish("a")

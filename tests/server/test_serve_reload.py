@@ -130,7 +130,7 @@ async def test_a_closed_terminal_is_no_reload(tmp_path: Path) -> None:
             os.close(terminal)
             assert it.process.stderr
             it.process.send_signal(signal.SIGHUP)
-            await asyncio.wait_for(it.process.stderr.readuntil(b"settings read anew"), SECONDS)
+            await asyncio.wait_for(it.process.stderr.readuntil(b"settings reloaded"), SECONDS)
             os.close(main)
             main = -1
             it.process.send_signal(signal.SIGHUP)
@@ -165,7 +165,7 @@ async def test_a_renewed_certificate(tmp_path: Path, caplog: pytest.LogCaptureFi
         chain.write_text("nothing")
         it.server.adopt(it.context.settings)
         assert await trusted()
-        assert "the certificate stays as it is" in caplog.text
+        assert "certificate not reloaded, the current one stays in force" in caplog.text
 
 
 class TestReading:

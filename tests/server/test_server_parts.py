@@ -218,9 +218,9 @@ class TestNames:
     @pytest.mark.parametrize(
         ("value", "reason"),
         [
-            (None, "no part 'wanted'; installed: other"),
+            (None, "no extension 'wanted'; installed: other"),
             ("no_such_module:part", "needs the module 'no_such_module'"),
-            ("builtins:dict", "got dict; allowed: a Part"),
+            ("builtins:dict", "got dict; allowed: an Extension"),
         ],
     )
     def test_what_is_no_part(

@@ -62,7 +62,7 @@ class TestGreeting:
         session = ServerSession()
         events = session.feed(frame)
         refused(events, "unexpected")
-        assert said(events)[0]["message"] == "a hello must come first"
+        assert said(events)[0]["message"] == "the first frame must be hello"
         early = greeted().feed(frame)
         refused(early, "unexpected")
         assert said(early)[0]["message"] == "not possible while new"

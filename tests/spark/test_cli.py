@@ -127,7 +127,7 @@ def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["audit"], "which journal?"),
+        (["audit"], "no journal given"),
         (["audit", "--journal", "x", "--from", "y"], "more than one is set"),
         (["audit", "--from", "nowhere"], "there is no table transitions"),
         (["audit", "--journal", "x", "--since", "yesterday"], "since"),
@@ -170,7 +170,7 @@ def test_without_spark_it_says_what_to_install(cli: Cli, monkeypatch: pytest.Mon
 
 
 def test_times_are_read_as_people_say_them() -> None:
-    """G10: a span of time ago, or a moment, which is UTC unless it says otherwise."""
+    """G10: a span of time ago, or a moment, which is UTC by default."""
     for word, told in {
         "2026-11-30T12:00": "2026-11-30T12:00:00+00:00",
         "2026-11-30T12:00:05+02:00": "2026-11-30T12:00:05+02:00",

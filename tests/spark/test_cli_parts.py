@@ -39,7 +39,7 @@ def test_a_stage_is_told_when_it_is_over(terminal: bool) -> None:  # noqa: FBT00
         ("taskqueue_core.errors.SomethingNew: odd", "odd", 1),
         ("boom\n at x\nCaused by: java.Error: disk\n at y", "Spark failed: Caused by: java.Error: disk", 1),
         ("first\nsecond", "Spark failed: first", 1),
-        ("", "Spark failed: it did not say why", 1),
+        ("", "Spark failed: no reason given", 1),
     ],
 )  # fmt: skip
 def test_an_error_within_spark_is_one_line(text: str, said: str, code: int) -> None:

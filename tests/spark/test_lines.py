@@ -194,7 +194,7 @@ def test_numbers_that_are_not_there(tmp_path: Path) -> None:
     assert read(line(7), line(8), line(3, "r2"), line(9), line(4, "r2")) == [7, 8, 3, 9, 4]
     assert read(line(1), line(2), line(1), line(2), line(3)) == [1, 2, 1, 2, 3]
     assert read(line(1), b"garbage\n", line(4), line(5)) == [1, 4, 5]
-    with pytest.raises(HistoryMissing, match="2 to 3 of r1, 6 to 6 of r1 are not there"):
+    with pytest.raises(HistoryMissing, match="2 to 3 of r1, 6 to 6 of r1 are missing"):
         read(line(1), line(4), line(5), line(7))
     assert read(line(1), line(3), watch=Watch.CUT) == [1, 3]
     first = len(line(1))
@@ -323,7 +323,7 @@ def test_a_file_that_was_replaced_or_cut_is_missed(tmp_path: Path) -> None:
     with pytest.raises(HistoryMissing, match="ends before"):
         rows_of(journal.read(part, Choice(), Watch.CUT))
     path.unlink()
-    with pytest.raises(HistoryMissing, match="gone"):
+    with pytest.raises(HistoryMissing, match="no longer exists"):
         rows_of(journal.read(part, Choice(), Watch.CUT))
     assert rows_of(journal.read(part, Choice(), Watch.NOTHING)) == []
     assert rows_of(journal.strays(part, Choice())) == []

@@ -104,5 +104,5 @@ def test_names_of_shards_and_of_nobody(told: dict[str, str]) -> None:
     for key, task_id, field in ((None, "t3", "key"), ("a", None, "task_id")):
         with pytest.raises(InvalidInput, match=f"{field}: got NoneType"):
             writer.write(batches((key, task_id)))
-    with pytest.raises(InvalidInput, match="column reason: got a column that is not known"):
+    with pytest.raises(InvalidInput, match="column reason: got an unknown column"):
         RedriveWriter.of(told, spark_types.StructType([*schema.fields]).add("reason", text))

@@ -170,7 +170,7 @@ def test_what_was_cut_off_before() -> None:
 
 
 def test_a_store_that_began_anew() -> None:
-    """A count that begins after the last of another takes its place; two that go on side by side stay (G11)."""
+    """A count that begins after the last of starting another; two that go on side by side stay (G11)."""
     state = ServiceState()
     note_positions(state, [read(1, 10)], NOW)
     note_positions(state, [read(1, 5, run="r2", at=NOW + 1)], NOW)

@@ -205,7 +205,7 @@ def test_what_a_job_says(
     assert set(bad["payload"]) == {'{"n":0}', '{"n":1}', '{"n":2}'}
     before = set((tmp_path / "aside").iterdir())
     taken = tasks(spark, 0, 1).selectExpr("task_id", "'1' AS payload", "key")
-    with pytest.raises(PySparkException, match="is taken in queue 'k'"):
+    with pytest.raises(PySparkException, match="is already used in queue 'k'"):
         writing.publish(rows.union(taken), **told, **aside)
     assert set((tmp_path / "aside").iterdir()) == before
     with pytest.raises(PySparkException, match="unknown options: quue"):

@@ -143,7 +143,7 @@ async def test_lost_answers_are_asked_for_again(told: dict[str, str]) -> None:
             answers = await publish(*tasks)
             calls += 1
             if calls < 6:
-                raise PublishUnconfirmed("the store's answer was lost")
+                raise PublishUnconfirmed("the store's response was lost")
             return answers
 
         publisher.publish = flaky
@@ -155,7 +155,7 @@ async def test_lost_answers_are_asked_for_again(told: dict[str, str]) -> None:
 def test_a_horizon_is_checked(told: dict[str, str]) -> None:
     """Before anything is written where the queue is known then, else before its first task (G8)."""
     options = told | {"replayHorizon": "86400"}
-    words = "queue 'k' remembers tasks for 300 s .* set its dedupe_window to that at least"
+    words = "queue 'k' remembers ids for 300 s .* increase its dedupe_window"
     with pytest.raises(ConfigurationError, match=words):
         writing.writer(options | {"queue": "k"}, SCHEMA, overwrite=False)
     with pytest.raises(ConfigurationError, match=words):
@@ -199,7 +199,7 @@ def test_a_wrong_address_is_told_at_once(
     monkeypatch.setenv("TASKQUEUE_REDIS_OPERATION_TIMEOUT", "0.2")
     nowhere = told | {"url": "redis://127.0.0.1:1"}
     with pytest.raises(
-        BackendUnavailable, match="nothing was written, as the store is out of reach"
+        BackendUnavailable, match="nothing was written, because the store is unavailable"
     ):
         writing.writer(nowhere, SCHEMA, overwrite=False)
 
@@ -226,7 +226,7 @@ def test_a_stream_to_a_wrong_address_is_told_at_once(
     monkeypatch.setenv("TASKQUEUE_REDIS_OPERATION_TIMEOUT", "0.2")
     nowhere = told | {"url": "redis://127.0.0.1:1"}
     for batch, options, error in (
-        ("0", nowhere, "nothing was written, as the store is out of reach"),
+        ("0", nowhere, "nothing was written, because the store is unavailable"),
         ("7", nowhere | {"wait": "0"}, "(?!nothing was written)"),
     ):
         monkeypatch.setattr(TaskContext, "get", lambda batch=batch: Context(batch))

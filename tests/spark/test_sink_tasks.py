@@ -99,7 +99,7 @@ def test_rows_that_are_no_tasks_are_told_apart() -> None:
     [
         (spark.StructType().add("payload", TEXT), "k", "column task_id: got no such column"),
         (columns(), None, "column key: got no such column"),
-        (columns(task=TEXT), "k", "column task: got a column that is not known"),
+        (columns(task=TEXT), "k", "column task: got an unknown column"),
         (columns(payload=spark.DoubleType()), "k", "allowed: binary or string"),
         (columns(headers=spark.MapType(TEXT, TIME)), "k", "a map of string to string"),
         (columns(deadline=TEXT), "k", "column deadline: got string"),
@@ -116,9 +116,9 @@ def test_a_schema_is_refused_early(schema: spark.StructType, queue: str | None, 
     [
         ({"chunkSize": "0"}, "option chunkSize: got a number out of range"),
         ({"wait": "nan"}, "option wait: got a number out of range"),
-        ({"wait": "long"}, "option wait: got text that is no number"),
+        ({"wait": "long"}, "option wait: got text that is not a number"),
         ({"rateLimit": "5"}, "options rateLimit and writers: one is set"),
-        ({"onInvalid": "drop"}, "option onInvalid: got another word; allowed: fail or skip"),
+        ({"onInvalid": "drop"}, "option onInvalid: got an unknown value; allowed: fail or skip"),
         ({"invalidPath": "x"}, "option invalidPath: set; allowed with: onInvalid=skip"),
         ({"queue": "a b"}, "option queue: got"),
         ({"chunksise": "1"}, "unknown options: chunksise; allowed: resource, queue, chunkSize"),
@@ -144,7 +144,9 @@ def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch
     )
     assert options.rate == 25
     store = pickle.loads(pickle.dumps(options)).store  # noqa: S301 - our own
-    with pytest.raises(ConfigurationError, match="there is no variable 'QUEUE_URL' here"):
+    with pytest.raises(
+        ConfigurationError, match="there is no variable 'QUEUE_URL' in this process"
+    ):
         store.redis_settings()
     monkeypatch.setenv("QUEUE_URL", "redis://:secret@127.0.0.1:1")
     assert store.redis_settings().address.password == "secret"
@@ -153,7 +155,7 @@ def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_store_that_nobody_shares_is_refused() -> None:
     """Tasks in the memory of one executor would be seen by nobody (G8)."""
-    with pytest.raises(ConfigurationError, match="allowed: one that processes share"):
+    with pytest.raises(ConfigurationError, match="use a shared backend"):
         async with SparkStore(name="memory").opened():
             pass
 
@@ -170,7 +172,7 @@ def test_what_a_sink_refuses() -> None:
         RedriveOptions.read({"action": "forget"})
     with pytest.raises(ConfigurationError, match="allowed with resource=tasks: redis"):
         TasksOptions.read({"resource": "tasks", "backend": "server"})
-    with pytest.raises(InvalidInput, match="option states: got another word"):
+    with pytest.raises(InvalidInput, match="option states: got an unknown value"):
         TasksOptions.read({"resource": "tasks", "states": "waiting,asleep"})
 
 

@@ -149,7 +149,7 @@ def test_a_store_that_was_emptied_is_missed(stream: Streams, store: Store) -> No
         store.call("", "DEL", f"{name}:meta", f"{name}:journal")
     again = Store(store.server, store.prefix, partitions=2)
     again.write([(START, ["b"])])
-    with pytest.raises(HistoryMissing, match="counts anew"):
+    with pytest.raises(HistoryMissing, match="start again"):
         strict.latestOffset(start, ALL)
     assert step(loose, start)[1] == ["b"]
 
@@ -169,7 +169,7 @@ def test_a_store_that_lost_its_latest_is_noticed(stream: Streams, store: Store) 
     assert (back[store.names[0]]["next"], names) == (81, [""])
     store.write([(START + 1000 + n, [f"new{n + 81}"]) for n in range(40)])
     end = strict.latestOffset(start, ALL)
-    with pytest.raises(HistoryMissing, match="lost the last that was read"):
+    with pytest.raises(HistoryMissing, match="already read"):
         between(strict, start, end)
     assert between(loose, start, end) == ["", *(f"new{n}" for n in range(101, 121))]
     assert step(loose, back)[1] == [f"new{n}" for n in range(81, 121)]
@@ -227,7 +227,7 @@ def test_files_grow_come_and_go(stream: Streams, tmp_path: Path) -> None:
     start, names = step(loose, start)
     assert names == ["t7", "t8", "t9"]
     second.unlink()
-    with pytest.raises(HistoryMissing, match="gone"):
+    with pytest.raises(HistoryMissing, match="no longer exists"):
         strict.latestOffset(start, ALL)
     assert step(loose, start) == (start, [])
 
@@ -286,7 +286,7 @@ def test_a_stream_of_nothing_is_refused(stream: Streams, tmp_path: Path) -> None
     """A path that was mistyped is not waited for, at whichever start; a folder may have no file yet (G8, G11)."""
     reader = stream({"path": str(tmp_path / "nothing.jsonl")})
     for _ in range(2):
-        with pytest.raises(InvalidInput, match="path: got one where nothing is"):
+        with pytest.raises(InvalidInput, match="path: got a path that does not exist"):
             reader.initialOffset()
     with pytest.raises(InvalidInput, match="path"):
         stream({"path": str(tmp_path / "*.jsonl"), "failOnDataLoss": "false"}).latestOffset({}, ALL)
@@ -379,5 +379,5 @@ def test_a_query_goes_on_from_its_checkpoint(
     assert run() == sorted([*everything, "t80"])
     store.write([(START + n, [f"t{n}"]) for n in range(81, 100)])
     store.call("", "XTRIM", store.journal(), "MINID", "91-0")
-    with pytest.raises(StreamingQueryException, match="82 to 90 are no longer there"):
+    with pytest.raises(StreamingQueryException, match="82 to 90 no longer exist"):
         run()

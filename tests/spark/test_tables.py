@@ -172,7 +172,7 @@ def test_folders_that_cannot_be_used_are_told(spark: SparkSession, tmp_path: Pat
         tables.folder(tmp_path / "file")
     (tmp_path / "other/one").mkdir(parents=True)
     table = spark.range(1).toDF("n")
-    with pytest.raises(ConfigurationError, match="no table"):
+    with pytest.raises(ConfigurationError, match="not a table"):
         tables.write(table, tmp_path / "other", "one")
     place = tables.folder(tmp_path / "used")
     with tables._locked(place), pytest.raises(ConfigurationError, match="another process"):

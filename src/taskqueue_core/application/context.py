@@ -78,7 +78,7 @@ class Context:
         return self._revoked
 
     def progress(self, value: float | str) -> None:
-        """Say how far the task is: a number from 0 to 1, or a text, cut to the limit. Raises `InvalidInput`.
+        """Say how far the task is: a number from 0 to 1, or text, cut to the limit. Raises `InvalidInput`.
 
         Never blocks, so it is not awaited. Of several in quick succession the last one is sent.
         """
@@ -86,11 +86,9 @@ class Context:
             self._report(self._delivery.receipt, clean_text(value))
             return
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidInput("progress", kind_of(value), "a number from 0 to 1, or a text")
+            raise InvalidInput("progress", kind_of(value), "a number from 0 to 1, or text")
         if not isfinite(value) or not 0 <= value <= 1:
-            raise InvalidInput(
-                "progress", "a number out of range", "a number from 0 to 1, or a text"
-            )
+            raise InvalidInput("progress", "a number out of range", "a number from 0 to 1, or text")
         self._report(self._delivery.receipt, float(value))
 
     def revoke(self) -> None:

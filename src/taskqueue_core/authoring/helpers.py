@@ -173,7 +173,7 @@ def answer(outcomes: Iterable[Settled]) -> tuple[Settled, ...]:
     """Return a batch's outcomes; a single stale receipt raises `LeaseLost`."""
     settled = tuple(outcomes)
     if settled == (Settled.LEASE_LOST,):
-        raise LeaseLost("the receipt is not current: settled before, taken back, or never issued")
+        raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
     return settled
 
 
@@ -219,19 +219,21 @@ def checked_settings(
     promised = settings.durability
     if promised is not None and promised not in durabilities:
         allowed = ", ".join(sorted(durabilities)) or "none"
-        raise InvalidInput("durability", f"{promised.value!r}", f"what this store keeps: {allowed}")
+        raise InvalidInput(
+            "durability", f"{promised.value!r}", f"one that this backend supports: {allowed}"
+        )
     if settings.journal and not journal:
-        raise InvalidInput("journal", "true", "false: this store has no journal")
+        raise InvalidInput("journal", "true", "false: this backend has no journal")
     for name in () if flow else settings.flow:
-        raise InvalidInput(name, "a limit", "its default: this store does not limit the flow")
+        raise InvalidInput(name, "a limit", "the default: this backend does not support limits")
     for name in () if order else settings.ordering:
         raise InvalidInput(
-            name, "an order", "its default: this store hands out first in, first out"
+            name, "an order", "the default: this backend delivers first in, first out"
         )
     if settings.shards > 1:
-        raise InvalidInput("shards", "several", "1: this store is used without what spreads queues")
+        raise InvalidInput("shards", "several", "1: this backend does not support shards")
     if settings.bound_to and not fan_out:
-        raise InvalidInput("bound_to", "queues", "none: this store does not copy tasks")
+        raise InvalidInput("bound_to", "queues", "none: this backend does not support fan-out")
     return settings
 
 
@@ -239,7 +241,9 @@ def reject_ordering_keys(tasks: Iterable[Task]) -> None:
     """Raise `InvalidInput` for a task with an ordering key: a publish where there is no ``order`` asks this first."""
     for task in tasks:
         if task.ordering_key is not None:
-            raise InvalidInput("ordering_key", "a key", "none: this store keeps no order by key")
+            raise InvalidInput(
+                "ordering_key", "a key", "none: this backend does not support ordering keys"
+            )
 
 
 def refusal(
@@ -258,10 +262,10 @@ def refusal(
     elif settings.intake_paused:
         code, reason = Refusal.INTAKE_PAUSED, "the intake is paused"
     elif settings.capacity is not None and waiting >= settings.capacity:
-        reason = f"{waiting} of {settings.capacity} tasks wait for their first hand-out"
+        reason = f"{waiting} of {settings.capacity} tasks wait for their first delivery"
         code, depth = Refusal.QUEUE_FULL, waiting
     elif settings.tenant_capacity is not None and of_tenant >= settings.tenant_capacity:
-        reason = f"{of_tenant} of the tenant's {settings.tenant_capacity} tasks wait for their first hand-out"
+        reason = f"{of_tenant} of the tenant's {settings.tenant_capacity} tasks wait for their first delivery"
         code, depth = Refusal.TENANT_FULL, of_tenant
     else:
         return None

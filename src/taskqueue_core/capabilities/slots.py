@@ -188,7 +188,7 @@ class SlotPool(Protocol):
 
     Times are in seconds, a ``ttl`` is more than 0. Models and servers are any printable text; holders and jobs are
     names as those of tasks. A call takes 1,000 leases at most. Methods raise `InvalidInput` for what is not so, and
-    `BackendUnavailable` where the store is out of reach. `taskqueue_core.authoring.slot_checks` checks it all.
+    `BackendUnavailable` where the store is unavailable. `taskqueue_core.authoring.slot_checks` checks it all.
     """
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:

@@ -71,13 +71,13 @@ class Member:
     async def within(self, seconds: float, call: Callable[[], Awaitable[T]]) -> T:
         """Return what a call answers in time. Raises `BackendUnavailable`, at once if it was down a moment ago."""
         if self.down_for:
-            raise BackendUnavailable(f"the {self.name} side is out of reach")
+            raise BackendUnavailable(f"the {self.name} backend is unavailable")
         try:
             async with asyncio.timeout(seconds):
                 answer = await call()
         except TimeoutError:
             self.note_down()
-            raise BackendUnavailable(f"the {self.name} side does not answer") from None
+            raise BackendUnavailable(f"the {self.name} backend does not answer") from None
         except BackendUnavailable:
             self.note_down()
             raise

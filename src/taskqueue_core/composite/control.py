@@ -123,7 +123,7 @@ class JointControl(ABC):
             None,
         )
         if statuses is None:
-            raise BackendUnavailable("a side that may know the tasks is out of reach")
+            raise BackendUnavailable("a backend that may hold the tasks is unavailable")
         return statuses
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:

@@ -29,19 +29,21 @@ async def run_maintenance(control: Control) -> None:
         except (TaskQueueError, TimeoutError) as error:
             if not failing:
                 code = error.code if isinstance(error, TaskQueueError) else "timeout"
-                _log.warning("housekeeping fails", extra={"code": code})
+                _log.warning("maintenance keeps failing", extra={"code": code})
             failing = True
         except Exception:  # noqa: BLE001 - the loop must not end silently
             if not failing:
-                _log.exception("housekeeping failed")
+                _log.exception("maintenance failed")
             failing = True
         else:
             failing = False
             if done.expired or done.recovered:
                 figures = {"expired": len(done.expired), "recovered": done.recovered}
-                _log.info("kept house", extra=figures)
+                _log.info("maintenance finished", extra=figures)
             # A queue whose worker is just being restarted is unclaimed for one pass, and no more.
             matches = set(done.unclaimed)
             if news := sorted((matches & unclaimed) - results):
-                _log.warning("tasks wait and nobody takes them", extra={"queues": " ".join(news)})
+                _log.warning(
+                    "queues with waiting tasks have no consumer", extra={"queues": " ".join(news)}
+                )
             unclaimed, results = matches, matches & (results | unclaimed)

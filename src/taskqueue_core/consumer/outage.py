@@ -67,11 +67,11 @@ async def close(subscription: Subscription) -> None:
         except OUTAGE_ERRORS:
             await asyncio.sleep(OUTAGE_BACKOFF.delay(attempt))
         except TaskQueueError as error:
-            _log.warning("a subscription did not close", extra={"code": error.code})
+            _log.warning("could not close a subscription", extra={"code": error.code})
             return
         else:
             return
-    _log.warning("the store is away: deliveries come back when their lease ends")
+    _log.warning("store unavailable; deliveries will be redelivered when their leases expire")
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
@@ -82,5 +82,5 @@ async def release_as_lost(subscription: Subscription, deliveries: Sequence[Deliv
         except LeaseLost:
             continue  # settled or taken over meanwhile
         except TaskQueueError as error:
-            _log.warning("losses were not counted", extra={"code": error.code})
+            _log.warning("could not mark deliveries as lost", extra={"code": error.code})
             return

@@ -101,14 +101,14 @@ class MigratingBackend(CompositeBackend):
     def dead_letters(self) -> DeadLetters:
         """The dead letters of both."""
         if Capability.DEAD_LETTERS not in self.capabilities.names:
-            raise CapabilityMissing("a side of the migration has no dead letters")
+            raise CapabilityMissing("one backend of the migration has no dead letters")
         return JointDeadLetters(self)
 
     @property
     def slots(self) -> SlotPool:
         """The slots of the new side; `CapabilityMissing` unless both have them."""
         if Capability.SLOTS not in self.capabilities.names:
-            raise CapabilityMissing("a side of the migration has no slots")
+            raise CapabilityMissing("one backend of the migration has no slots")
         return slots_of(self._new)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:

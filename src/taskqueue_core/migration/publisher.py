@@ -44,7 +44,7 @@ class MigratingPublisher:
                     break
         except BackendUnavailable as error:
             if any(answer.status is Published.ACCEPTED for answer in answers.values()):
-                raise PublishUnconfirmed("a side took only a part") from error
+                raise PublishUnconfirmed("one backend accepted only part of the batch") from error
             raise
         for index in remaining:
             answers[index] = _turning(tasks[index])
@@ -173,6 +173,6 @@ def _turning(task: Task) -> Confirmation:
     return structs.replace(
         Confirmation(key=task.key, task_id=task.id, status=Published.REFUSED),
         code=Refusal.MOVED,
-        reason="the queue is on its way from one store to another",
+        reason="the queue is being moved to another backend",
         retry_after=_POLL_SECONDS,
     )

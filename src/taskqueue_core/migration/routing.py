@@ -202,7 +202,7 @@ class MigrationRouter:
             settings = await self.members[number].control.settings(key)
             if not ours(settings):
                 return number  # and not remembered: the other one may come back
-        raise BackendUnavailable("one side of the migration is out of reach")
+        raise BackendUnavailable("one of the two backends of the migration is unavailable")
 
     def forget(self, key: str) -> None:
         """Read a queue's settings anew before they are needed again."""

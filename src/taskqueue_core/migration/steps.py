@@ -106,12 +106,12 @@ async def finish(backend: MigratingBackend, *, force: bool = False) -> Migration
     result = await status(backend)
     if result.phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED) or result.open_queues:
         raise MigrationUnfinished(
-            f"the migration is {result.phase.value}: start it, or roll it back, to its end first"
+            f"the migration is {result.phase.value}; finish its start or its rollback first"
         )
     if result.unfinished and not force:
         batch = ", ".join(result.unfinished[:5])
         raise MigrationUnfinished(
-            f"the {result.leaves} side still has tasks, in {len(result.unfinished)} queues: {batch}"
+            f"the {result.leaves} backend still has tasks in {len(result.unfinished)} queues: {batch}"
         )
     if result.phase is MigrationPhase.STARTED:
         await backend.router.seal()
@@ -119,7 +119,7 @@ async def finish(backend: MigratingBackend, *, force: bool = False) -> Migration
 
 
 async def status(backend: MigratingBackend) -> MigrationStatus:
-    """Say what is left where. Raises `BackendUnavailable` where a side is out of reach."""
+    """Say what is left where. Raises `BackendUnavailable` where a backend is unavailable."""
     router = backend.router
     phase = await router.phase(fresh=True)
     remaining = 1 - phase.towards

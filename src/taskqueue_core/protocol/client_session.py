@@ -208,7 +208,7 @@ class ClientSession:
     def _welcome(self, frame: Welcome) -> list[Event]:
         self._require(ClientSessionState.GREETING)
         if not self._greeted:
-            raise ProtocolViolation("unexpected", "a welcome came before the hello")
+            raise ProtocolViolation("unexpected", "received welcome before hello was sent")
         if not 0 < frame.lease < float("inf"):
             raise ProtocolViolation(
                 "invalid_frame", "the lease must be a positive number of seconds"

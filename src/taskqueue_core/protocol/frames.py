@@ -290,15 +290,13 @@ def decode_server(text: str | bytes) -> ServerFrame:
 
 def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
     if len(text) > LIMITS.frame:
-        raise ProtocolViolation("too_large", f"a frame may have {LIMITS.frame} bytes at the most")
+        raise ProtocolViolation("too_large", f"a frame may have at most {LIMITS.frame} bytes")
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
         message = str(error)
         if message.endswith("`$.type`") and message.startswith("Invalid value"):
-            raise ProtocolViolation(
-                "unknown_type", "this type of frame is unknown here", fatal=False
-            ) from None
+            raise ProtocolViolation("unknown_type", "unknown frame type", fatal=False) from None
         raise ProtocolViolation("invalid_frame", _without_values(message)) from None
     except (ValueError, RecursionError):
         raise ProtocolViolation("not_json", "a frame must be one JSON object in UTF-8") from None

@@ -130,7 +130,7 @@ _task_run = msgspec.json.Decoder(TaskRun)
 def refusal(task: Task) -> str | None:
     """Say why a task must not be sent to a worker, ``None`` where it may."""
     if len(task.payload) > MAX_BYTES:
-        return f"{len(task.payload)} bytes, a worker takes {MAX_BYTES}"
+        return f"{len(task.payload)} bytes; the maximum is {MAX_BYTES}"
     try:
         # also what no field looks at must be text that any reader bears
         _everything.decode(task.payload)
@@ -138,5 +138,5 @@ def refusal(task: Task) -> str | None:
     except (ValueError, RecursionError) as error:
         return str(error)
     if run.task_key != task.key:
-        return "its task_key is not the key that it was published to"
+        return "its task_key differs from the key of its queue"
     return None

@@ -188,7 +188,7 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "a second hello")
         if hello.protocol != PROTOCOL_VERSION:
             raise ProtocolViolation(
-                "unsupported_protocol", f"this server speaks version {PROTOCOL_VERSION}"
+                "unsupported_protocol", f"this server supports version {PROTOCOL_VERSION}"
             )
         try:
             check_name("worker_id", hello.worker_id)
@@ -208,7 +208,7 @@ class ServerSession:
     def _check_total(self, total: int) -> None:
         if total > LIMITS.credit:
             raise ProtocolViolation(
-                "too_much_credit", f"credit and held deliveries may be {LIMITS.credit} in all"
+                "too_much_credit", f"credit plus held deliveries may be at most {LIMITS.credit}"
             )
 
     def _progress(self, frame: Progress) -> list[Event]:
@@ -303,7 +303,7 @@ class ServerSession:
         return [encode(Drain(seconds=seconds))]
 
     def degraded(self, *, ok: bool, reason: str = "") -> list[str]:
-        """Say that the store is out of reach, or back."""
+        """Say that the store is unavailable, or back."""
         return self._send(Degraded(ok=ok, reason=reason))
 
     def ping(self) -> list[str]:
@@ -325,12 +325,12 @@ class ServerSession:
         if self._state not in states:
             why = f"not possible while {self._state.value}"
             early = self._state is ServerSessionState.NEW and self._hello is None
-            raise ProtocolViolation("unexpected", "a hello must come first" if early else why)
+            raise ProtocolViolation("unexpected", "the first frame must be hello" if early else why)
 
 
 def _read(data: str | bytes) -> ClientFrame:
     if isinstance(data, bytes):
-        raise ProtocolViolation("not_text", "frames are text messages")
+        raise ProtocolViolation("not_text", "frames must be text messages")
     return decode_client(data)
 
 

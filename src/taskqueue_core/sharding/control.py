@@ -101,9 +101,7 @@ class ShardedControl(JointControl):
     def _check(self, key: str, settings: QueueSettings) -> None:
         if settings.of_the_whole and settings.shards > 1:
             name = settings.of_the_whole[0]
-            raise InvalidInput(
-                "shards", "several", f"1: a queue with {name} lives in one partition"
-            )
+            raise InvalidInput("shards", "several", f"1: a queue with {name} cannot have shards")
         if len(key) + LONGEST > LIMITS.name:
             allowed = (
                 f"1: the name of a sharded queue has at most {LIMITS.name - LONGEST} characters"

@@ -58,7 +58,7 @@ class ShardedPublisher:
                     break
         except BackendUnavailable as error:
             if any(answer.status is Published.ACCEPTED for answer in answers.values()):
-                raise PublishUnconfirmed("the store took only a part") from error
+                raise PublishUnconfirmed("the store accepted only part of the batch") from error
             raise
         return tuple([answers[index] for index in range(len(tasks))])
 

@@ -66,7 +66,7 @@ def _token(call: RequestContext) -> str:
         raise ProblemError(
             401,
             "unauthenticated",
-            f"the token of the job's slot is needed, once, as {_HEADER}",
+            f"send the token of the job's slot once, in {_HEADER}",
             headers={"www-authenticate": "Lease"},
         )
     return results[0]

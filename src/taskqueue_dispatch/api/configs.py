@@ -41,11 +41,11 @@ def _read(text: bytes) -> ModelConfig:
         fault = error.errors(include_url=False, include_context=False)[0]
     if fault["type"] == "extra_forbidden":
         known = ", ".join(ModelConfig.model_fields)
-        raise InvalidInput("config", "a field that is not known", known)
+        raise InvalidInput("config", "an unknown field", known)
     field = str(fault["loc"][0]) if fault["loc"] else "config"
     allowed = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     if fault["type"] == "string_pattern_mismatch":
-        allowed = "a path in ASCII that begins with /, without blanks and #"
+        allowed = "an ASCII path that begins with /, without spaces and #"
     raise InvalidInput(field, kind_of(fault["input"]), allowed)
 
 

@@ -60,4 +60,8 @@ async def job_of(call: RequestContext) -> TaskStatus:
 
 def unknown_job() -> ProblemError:
     """Return the problem of a job that is not known, or not to who asks."""
-    return ProblemError(404, "unknown_job", "no such job, or forgotten, or of another's model")
+    return ProblemError(
+        404,
+        "unknown_job",
+        "job not found: unknown id, expired record, or a model that this token may not use",
+    )

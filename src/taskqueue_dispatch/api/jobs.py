@@ -44,7 +44,7 @@ async def submit(call: RequestContext) -> Response:
     if header is None:
         return await _submit(call, body, body.idempotency_key)
     if body.idempotency_key is not None:
-        both = f"a key beside the header {IDEMPOTENCY_KEY.name}"
+        both = f"both a key and the header {IDEMPOTENCY_KEY.name}"
         raise InvalidInput("idempotency_key", both, "one of them")
     try:
         return await _submit(call, body, header)
@@ -60,7 +60,7 @@ async def handle(call: RequestContext) -> Response:
     body = await call.body(HandleIn, _BODY)
     call.demand(queue_of(body.model))
     if body.idempotency_key is not None:
-        raise InvalidInput("idempotency_key", "a key beside job_id", "job_id alone")
+        raise InvalidInput("idempotency_key", "both a key and job_id", "job_id alone")
     check_name("job_id", body.job_id)
     return await _submit(call, body, body.job_id)
 
@@ -116,7 +116,9 @@ async def result(call: RequestContext) -> Response:
     await waited(call, known, most)
     match = await dispatcher_of(call).jobs.result(known.task_id)
     if match is None:
-        raise ProblemError(404, "no_result", "no result, not yet or not any more")
+        raise ProblemError(
+            404, "no_result", "no result: the job has not succeeded, or its result has expired"
+        )
     return Response(match, media_type=JSON)
 
 

@@ -111,8 +111,7 @@ class Sender:
         """
         if not self._signer.signs:
             _log.warning(
-                "callbacks are not signed, so receivers can't tell who sent them: "
-                "set TASKQUEUE_DISPATCH_WEBHOOK_SECRETS"
+                "callbacks are not signed, so receivers cannot verify them; set TASKQUEUE_DISPATCH_WEBHOOK_SECRETS"
             )
         tls = self._tls or trusted()
         await self._store.retry_until_available(partial(prepare, self._backend, self._settings))
@@ -159,17 +158,17 @@ class Sender:
             outcome, after = await self._attempt(delivery, tls)
         except Exception as error:  # noqa: BLE001 - one callback must not end the others
             # Its text may have the URL in it.
-            _log.warning("a callback could not be sent", extra={"reason": type(error).__name__})
-            outcome, after = Failed("an error in the sender"), 0.0
+            _log.warning("could not send a callback", extra={"reason": type(error).__name__})
+            outcome, after = Failed("internal error of the callback sender"), 0.0
         try:
             settled = await self._store.retry_until_available(
                 partial(self._settle, subscription, delivery, outcome, after)
             )
         except TaskQueueError as error:
-            _log.warning("a callback could not be settled", extra={"code": error.code})
+            _log.warning("could not settle a callback", extra={"code": error.code})
         else:
             if not settled.ok:
-                _log.info("a callback was taken over")
+                _log.info("another process took over a callback")
 
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
         """Return whether a callback is to be sent; one that tells of an expiry goes, or waits, by its job's state."""
@@ -253,6 +252,6 @@ def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
 
 async def _log_outcome(there: bool, code: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
     if there:
-        _log.info("the store is back: callbacks go on")
+        _log.info("store available again; sending callbacks")
     else:
-        _log.warning("the store is away: callbacks wait", extra={"code": code})
+        _log.warning("store unavailable; callbacks wait", extra={"code": code})

@@ -16,7 +16,7 @@ __all__ = ["Signer"]
 
 _PREFIX = "whsec_"
 _BYTES = range(24, 65)
-_FORM = f"a secret is {_PREFIX} and then base64 of {_BYTES.start} to {_BYTES.stop - 1} random bytes"
+_FORM = f"a secret must be {_PREFIX} followed by base64 of {_BYTES.start} to {_BYTES.stop - 1} random bytes"
 
 
 class Signer:
@@ -41,7 +41,7 @@ class Signer:
         a dot in it: what is signed has its parts joined by dots.
         """
         if "." in webhook_id:
-            raise ValueError("the id of a webhook has no dot in it")
+            raise ValueError("the id of a webhook must not contain a dot")
         when = datetime.fromtimestamp(int(at), UTC)
         signatures = [key.sign(webhook_id, when, body.decode()) for key in self._keys]
         values = {"webhook-id": webhook_id, "webhook-timestamp": str(int(at))}

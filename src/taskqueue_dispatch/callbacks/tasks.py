@@ -53,7 +53,7 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
     if CALLBACK_URL not in job.headers:
         raise InvalidInput("job", "one without a callback", f"one with the header {CALLBACK_URL}")
     if status not in ENDS:
-        raise InvalidInput("status", "another word", ", ".join(ENDS))
+        raise InvalidInput("status", "an unknown value", ", ".join(ENDS))
     url = job.headers[CALLBACK_URL]
     return Task(
         key=CALLBACKS,

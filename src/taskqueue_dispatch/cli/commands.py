@@ -18,8 +18,9 @@ from taskqueue_dispatch.cli import config, demo, endpoints, jobs
 __all__ = ["add_to"]
 
 _HELP = (
-    "Push jobs to the servers of models, one slot each. Alone it serves, with the options of `taskqueue serve`; the "
-    "commands below talk to such a server (TASKQUEUE_SERVER_URL)."
+    "Send jobs to the GPU servers of models, one job per slot. Without a command it starts "
+    "the server and takes the options of `taskqueue serve`; the commands below talk to a "
+    "running server (TASKQUEUE_SERVER_URL)."
 )
 _PARTS = ["dispatch"]
 
@@ -54,7 +55,8 @@ def _serving() -> Any:
             serve.run(**options, extensions=_PARTS)
         elif any(value not in {None, False} for value in options.values()):
             raise typer.BadParameter(
-                f"options of the server do not go with {ctx.invoked_subcommand}: put its own behind it"
+                f"server options cannot be combined with {ctx.invoked_subcommand}; put the "
+                "options of a command after its name"
             )
 
     signature = inspect.signature(serve.run, eval_str=True)

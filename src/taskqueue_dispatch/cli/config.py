@@ -32,11 +32,13 @@ def config(
         typer.Option(
             "--set",
             metavar="FIELD=VALUE",
-            help="Change a field; may be repeated. The value is JSON, or plain words.",
+            help="Field to change; may be repeated. The value is JSON or plain text.",
             show_default=False,
         ),
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Go back to the defaults.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Reset all fields to their defaults.")
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:

@@ -30,30 +30,33 @@ def run(
     *,
     jobs: Annotated[
         int | None,
-        typer.Option(min=50, max=100_000, help="How many jobs. Default: 200.", show_default=False),
+        typer.Option(min=50, max=100_000, help="Number of jobs. Default: 200.", show_default=False),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=1, max=3600, help="So many jobs as take about so long.", show_default=False
+            min=1,
+            max=3600,
+            help="Approximate duration of the run, instead of --jobs.",
+            show_default=False,
         ),
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
             metavar="memory|redis|embedded|WORD",
-            help="What jobs are stored in: a name, a module path or module:attr; embedded is Redis with a "
-            "store of its own for the run. TASKQUEUE_BACKEND.",
+            help="Backend for the jobs: a name, a module path or module:attr; embedded starts a "
+            "Redis server for this run. TASKQUEUE_BACKEND.",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the jobs, and of what goes wrong.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the jobs and the faults.")] = 0,
     port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Of the dashboard; 0 takes a free one.")
+        int, typer.Option(min=0, max=65_535, help="Port of the dashboard; 0 selects a free port.")
     ] = 0,
     keep_going: Annotated[
         bool,
-        typer.Option("--keep-going", help="Leave everything running afterwards, until Ctrl-C."),
+        typer.Option("--keep-going", help="Keep everything running afterwards, until Ctrl-C."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

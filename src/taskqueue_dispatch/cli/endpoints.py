@@ -21,7 +21,7 @@ __all__ = ["add_to"]
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", show_default=False)]
 Machine = Annotated[
-    str, typer.Argument(metavar="SERVER", help="The server's name.", show_default=False)
+    str, typer.Argument(metavar="SERVER", help="Name of the server.", show_default=False)
 ]
 _EVERY = 1.0
 _SLOTS = 14
@@ -75,26 +75,28 @@ def register(
     machine: Machine,
     endpoint: Annotated[
         str,
-        typer.Argument(metavar="ENDPOINT", help="Where jobs are POSTed to.", show_default=False),
+        typer.Argument(
+            metavar="ENDPOINT", help="URL that jobs are sent to by POST.", show_default=False
+        ),
     ],
     *,
     slots: Annotated[
-        int, typer.Option(min=1, help="How many jobs of the model it runs at once.")
+        int, typer.Option(min=1, help="Number of jobs of the model that it runs at once.")
     ] = 1,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="Slots of a higher one are given first.")
+        int, typer.Option(min=0, max=9, help="Priority: slots of a higher priority are used first.")
     ] = 5,
     together: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="How many jobs of all its models the server runs at once.",
+            help="Maximum number of jobs at once, over all models of the server.",
             show_default=False,
         ),
     ] = None,
     no_reports: Annotated[
         bool,
-        typer.Option("--no-reports", help="Its server has no health page that tells what it runs."),
+        typer.Option("--no-reports", help="The server has no health endpoint that lists its jobs."),
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -120,18 +122,20 @@ def register(
 
 def listing(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="This one alone.", show_default=False)
+        str | None, typer.Argument(metavar="MODEL", help="Only this model.", show_default=False)
     ] = None,
     *,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it anew each second, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")
     ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Show all endpoints with their slots by state."""
     if watch and as_json:
-        raise typer.BadParameter("--json prints one value: without --watch", param_hint="--watch")
+        raise typer.BadParameter(
+            "--json cannot be combined with --watch: it prints one value", param_hint="--watch"
+        )
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
             run_request(url, lambda server: _watch(server, model))
@@ -209,7 +213,9 @@ def drain(
     model: Model,
     machine: Machine,
     *,
-    undo: Annotated[bool, typer.Option("--undo", help="Give it jobs again.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="End draining: send jobs to the server again.")
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:

@@ -84,32 +84,34 @@ def submit(
         str | None,
         typer.Argument(
             metavar="PAYLOAD|-|@FILE",
-            help="JSON text; - reads it from stdin, @FILE from a file. Without it: null.",
+            help="Payload as JSON; - reads it from stdin, @FILE from a file. Default: null.",
             show_default=False,
         ),
     ] = None,
     *,
     callback_url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Who is told how it ended.", show_default=False),
+        typer.Option(metavar="URL", help="URL that the result is sent to.", show_default=False),
     ] = None,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="A higher one is sent first.")
+        int, typer.Option(min=0, max=9, help="Priority: higher is sent first.")
     ] = DEFAULT_PRIORITY,
     tenant: Annotated[
-        str | None, typer.Option(help="Who it belongs to.", show_default=False)
+        str | None, typer.Option(help="Tenant of the job.", show_default=False)
     ] = None,
     idempotency_key: Annotated[
         str | None,
         typer.Option(
-            help="Submitting with the same one again is harmless. Default: random.",
+            help="Idempotency key: submitting twice with the same key stores one job. Default: random.",
             show_default=False,
         ),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
-            min=0, metavar="SECONDS", help="Wait so long for its end, and print its result."
+            min=0,
+            metavar="SECONDS",
+            help="Wait up to this many seconds for the job to end, and print its result.",
         ),
     ] = 0,
     url: Url = None,
@@ -162,7 +164,7 @@ async def _submitted(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
             if tried == _TRIES:
                 key = body["idempotency_key"]
                 raise BackendUnavailable(
-                    f"{error}; whether it was stored is open: again with --idempotency-key {key}"
+                    f"{error}; the job may have been stored: submit it again with --idempotency-key {key}"
                 ) from None
             await asyncio.sleep(_PAUSE * tried)
     raise AssertionError  # the last try returns or raises

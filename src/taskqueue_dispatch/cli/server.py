@@ -21,7 +21,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="The server with the dispatcher. TASKQUEUE_SERVER_URL.",
+        help="URL of the server with the dispatcher. TASKQUEUE_SERVER_URL.",
         show_default=False,
     ),
 ]

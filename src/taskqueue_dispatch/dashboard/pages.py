@@ -33,10 +33,10 @@ __all__ = [
 
 PATH = "/dispatch"
 _SAID = {
-    "drained": "Draining. What runs there goes on; it gets no more jobs.",
+    "drained": "Draining. Running jobs continue; the server gets no new jobs.",
     "undrained": "In use again.",
-    "removed": "Removed. It is forgotten once nothing of it is held.",
-    "unknown": "Nothing was done: there is no such endpoint any more.",
+    "removed": "Removed. It is deleted once none of its slots is held.",
+    "unknown": "No change: the endpoint no longer exists.",
 }
 _ACTIONS = {"drain": "drained", "undrain": "undrained", "remove": "removed"}
 
@@ -70,7 +70,7 @@ async def act(call: RequestContext) -> Response:
     form = await read_form(call)
     action, model, server = form.text("action"), _exact(form, "model"), _exact(form, "server")
     if action not in _ACTIONS:
-        raise InvalidInput("action", "another word", "drain, undrain or remove")
+        raise InvalidInput("action", "an unknown value", "drain, undrain or remove")
     call.demand(queue_of(model))
     registry = dispatcher_of(call).registry
     if action == "remove":

@@ -133,7 +133,7 @@ async def _taken(
     except TimeoutError:
         pass
     except Exception:  # noqa: BLE001 - whatever it is, the next moment may be read again
-        _log.exception("the pool could not be read for the dashboard")
+        _log.exception("could not read the slot pool for the dashboard")
         error = "internal"
     if before is None:
         return PoolSnapshot(

@@ -88,7 +88,7 @@ class Pin:
                     return await self._to(address, url, transport, request, limit)
                 except NotConnectedError as error:
                     refused = error
-        raise refused or NotReachedError("its name is not found")
+        raise refused or NotReachedError("its host name cannot be resolved")
 
     async def _to(
         self,
@@ -101,7 +101,7 @@ class Pin:
         async def check() -> None:
             # A connection that was kept is of an address that was good: it is a new one that is checked.
             if address not in await self._allowed_addresses():
-                raise NotConnectedError("its name leads elsewhere by now")
+                raise NotConnectedError("its host name now resolves to another address")
 
         self._address = address
         request.url = self._at(address, url)
@@ -124,7 +124,7 @@ class Pin:
             async with asyncio.timeout(_SECONDS):
                 matches = await self._resolve(self._host, _PORT)
         except (NotReached, TimeoutError):
-            raise NotReachedError("its name is not found") from None
+            raise NotReachedError("its host name cannot be resolved") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -132,6 +132,6 @@ class Pin:
             raise NotReachedError("its name is not looked up any more") from None
         # One bad address spoils all: whoever mixes it in hopes for the next connection.
         if not self._allowed.holds(matches):
-            raise ElsewhereError("its name leads where no endpoint may be")
+            raise ElsewhereError("its host name resolves to an address that is not allowed")
         self._among = max(1, min(len(matches), _ADDRESSES))
         return matches

@@ -116,10 +116,10 @@ _GONE = frozenset({404, 410})
 _ON_THE_WAY = frozenset({502, 504})
 _REFUSED = frozenset({400, 413, 415, 422})
 _MISCONFIGURED = {
-    401: "the endpoint wants credentials",
-    403: "the endpoint forbids it",
-    404: "there is nothing at the endpoint's path",
-    405: "the endpoint's path takes no POST",
+    401: "the endpoint requires credentials",
+    403: "the endpoint denied access",
+    404: "the endpoint's path was not found",
+    405: "the endpoint's path does not accept POST",
 }
 _IDS = ("job_id", "id")
 _ERROR_TEXT = 1000
@@ -203,7 +203,7 @@ def _read_good(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
     if config.model_type is ModelType.SYNC and (fields is None or "status" not in fields):
         return Done(reply.body)
     if fields is None:
-        return JobFailedAnswer(f"{_shown(reply)}: it is no object with an id of the job")
+        return JobFailedAnswer(f"{_shown(reply)}: the body is not an object with a job id")
     ended = _ended(fields, reply.body)
     return _taken(reply, fields, job, config) if ended is None else ended
 
@@ -212,7 +212,7 @@ def _taken(
     reply: EndpointReply, fields: Mapping[str, msgspec.Raw], job: str, config: ModelConfig
 ) -> JobAcceptedAnswer | JobFailedAnswer:
     if not _status_of(fields) and "status" in fields:
-        return JobFailedAnswer(f"{_shown(reply)}: its status is no text")
+        return JobFailedAnswer(f"{_shown(reply)}: its status is not text")
     names = _names(config)
     given = _id(fields, names)
     if given is not None:
@@ -221,7 +221,7 @@ def _taken(
     if not asked_for and not set(names) & fields.keys():
         return JobAcceptedAnswer(job)
     return JobFailedAnswer(
-        f"{_shown(reply)}: it has taken the job without a usable {' or '.join(names)}"
+        f"{_shown(reply)}: it accepted the job without a valid {' or '.join(names)}"
     )
 
 
@@ -230,12 +230,12 @@ def _by_status(body: bytes, requested: str, config: ModelConfig) -> Answer:
     fields = None if problem else _fields(body)
     if fields is None:
         return EndpointUnreachable(
-            problem or f"{len(body)} bytes of JSON that are no object", sent=True
+            problem or f"{len(body)} bytes of JSON that is not an object", sent=True
         )
     names = _names(config)
     given = _id(fields, names)
     if given != requested and set(names) & fields.keys():
-        return EndpointUnreachable("it told of another job", sent=True)
+        return EndpointUnreachable("the response is about another job", sent=True)
     ended = _ended(fields, body)
     if ended is not None:
         return ended
@@ -302,7 +302,7 @@ def _error(fields: Mapping[str, msgspec.Raw]) -> str:
 def shown(value: object) -> str:
     """Return what a server calls its error, as what may be shown: a line of at most 1000 printable characters."""
     if not isinstance(value, str) or not value.strip():
-        return "the server says that it has failed"
+        return "the server reported a failure"
     return "".join(c if c.isprintable() else " " for c in value[:_ERROR_TEXT]).strip()
 
 

@@ -114,7 +114,7 @@ class Caller:
         except TimeoutError:
             if sync:
                 return JobFailedAnswer(
-                    f"no whole answer within the max_poll_time of {patience:g} s"
+                    f"no complete response within the max_poll_time of {patience:g} s"
                 )
             return _late(patience)
         except (NotReachedError, NotWholeError) as error:
@@ -184,7 +184,7 @@ class Caller:
         self._elsewhere.add(target)
         model, server = target
         _log.warning(
-            "an endpoint's name leads where none may be: it is not called",
+            "endpoint not called: its host name resolves to an address that is not allowed",
             extra={"model": model, "server": server},
         )
 
@@ -193,7 +193,7 @@ def _get(url: str, path: str) -> httpx2.Request:
     try:
         requested = _address(url).copy_with(raw_path=path.encode("ascii"))
     except (httpx2.InvalidURL, UnicodeError):
-        raise NotReachedError("no request can be made of its address") from None
+        raise NotReachedError("its URL is not valid") from None
     return httpx2.Request("GET", requested, headers=_ASKING)
 
 
@@ -202,9 +202,9 @@ def _address(url: str) -> httpx2.URL:
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError):
-        raise NotReachedError("its address is none") from None
+        raise NotReachedError("its URL is not valid") from None
     if parsed.scheme not in _SCHEMES or not parsed.host or (parsed.port or 0) > _PORT:
-        raise NotReachedError("its address is none")
+        raise NotReachedError("its URL is not valid")
     return parsed
 
 
@@ -217,4 +217,4 @@ def _unreachable(error: NotReachedError | NotWholeError) -> EndpointUnreachable:
 
 
 def _late(patience: float) -> EndpointUnreachable:
-    return EndpointUnreachable(f"no whole answer within {patience:g} s", sent=True)
+    return EndpointUnreachable(f"no complete response within {patience:g} s", sent=True)

@@ -37,7 +37,7 @@ class NotUsableError(Exception):
 
 
 class NotWholeError(Exception):
-    """The server may have got the request, and there is no whole answer. Its text is as that of the others."""
+    """The server may have got the request, and there is no complete response. Its text is as that of the others."""
 
 
 async def exchange(
@@ -97,7 +97,7 @@ class _Course:
                 asyncio.get_running_loop().call_soon(self._wait)
             case "http11.receive_response_headers.complete" if not self._waited:
                 # It was there before anybody waited for it: more than one answer has come to the request before.
-                raise NotWholeError("it answered before it was asked")
+                raise NotWholeError("it responded before the request was sent")
 
     def _wait(self) -> None:
         self._waited = True
@@ -116,7 +116,7 @@ async def _whole(response: httpx2.Response, limit: int) -> EndpointReply:
     if len(text) > _ANY or (text.isdigit() and int(text) > limit):
         raise NotUsableError(_too_long(status, limit))
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise NotUsableError(f"HTTP {status}: compressed, though none was asked for")
+        raise NotUsableError(f"HTTP {status}: the response is compressed, which was not requested")
     parts: list[bytes] = []
     size = 0
     async for part in response.aiter_raw():
@@ -128,12 +128,12 @@ async def _whole(response: httpx2.Response, limit: int) -> EndpointReply:
 
 
 def _too_long(status: int, limit: int) -> str:
-    return f"HTTP {status}: the answer is longer than the answer_limit of {limit} bytes"
+    return f"HTTP {status}: the response is longer than the answer_limit of {limit} bytes"
 
 
 def _broken(error: Exception) -> str:
     if isinstance(error, httpx2.RemoteProtocolError):
-        return "it ended early, or is no HTTP"
+        return "the response ended early or is not HTTP"
     return f"the connection broke ({_name(error)})"
 
 

@@ -48,7 +48,7 @@ async def _serve(gpu: SimulatedGpu) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m taskqueue_dispatch.gpu_server", description=__doc__)
-    parser.add_argument("--port", type=int, default=0, help="0 for any free one")
+    parser.add_argument("--port", type=int, default=0, help="port; 0 selects a free port")
     parser.add_argument("--slots", type=int, default=1, help="jobs at once")
     parser.add_argument(
         "--latency",
@@ -56,13 +56,13 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[0.02],
         metavar="SECONDS",
-        help="of a job; two of them bound an even distribution",
+        help="seconds per job; two values are the bounds of a uniform distribution",
     )
     parser.add_argument("--asynchronous", action="store_true", help="be asked for results")
     parser.add_argument("--mode", type=Mode, choices=tuple(Mode), default=Mode.OK)
     parser.add_argument("--name", default="gpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dispatcher", help="an address to push results to")
+    parser.add_argument("--dispatcher", help="URL to push results to")
     return parser
 
 

@@ -133,12 +133,12 @@ class GpuServer:
             return 200, msgspec.json.encode(fields)
         if path.startswith("/status/"):
             return self._status(unquote(path.removeprefix("/status/")))
-        raise _ProblemError(404, "there is nothing here")
+        raise _ProblemError(404, "unknown path")
 
     def _status(self, job_id: str) -> tuple[int, bytes]:
         job = self.jobs.find(job_id)
         if job is None:
-            raise _ProblemError(404, "no such job is known")
+            raise _ProblemError(404, "job not found")
         return 200, job.report()
 
     async def _post(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
@@ -184,7 +184,7 @@ class GpuServer:
                     if len(body) > self._body_limit:
                         raise too_long
         except TimeoutError:
-            raise _ProblemError(408, "the body did not come in time") from None
+            raise _ProblemError(408, "the body did not arrive in time") from None
         return body
 
     def _ended(self, job: GpuJob) -> None:

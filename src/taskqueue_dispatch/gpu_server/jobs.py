@@ -22,7 +22,7 @@ __all__ = ["GpuJob", "GpuJobPhase", "GpuJobs", "Handler", "JobFailed", "JobRefus
 
 _MAX_STORED = 64 * 1024 * 1024
 """bytes of results that are remembered at most"""
-_OVER = "the server has ended"
+_OVER = "the server has shut down"
 _log = logging.getLogger("taskqueue.gpu")
 
 

@@ -55,7 +55,7 @@ class Pusher:
                 await self._sleep(_FIRST_WAIT * 2.0 ** (attempt - 1))
             if await self._is_delivered(job_id, token, report):
                 return
-        _log.warning("a result was not taken by the dispatcher", extra={"job_id": job_id})
+        _log.warning("the dispatcher did not accept a result", extra={"job_id": job_id})
 
     async def _is_delivered(self, job_id: str, token: str, report: bytes) -> bool:
         client = self._client = self._client or httpx2.AsyncClient(

@@ -32,10 +32,10 @@ async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[st
         matches = await loop.run_in_executor(_threads(threads), _ask, host, port)
     except socket.gaierror as error:
         if error.errno in _UNKNOWN:
-            raise NameUnknown("no such name") from None
-        raise NotReached("the name could not be looked up") from None
+            raise NameUnknown("the host name does not exist") from None
+        raise NotReached("the host name could not be resolved") from None
     except (OSError, UnicodeError):
-        raise NotReached("the name could not be looked up") from None
+        raise NotReached("the host name could not be resolved") from None
     return tuple(dict.fromkeys(matches))
 
 
@@ -109,7 +109,7 @@ class CachedLookup:
             if waiter[0] > now or not waiter[1].done()
         }
         if len(self._requests) >= _MANY:
-            raise NotReached("too many names are looked up")
+            raise NotReached("too many name lookups at once")
 
 
 def _read_exception(requested: asyncio.Task[tuple[str, ...]]) -> None:

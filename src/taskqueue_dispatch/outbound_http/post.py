@@ -165,11 +165,11 @@ def _why(error: Exception) -> str:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        return "its certificate is not good"
+        return "its certificate is not valid"
     if any(isinstance(cause, ssl.SSLError) for cause in causes):
-        return "no TLS that can be used"
+        return "the TLS handshake failed"
     if isinstance(error, httpx2.ConnectTimeout):
         return "no connection in time"
     if isinstance(error, httpx2.ConnectError):
         return "no connection"
-    return "no whole answer"
+    return "no complete response"

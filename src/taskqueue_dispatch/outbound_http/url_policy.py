@@ -55,9 +55,9 @@ async def check_url(
             async with asyncio.timeout(_SECONDS):
                 matches = await resolve(parts.host, parts.port)
         except TimeoutError:
-            raise NotReached("the name was not looked up in time") from None
+            raise NotReached("the host name was not resolved in time") from None
     if not matches:
-        raise NameUnknown("no such name")
+        raise NameUnknown("the host name does not exist")
     # One bad answer spoils all: whoever mixes them in hopes that the next connection goes there.
     if not all(_allowed(address, policy) for address in matches):
         raise InvalidInput(

@@ -46,11 +46,11 @@ def _of(failure: Failure) -> ConfigurationError | BackendUnavailable:
         case Misconfigured():
             return ConfigurationError(str(failure))
         case NotReached():
-            return BackendUnavailable("the store is out of reach")
+            return BackendUnavailable("the store is unavailable")
         case AnswerLost():
-            return BackendUnavailable("the store's answer was lost")
+            return BackendUnavailable("the store's response was lost")
         case Refused():
-            return BackendUnavailable(f"the store takes no writes now: {failure.why}")
+            return BackendUnavailable(f"the store accepts no writes: {failure.why}")
         case _:
             return BackendUnavailable(f"the store failed: {type(failure).__name__}")
 

@@ -105,4 +105,4 @@ def _obstacle(path: Path, binary: Binary | None) -> str:
         return "does not exist"
     if not os.access(path, os.X_OK):
         return "is not executable"
-    return "does not run on this machine, or is no Redis or Valkey server"
+    return "does not run on this machine, or is not a Redis or Valkey server"

@@ -159,8 +159,8 @@ class EmbeddedRedis:
             ) from None
         if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
             raise ConfigurationError(
-                f"{self.directory} must belong to the user who runs this, and no other user may write to it: "
-                f"chown it, and chmod go-w {self.directory}"
+                f"{self.directory} must belong to the current user, and no other user may "
+                f"write to it: run chown, then chmod go-w {self.directory}"
             )
 
     def _lock_directory(self) -> None:
@@ -181,7 +181,8 @@ class EmbeddedRedis:
                 if time.monotonic() - began > patience or self._closing.is_set():
                     holder = owner if _alive(owner) else server
                     raise ConfigurationError(
-                        f"{self.directory} is in use by process {holder or '?'}: end that, or choose another directory"
+                        f"{self.directory} is in use by process {holder or '?'}: stop that "
+                        "process, or choose another directory"
                     ) from None
                 time.sleep(0.02)
         self._lock = lock
@@ -304,7 +305,7 @@ class EmbeddedRedis:
                 pause = _FIRST_PAUSE
             # Its last lines stay in its own log: a crash report can quote commands, payloads included.
             _log.error(
-                "embedded %s ended by itself and is started again; redis.log has the reason",
+                "embedded %s exited unexpectedly and is restarted; see redis.log",
                 binary.name,
                 extra={"code": code, "url": self.url},
             )
@@ -323,7 +324,7 @@ class EmbeddedRedis:
                 return
             process = again
             if self._ready(process):
-                _log.info("embedded %s runs again", binary.name, extra={"url": self.url})
+                _log.info("embedded %s is running again", binary.name, extra={"url": self.url})
 
     # End
 
@@ -344,7 +345,7 @@ class EmbeddedRedis:
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                _log.warning("embedded %s does not end, and is killed", self.name)
+                _log.warning("embedded %s did not stop in time and was killed", self.name)
                 process.kill()
                 process.wait()
         if self._keeper is not None:

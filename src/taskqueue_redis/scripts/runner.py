@@ -123,9 +123,9 @@ class Scripts:
             if self._epochs.get(partition) == epoch:
                 del self._epochs[partition]
                 self.resets += 1
-                _log.error("%s was emptied or replaced: what it held is gone", partition)
+                _log.error("%s was emptied or replaced; its data is lost", partition)
             raise QueueReset(
-                f"the partition {partition} was emptied or replaced: what it held is gone"
+                f"the partition {partition} was emptied or replaced; its data is lost"
             ) from error
 
     def _declared(self, partition: str) -> tuple[Arg, ...]:

@@ -33,7 +33,7 @@ https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valke
 releases of Valkey 7.2 to 9.0 too; to refuse those costs only rights that the user ``default`` may have anyway.
 """
 _OF_EACH_KIND = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
-_ALL_RIGHTS = "Give it all of them, it may stay off: ACL SETUSER default ~* &* +@all, and the same in the ACL file"
+_ALL_RIGHTS = "Give it all rights (it may stay off): ACL SETUSER default ~* &* +@all, and the same in the ACL file"
 _SYNCS = {"no": 0, "everysec": 1, "always": 2}
 _KEY = "{%s:0}:check"
 
@@ -275,17 +275,17 @@ def _cure(settings: RedisSettings) -> str:
 
 def _doubts(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Iterable[str]:
     if not append_only:
-        yield "appendonly is off: a restart of Redis loses what it held; set 'appendonly yes'"
+        yield "appendonly is off: a restart of Redis loses all data; set 'appendonly yes'"
         if replicas:
             yield "a master without persistence that restarts empties its replicas too"
     elif syncs == "no":
-        yield "appendfsync is no: a power cut loses what the system had not written; set everysec or always"
+        yield "appendfsync is no: a power cut loses data that was not yet written; set everysec or always"
     elif syncs == "unknown":
         yield (
-            "how often Redis syncs its file is not known: set TASKQUEUE_REDIS_APPENDFSYNC to what redis.conf says"
+            "cannot read appendfsync: set TASKQUEUE_REDIS_APPENDFSYNC to its value in redis.conf"
         )
     if not loads:
         yield (
-            "it is not known whether Redis would lose every task at its next start: that is so if the user 'default' "
-            f"has too few rights then. {_ALL_RIGHTS}"
+            "cannot check whether Redis would lose every task at its next start, as it does "
+            "if the user 'default' has too few rights. {_ALL_RIGHTS}"
         )

@@ -54,10 +54,10 @@ class _Batch:
     async def add(self, line: bytes | None) -> None:
         self._number += 1
         if self._number > MAX_LINES:
-            detail = f"a batch may have {MAX_LINES} lines at the most"
+            detail = f"a batch may have at most {MAX_LINES} lines"
             raise ProblemError(413, "too_many", detail, headers={"connection": "close"})
         if line is None:
-            self._refuse("too_large", None, f"a line may have {_LINE} bytes at the most")
+            self._refuse("too_large", None, f"a line may have at most {_LINE} bytes")
             return
         if not line.strip():
             return

@@ -50,7 +50,7 @@ async def get_dead_letter(call: RequestContext) -> Response:
     """Return one dead letter."""
     dead_letter = await call.context.dead_letters.get(call.name("key"), call.name("id"))
     if dead_letter is None:
-        raise ProblemError(404, "no_dead_letter", "no such task, or not dead")
+        raise ProblemError(404, "no_dead_letter", "task not found, or not a dead letter")
     return answer(DeadLetterOut.of(dead_letter))
 
 

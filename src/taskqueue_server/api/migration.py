@@ -99,7 +99,7 @@ async def _act(
 ) -> Response:
     backend = call.context.backend.inner
     if not isinstance(backend, MigratingBackend):
-        raise ProblemError(404, "not_migrating", "this server serves one backend only")
+        raise ProblemError(404, "not_migrating", "no migration: this server has one backend only")
     try:
         return answer(MigrationOut.of(await step(backend)))
     except MigrationUnfinished as error:

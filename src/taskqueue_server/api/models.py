@@ -333,7 +333,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.after is not None:
             check_name("after", self.after)
             if self.filter is None:
-                raise InvalidInput("after", "a place to go on from", "with a filter only")
+                raise InvalidInput("after", "a cursor", "with a filter only")
         if self.all or self.filter is not None:
             return ()
         if not self.ids:

@@ -90,7 +90,9 @@ async def schedule_retry(call: RequestContext) -> Response:
     elif dead_letter := await call.context.dead_letters.get(key, task_id):
         task = dead_letter.task
     else:
-        raise ProblemError(409, "not_dead", "not a dead task: tell its payload")
+        raise ProblemError(
+            409, "not_dead", "the task is not a dead letter; send its payload to schedule a retry"
+        )
     return await _retry(call, task, now if at is None else at, body.error, body.token)
 
 
@@ -127,7 +129,9 @@ async def status(call: RequestContext) -> Response:
     if await waited(call, found, most):
         (found,) = await call.context.control.statuses(key, task_id)
     if found is None:
-        raise ProblemError(404, "unknown_task", "no such task, or forgotten")
+        raise ProblemError(
+            404, "unknown_task", "task not found: unknown id, or its record has expired"
+        )
     return answer(found)
 
 
@@ -144,7 +148,9 @@ async def result(call: RequestContext) -> Response:
         await waited(call, known, most)
         (found,) = await call.context.control.results(key, task_id)
     if found is None:
-        raise ProblemError(404, "no_result", "no result, not yet or not any more")
+        raise ProblemError(
+            404, "no_result", "no result: the task has not succeeded, or its result has expired"
+        )
     return Response(found, media_type=JSON)
 
 

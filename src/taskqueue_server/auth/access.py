@@ -75,7 +75,7 @@ class AccessControl:
             return OPEN
         result = self._hooks.first("authenticate", token=token, peer=peer)
         if result is not None and not isinstance(result, Identity):
-            _log.error("a plugin's answer is no Identity: nobody is let in by it")
+            _log.error("authentication plugin did not return an Identity; request rejected")
             return None
         if result is None and self._tokens is not None:
             result = self._tokens.identify(token, time.time())
@@ -116,12 +116,12 @@ class AccessControl:
             except ConfigurationError as error:
                 if self._refused != (refused := hash(str(error))):
                     self._refused = refused
-                    _log.error("the tokens stay as they were: %s", error)
+                    _log.error("tokens file not reloaded, previous tokens stay in force: %s", error)
                 return False
             self._refused = None
             old, self._tokens = self._tokens, tokens
         if old is None or old.entries != tokens.entries:
-            _log.info("the tokens were read anew")
+            _log.info("tokens file reloaded")
             await self.check()
         return True
 
@@ -145,7 +145,7 @@ class AccessControl:
                     check_at = loop.time() + CHECK_SECONDS
                     await self.check()
             except Exception:  # noqa: BLE001 - whatever it was, the next round must come
-                _log.exception("those who are connected could not be checked")
+                _log.exception("could not check open connections against the tokens")
 
     async def check(self) -> None:
         """Ask again about everybody who is connected. Each token is asked about once."""
@@ -174,9 +174,9 @@ def check_host(settings: Settings, hooks: Hooks) -> None:
         host = settings.host
         if not _is_loopback(host):
             raise ConfigurationError(
-                "TASKQUEUE_HOST: loopback only (127.0.0.1, ::1 or localhost) for a server without authentication. "
-                "Make a token with 'taskqueue token new NAME --file tokens.toml', and name the file with "
-                "TASKQUEUE_TOKENS_FILE"
+                "TASKQUEUE_HOST: a server without authentication may listen on loopback only "
+                "(127.0.0.1, ::1 or localhost). Create a token with 'taskqueue token new "
+                "NAME --file tokens.toml', and set TASKQUEUE_TOKENS_FILE to the file"
             )
 
 
@@ -185,8 +185,8 @@ def notice(settings: Settings, hooks: Hooks) -> str | None:
     if settings.tokens_file is not None or hooks.wants("authenticate"):
         return None
     return (
-        "no authentication: everybody on this machine may use this server, and nobody else can reach it "
-        "('taskqueue token new' makes a token)"
+        "no authentication: every user of this machine can use this server; other machines "
+        "cannot reach it ('taskqueue token new' creates a token)"
     )
 
 

@@ -26,9 +26,9 @@ def host_problem(headers: Headers, allowed: Collection[str], *, loopback: bool) 
     host = hosts[0].lower() if len(hosts) == 1 else ""
     if loopback:
         fine = _LOOPBACK.fullmatch(host) is not None
-        return None if fine else "this server answers on loopback names only"
+        return None if fine else "the Host header must be a loopback name"
     if not host or (allowed and not {host, _PORT.sub("", host)} & set(allowed)):
-        return "this server does not answer to this name"
+        return "the Host header is not a name of this server"
     return None
 
 

@@ -53,7 +53,9 @@ class Quotas:
         remaining = min(most, remaining + (now - at) * rate)
         lacking = (-MAX_DEBT if tasks else 1.0) - remaining
         if lacking > 0:
-            detail = f"more than {rate:g} requests and tasks a second with the tokens of this name"
+            detail = (
+                f"more than {rate:g} requests and tasks per second with the tokens of this name"
+            )
             again = {"retry-after": retry_after(lacking / rate)}
             raise ProblemError(429, "rate_limited", detail, headers=again)
         self._remaining[name] = (remaining - (tasks or 1), now)

@@ -20,7 +20,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None:
         if key is not None:
-            raise ConfigurationError("TASKQUEUE_TLS_KEY: it needs TASKQUEUE_TLS_CERTIFICATE, too")
+            raise ConfigurationError("TASKQUEUE_TLS_KEY: set TASKQUEUE_TLS_CERTIFICATE as well")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -132,7 +132,7 @@ def check_pattern(field: str, pattern: object) -> None:
         if pattern != "*":
             check_name(field, pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
     except InvalidInput as error:
-        allowed = 'a key, the beginning of keys with one * after it, or "*"'
+        allowed = 'a key, a prefix followed by *, or "*"'
         raise InvalidInput(field, error.got, allowed) from None
 
 
@@ -147,12 +147,12 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
         raise _wrong(path, f"it is not TOML: {error}") from None
     rows = decoded.pop("token", [])
     if decoded or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise _wrong(path, "it holds [[token]] tables and nothing else")
+        raise _wrong(path, "it may contain [[token]] tables only")
     if len(rows) > MAX_ENTRIES:
         raise _wrong(path, f"it has more than {MAX_ENTRIES} entries")
     entries = tuple(_entry(row, number, path) for number, row in enumerate(rows, 1))
     if len({entry.sha256 for entry in entries}) < len(entries):
-        raise _wrong(path, "two entries have the same hash: a token stands for one of them")
+        raise _wrong(path, "two entries have the same hash; remove one of them")
     return entries
 
 
@@ -165,12 +165,12 @@ def load(path: Path) -> bytes:
         ) as file:
             result = os.fstat(file.fileno())
             if not stat.S_ISREG(result.st_mode):
-                raise _wrong(path, "it is no plain file")
+                raise _wrong(path, "it is not a regular file")
             if _is_open(result):
                 mode = stat.S_IMODE(result.st_mode)
                 raise _wrong(
                     path,
-                    f"others than its owner may use it (mode {mode:04o}): chmod 600, then start again",
+                    f"other users may access it (mode {mode:04o}); run chmod 600, then start again",
                 )
             return file.read(_BYTES)
     except OSError as error:
@@ -198,7 +198,7 @@ def _entry(row: Mapping[str, Any], number: int, path: Path) -> TokenEntry:
     shown = f"token {number} ({name})"
     if unknown := sorted(row.keys() - _FIELDS):
         shown_names = ", ".join(repr(field[:40]) for field in unknown[:5])
-        wrong(shown_names, f"there is no such field; there are {', '.join(sorted(_FIELDS))}")
+        wrong(shown_names, f"unknown field; allowed: {', '.join(sorted(_FIELDS))}")
     digest = row.get("sha256")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest.lower()):
         wrong("sha256", "the SHA-256 of the token, as 64 hexadecimal digits")
@@ -223,7 +223,9 @@ def check_limits(rate: object, burst: object, connections: object) -> None:
         lowest = 1 / 3600 if field == "rate" else 1
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
             what = (
-                "a number a second, at least one an hour" if field == "rate" else "a number from 1"
+                "a number per second, at least one per hour"
+                if field == "rate"
+                else "a number from 1"
             )
             raise InvalidInput(field, kind_of(value), f"{what}, up to {_NUMBERS}")
     if burst is not None and rate is None:
@@ -241,13 +243,13 @@ def _limits(row: Mapping[str, Any], wrong: Callable[[str, str], NoReturn]) -> di
 
 def _verbs(value: object, wrong: Callable[[str, str], NoReturn]) -> list[str]:
     if not isinstance(value, list) or not value or not all(verb in VERBS for verb in value):
-        wrong("verbs", f"an array of some of {', '.join(VERBS)}")
+        wrong("verbs", f"an array with one or more of {', '.join(VERBS)}")
     return value
 
 
 def _keys(value: object, wrong: Callable[[str, str], NoReturn]) -> tuple[str, ...]:
     if not isinstance(value, list) or not 0 < len(value) <= _PATTERNS:
-        wrong("keys", f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a beginning')
+        wrong("keys", f'an array of 1 to {_PATTERNS} keys; "*" for all, "mail-*" for a prefix')
     for pattern in value:
         try:
             check_pattern("keys", pattern)
@@ -265,7 +267,7 @@ def _expiry(value: object, wrong: Callable[[str, str], NoReturn]) -> float | Non
     except (ValueError, OverflowError, InvalidInput):
         wrong(
             "expires_at",
-            "Unix seconds, or a time such as 2027-01-31T12:00:00Z (UTC unless it says)",
+            "Unix seconds, or a time such as 2027-01-31T12:00:00Z (UTC by default)",
         )
     return at
 

@@ -21,7 +21,7 @@ __all__ = ["add", "entries", "new_token", "remove"]
 
 _RANDOM = 32
 """bytes"""
-_HEAD = "# Who may use the server: the hash of each token, for what, until when. The tokens themselves stand nowhere.\n"
+_HEAD = "# Tokens of the server: the hash, the rights and the expiry of each. The tokens themselves are not stored.\n"
 _START = re.compile(r"^(?=[ \t]*\[\[[ \t]*token[ \t]*\]\])", re.MULTILINE)
 
 
@@ -79,13 +79,13 @@ def remove(path: Path, unwanted: Callable[[TokenEntry], bool]) -> tuple[TokenEnt
         head, *parts = _START.split(text.decode())
         if len(parts) != len(result):
             raise ConfigurationError(
-                f"the tokens file {path}: it is not written as [[token]] tables: change it by hand"
+                f"the tokens file {path}: its entries are not [[token]] tables; edit it by hand"
             )
         gone = tuple(entry for entry in result if unwanted(entry))
         retained = [part for part, entry in zip(parts, result, strict=True) if entry not in gone]
         after = "".join((head, *retained))
         if read_entries(after.encode(), path) != tuple(e for e in result if e not in gone):
-            raise ConfigurationError(f"the tokens file {path}: change it by hand")
+            raise ConfigurationError(f"the tokens file {path}: edit it by hand")
         if gone:
             _write(path, after)
     return gone

@@ -98,4 +98,6 @@ class ServerContext:
             async with asyncio.timeout(self.drain_remaining + self.handover + _SETTLE_SECONDS):
                 await self.registry.empty()
         except TimeoutError:
-            _log.warning("connections left behind", extra={"connections": len(self.registry)})
+            _log.warning(
+                "drain timeout: connections still open", extra={"connections": len(self.registry)}
+            )

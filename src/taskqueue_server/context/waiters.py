@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from taskqueue_core.capabilities import Control
@@ -12,9 +14,9 @@ from taskqueue_core.concurrency import first_completed
 from taskqueue_core.hooks import Hooks, hookimpl
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Expired
-from taskqueue_server.context.limited_slots import LimitedSlots
+from taskqueue_server.problems import ProblemError
 
-__all__ = ["MAX_WAIT", "ResultWaiters"]
+__all__ = ["MAX_WAIT", "LimitedSlots", "ResultWaiters"]
 
 MAX_WAIT = 30
 """seconds"""
@@ -47,7 +49,7 @@ class ResultWaiters:
         self._draining = draining
         self._period = period
         self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
-        self._room = LimitedSlots(most, "too_many_waiters", "wait here")
+        self._room = LimitedSlots(most, "too_many_waiters", "requests wait for results")
         self._stirred: set[_Name] = set()
         self._notify = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -174,3 +176,36 @@ async def _done(future: asyncio.Future[None]) -> None:
 
 async def _event(event: asyncio.Event) -> None:
     await event.wait()
+
+
+class LimitedSlots:
+    """Counts who is in, by name. Who has a name leaves half of the places to others."""
+
+    def __init__(self, most: int, code: str, doing: str, retry_after: int = 1) -> None:
+        """There is room for ``most``; ``code`` and what they are ``doing`` tell of it to one for whom there is none."""
+        self._most = most
+        self._code = code
+        self._doing = doing
+        self._headers = {"retry-after": str(retry_after)}
+        self._per_client: Counter[str | None] = Counter()
+
+    def __len__(self) -> int:
+        """How many are in."""
+        return self._per_client.total()
+
+    @contextmanager
+    def acquire(self, client: str | None) -> Iterator[None]:
+        """Take a place for the block. Raises `ProblemError` where there is none, or where ``who`` has enough."""
+        if len(self) >= self._most:
+            raise self._problem(503, f"{self._most} {self._doing} already")
+        if client is not None and self._per_client[client] >= self._most // 2:
+            raise self._problem(429, f"{self._most // 2} {self._doing} with this token already")
+        self._per_client[client] += 1
+        try:
+            yield
+        finally:
+            self._per_client[client] -= 1
+            self._per_client += Counter()  # forgets who is out
+
+    def _problem(self, status: int, detail: str) -> ProblemError:
+        return ProblemError(status, self._code, detail, headers=self._headers)

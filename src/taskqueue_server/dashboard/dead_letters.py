@@ -57,9 +57,7 @@ async def act(call: RequestContext) -> Response:
         return see_other(call, path("queues", key, "dead"), "nothing")
     verb = "redrive" if name or action.startswith("redrive") else "discard"
     if verb == "discard" and form.text("confirm") != "discard":
-        return await _page(
-            call, key, 422, error="Nothing was discarded: tick the box to confirm it."
-        )
+        return await _page(call, key, 422, error="Nothing was discarded: tick the box to confirm.")
     back = path("queues", key, "dead") + (f"?{urlencode({'filter': wanted})}" if wanted else "")
     following = None
     if name or not action.endswith("-all"):

@@ -166,7 +166,7 @@ def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
         if holds:
             return "paused", names
     if ledger.waiting and not reading.stats.subscribers:
-        return "warn", "Nobody works"
+        return "warn", "No consumer"
     if flows or ledger.in_flight or ledger.waiting:
         return "ok", "Working"
     return "idle", "Idle"

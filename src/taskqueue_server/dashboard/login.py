@@ -35,10 +35,10 @@ async def login(call: RequestContext) -> Response:
         call.context.identify(token, peer_of(call.request)) if 0 < len(token) <= _TOKEN else None
     )
     if identity is None:
-        said = "This token is not known here. Check that it was copied whole, and is not revoked."
+        said = "Unknown token. Check that it was copied completely and is not revoked."
         return await render(call, "login.html", 401, wanted=wanted, error=said)
     if "admin" not in identity.verbs:
-        said = "This token is valid, but it lacks the right to look at the dashboard: admin."
+        said = "This token is valid, but it lacks the right admin, which the dashboard needs."
         return await render(call, "login.html", 403, wanted=wanted, error=said)
     response = see_other(call, wanted)
     response.headers["set-cookie"] = login_cookie(call.request, token)
@@ -61,4 +61,6 @@ def _demand_own_page(call: RequestContext) -> None:
     if "origin" in request.headers and not is_own_origin(
         request.headers, request.url.scheme, origins
     ):
-        raise ProblemError(403, "origin", "only this server's own pages may do this")
+        raise ProblemError(
+            403, "origin", "cross-site request rejected: only pages of this server may do this"
+        )

@@ -38,7 +38,7 @@ async def pause(call: RequestContext) -> Response:
     key, form = call.name("key"), await read_form(call)
     intake, paused = form.text("what") == "intake", form.text("to") == "paused"
     if form.text("to") not in {"paused", "resumed"}:
-        raise InvalidInput("to", "another word", "paused or resumed")
+        raise InvalidInput("to", "an unknown value", "paused or resumed")
     await pause_queue(call.context.control, key, intake=intake, paused=paused)
     said = ("intake-" if intake else "") + ("paused" if paused else "resumed")
     back = path() if form.text("back") == "overview" else path("queues", key)
@@ -64,8 +64,8 @@ async def settings(call: RequestContext) -> Response:
     except SettingsConflict:
         found = await call.context.control.settings(key)
         said = (
-            "Somebody else has changed these settings in the meantime. Below is what you filled in; "
-            "where it differs, what is in force now stands beside it. Save again to put yours in its place."
+            "These settings were changed in the meantime. Your values are below; where they "
+            "differ, the current value is shown next to them. Save again to overwrite it."
         )
         return await _page(call, key, 409, filled=filled, errors={"": said})
     return see_other(call, path("queues", key), "saved")

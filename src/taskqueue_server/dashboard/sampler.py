@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
-from taskqueue_server.context.limited_slots import LimitedSlots
 from taskqueue_server.context.server import ServerContext
+from taskqueue_server.context.waiters import LimitedSlots
 from taskqueue_server.dashboard.formatting import of_queue
 from taskqueue_server.dashboard.local_metrics import Percentiles, ProcessGauges
 from taskqueue_server.dashboard.snapshot import LISTED, History, Snapshot, StoreReading
@@ -51,7 +51,7 @@ class StatsPoller:
         self.process_gauges = ProcessGauges(context.backend.now)
         self.history = History()
         self.latest: Snapshot | None = None
-        self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "pages are kept up to date", 5)
+        self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "dashboard pages are open", 5)
         self.since = 0.0
         """since when the gauges have measured, by the store's clock"""
         self._begun = 0
@@ -203,7 +203,7 @@ class StatsPoller:
         except TimeoutError:
             pass
         except Exception:  # noqa: BLE001 - whatever it is, the next sample may work again
-            _log.exception("the store could not be asked")
+            _log.exception("could not read the store for the dashboard")
             error = "internal"
         before = self.latest
         return Snapshot(
@@ -243,5 +243,5 @@ class StatsPoller:
 
 def _ending() -> ProblemError:
     return ProblemError(
-        503, "draining", "this server is about to end", headers={"retry-after": "1"}
+        503, "draining", "this server is shutting down", headers={"retry-after": "1"}
     )

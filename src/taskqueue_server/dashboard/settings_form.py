@@ -116,7 +116,7 @@ class Wrong(Exception):
     """Some fields do not hold what they may."""
 
     def __init__(self, errors: dict[str, str]) -> None:
-        super().__init__("the form was not filled in as it may be")
+        super().__init__("invalid values in the form")
         self.errors = errors
 
 
@@ -144,7 +144,7 @@ def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> Qu
     form was made from another version.
     """
     if version != str(settings.version):
-        raise SettingsConflict("these settings were changed in between")
+        raise SettingsConflict("these settings were changed in the meantime")
     errors: dict[str, str] = {}
     before, values = fields(settings), settings.model_dump(mode="json")
     for name, text in filled.items():
@@ -226,5 +226,5 @@ async def read_form(call: RequestContext) -> Form:
             body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict"
         )
     except ValueError:
-        raise ProblemError(400, "not_a_form", "the body must be the fields of a form") from None
+        raise ProblemError(400, "not_a_form", "the body must be form fields") from None
     return Form(fields)

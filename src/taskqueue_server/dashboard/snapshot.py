@@ -48,7 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...] = ()
     health: Health
     error: str | None = None
-    """why the store could not be asked; what is shown then is what was found before"""
+    """why could not read the store for the dashboard; what is shown then is what was found before"""
 
     def keys(self, may: Callable[[str], bool]) -> list[str]:
         """Return the queues that somebody may see, sorted."""

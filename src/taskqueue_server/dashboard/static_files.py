@@ -33,7 +33,7 @@ async def static(call: RequestContext) -> Response:
     """Return a file. Under the address that names its content it may be kept for good."""
     name = call.request.path_params["name"]
     if name not in FILES:
-        raise ProblemError(404, "not_found", "there is nothing at this path")
+        raise ProblemError(404, "not_found", "nothing found at this path")
     tag = f'"{_HASHES[name]}"'
     named = call.request.query_params.get("v") == _HASHES[name]
     headers = {"etag": tag, "cache-control": _FOR_GOOD if named else "no-cache"}

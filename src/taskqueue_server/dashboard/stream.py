@@ -33,7 +33,7 @@ async def live(call: RequestContext) -> Response:
     name, key, task_id = query.get("view", ""), query.get("key"), query.get("id")
     known = name in (_OF_ALL if key is None else _OF_ONE)
     if not known or (name == "task") != (task_id is not None):
-        raise ProblemError(404, "not_found", "there is no such view")
+        raise ProblemError(404, "not_found", "unknown view")
     if key is not None:
         check_name("key", key)
         call.demand(key)

@@ -34,14 +34,14 @@ async def act(call: RequestContext) -> Response:
     key, task_id, form = call.name("key"), call.name("id"), await read_form(call)
     action, confirmed = form.text("action"), form.text("confirm")
     if action in {"cancel", "discard"} and confirmed != action:
-        return await _page(call, key, task_id, 422, error="Tick the box to confirm it.")
+        return await _page(call, key, task_id, 422, error="Tick the box to confirm.")
     if action == "cancel":
         said = "cancelled" if await call.context.control.cancel(key, task_id) else "not-live"
         return see_other(call, path("tasks", key, task_id), said)
     dead_letters = call.context.dead_letters
     moves = {"redrive": dead_letters.redrive, "discard": dead_letters.discard}
     if action not in moves:
-        raise InvalidInput("action", "another word", "cancel, redrive or discard")
+        raise InvalidInput("action", "an unknown value", "cancel, redrive or discard")
     number = await moves[action](key, task_id)
     said = f"{action}n" if action == "redrive" else "discarded"
     return see_other(

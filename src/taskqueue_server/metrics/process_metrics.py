@@ -105,61 +105,59 @@ class Local:
 
         self._wait = _Latencies(
             "taskqueue_task_wait_seconds",
-            "From when a task could be delivered (published, due or handed back) to its delivery.",
+            "Time from when a task could be delivered (published, due or released) to its delivery.",
             registry,
         )
         self._run = _Latencies(
             "taskqueue_task_run_seconds",
-            "From a task's delivery to its worker's verdict, of tasks that were not handed back.",
+            "Time from a delivery to the outcome that its worker reports; released tasks are not counted.",
             registry,
         )
         self._whole = _Latencies(
             "taskqueue_task_end_to_end_seconds",
-            "From when a task could be delivered to its success.",
+            "Time from when a task could be delivered to its success.",
             registry,
         )
         self._refused = counter(
             "taskqueue_publish_refused",
-            "Tasks that were refused at publishing, by the reason's code.",
+            "Tasks refused at publishing, by reason code.",
             "code",
         )
         self._settled = counter(
-            "taskqueue_settled", "Deliveries that ended, by what became of them.", "outcome"
+            "taskqueue_settled", "Deliveries that ended, by outcome.", "outcome"
         )
         self._outcomes: Counts[str] = Counts()
         self._passes = counter(
-            "taskqueue_housekeeping_passes", "Passes of housekeeping, by their result.", "result"
+            "taskqueue_housekeeping_passes", "Maintenance runs, by result.", "result"
         )
         self._requests = counter(
             "taskqueue_http_requests",
-            "HTTP requests, by method, path of the API, and class of the status.",
+            "HTTP requests, by method, API path and status class.",
             *("method", "path", "status"),
         )
         self._request_seconds = prometheus_client.Histogram(
             "taskqueue_http_request_seconds",
-            "From an HTTP request's head to the end of its answer.",
+            "Time from the head of an HTTP request to the end of its response.",
             ["method", "path"],
             registry=registry,
             buckets=_REQUEST_BOUNDS,
         )
         self._closes = counter(
             "taskqueue_sockets_ended",
-            "Sockets that this server ended: by HTTP status before, by close code after the handshake.",
+            "Sockets that this server closed: by HTTP status before the handshake, by close code after it.",
             "code",
         )
         self._ends = counter(
-            "taskqueue_connections_ended", "Workers' connections that ended, by reason.", "reason"
+            "taskqueue_connections_ended", "Closed connections of workers, by reason.", "reason"
         )
         self._connections = gauge(
             "taskqueue_connections", "Open sockets of workers, by state.", "state"
         )
-        self.credit = gauge(
-            "taskqueue_credit_tasks", "Deliveries that connected workers may still be sent."
+        self.credit = gauge("taskqueue_credit_tasks", "Free credit of connected workers.")
+        self.held = gauge("taskqueue_held_tasks", "Deliveries that connected workers hold.")
+        self.long_polls = gauge(
+            "taskqueue_long_polls", "HTTP requests that wait for a task to end."
         )
-        self.held = gauge(
-            "taskqueue_held_tasks", "Deliveries that connected workers have and have not settled."
-        )
-        self.long_polls = gauge("taskqueue_long_polls", "HTTP requests that wait for a task's end.")
 
     # Hooks
 

@@ -31,9 +31,9 @@ _TOGETHER = 50
 _FLOW = {
     "published": "Tasks that were published.",
     "delivered": "Deliveries to workers.",
-    "redelivered": "Deliveries that came back, handed back or lost.",
+    "redelivered": "Deliveries that were released or lost.",
     "retried": "Retries that were scheduled.",
-    "lost": "Deliveries that were taken back: their worker was gone, or their lease over.",
+    "lost": "Deliveries lost because their worker was gone or their lease had expired.",
 }
 
 
@@ -158,12 +158,12 @@ def _summed(others: Sequence[QueueStats]) -> QueueStats:
 
 def families(metrics: StoreMetricsReader | None, shown: Shown | None) -> Iterator[Metric]:
     """Make the metrics. Without figures there is only one, that says so."""
-    up = GaugeMetricFamily("taskqueue_store_up", "Whether the store answers: 1, or 0.")
+    up = GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.")
     up.add_metric([], 0 if metrics is None else 1)
     yield up
     if metrics is None or shown is None:
         return
-    number = GaugeMetricFamily("taskqueue_queues", "Queues that there are.")
+    number = GaugeMetricFamily("taskqueue_queues", "Number of queues.")
     number.add_metric([], len(shown.queues) + len(shown.others))
     yield number
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
@@ -185,7 +185,7 @@ def _counters(rows: Sequence[QueueStats]) -> Iterator[Metric]:
 def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Metric]:
     tasks = GaugeMetricFamily(
         "taskqueue_queue_tasks",
-        "Tasks by state; of those that are over, all that there ever were.",
+        "Tasks by state; for ended states, all tasks so far.",
         labels=["key", "state"],
     )
     for row in rows:
@@ -194,7 +194,7 @@ def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Me
     yield tasks
     columns: dict[str, tuple[str, Callable[[QueueStats], float]]] = {
         "taskqueue_queue_oldest_age_seconds": (
-            "How long the oldest waiting task has been waiting; 0 where none is.",
+            "Age of the oldest waiting task; 0 if none waits.",
             lambda stats: _age(stats, now),
         ),
         "taskqueue_queue_subscribers": (
@@ -202,13 +202,13 @@ def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Me
             lambda stats: stats.subscribers,
         ),
         "taskqueue_queue_unclaimed": (
-            "1 where tasks wait and nobody is subscribed, else 0.",
+            "1 if tasks wait without any subscription, else 0.",
             lambda stats: (
                 sum(map(_unclaimed, shown.others)) if stats.key == OTHER else int(_unclaimed(stats))
             ),
         ),
         "taskqueue_queue_imbalance_tasks": (
-            "Published tasks minus all that are accounted for: 0, always.",
+            "Published tasks minus all tasks accounted for; always 0.",
             lambda stats: stats.ledger.imbalance,
         ),
     }
@@ -222,22 +222,22 @@ def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Me
 def _settings(shown: Shown, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
     limit = GaugeMetricFamily(
         "taskqueue_queue_max_inflight_tasks",
-        "How many tasks may be in flight at once; absent where any number may.",
+        "Maximum number of tasks in flight; absent without a limit.",
         labels=["key"],
     )
     rate = GaugeMetricFamily(
         "taskqueue_queue_rate_limit_tasks_per_second",
-        "How many tasks may be handed out per second; absent where there is no limit.",
+        "Maximum deliveries per second; absent without a limit.",
         labels=["key"],
     )
     capacity = GaugeMetricFamily(
         "taskqueue_queue_capacity_tasks",
-        "How many tasks that were never handed out may be there; absent where any number may.",
+        "Maximum number of tasks not yet delivered; absent without a limit.",
         labels=["key"],
     )
     paused = GaugeMetricFamily(
         "taskqueue_queue_paused",
-        "1 where an operator holds the queue up: its deliveries, or its intake; else 0.",
+        "1 if deliveries or intake of the queue are paused, else 0.",
         labels=["key", "what"],
     )
     for key in shown.keys:

@@ -109,7 +109,7 @@ class PrefectDelivery:
             if kind == "quit":
                 return PrefectSessionEnd("quit", frames.CLOSE_QUIT)
             if sent is None or self._pings.passed() < sent.mark:
-                raise frames.Violation("ack: nothing had been sent")
+                raise frames.Violation("ack: no run was sent")
             self._sent = None
             done = [(sent.delivery, None)]
             self._settling = asyncio.create_task(self._settlements.ack(done))
@@ -156,7 +156,7 @@ class PrefectDelivery:
     async def _dismiss(self) -> PrefectSessionEnd:
         await self._dismissed.wait()
         await self._last_ack(_ACK_SECONDS)
-        return PrefectSessionEnd("the token is not good any more", frames.CLOSE_POLICY)
+        return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
 
     def _is_leaving(self) -> bool:
         return self._context.draining.is_set() or self._dismissed.is_set()
@@ -180,6 +180,6 @@ class PrefectDelivery:
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
         # There is no frame for this: workers wait.
         if ok:
-            _log.info("the store is back")
+            _log.info("store available again")
         else:
-            _log.warning("the store is away", extra={"reason": reason})
+            _log.warning("store unavailable", extra={"reason": reason})

@@ -99,5 +99,5 @@ def answered(data: str | bytes) -> str:
     except (ValueError, RecursionError):
         raise Violation("ack: JSON with a type is expected") from None
     if name not in {"ack", "quit"}:
-        raise Violation("ack: another type has come")
+        raise Violation("ack: unexpected type")
     return name

@@ -42,7 +42,7 @@ async def _visit(guest: Guest) -> PrefectSessionEnd:
 
 async def _dismissed(event: asyncio.Event) -> PrefectSessionEnd:
     await event.wait()
-    return PrefectSessionEnd("the token is not good any more", frames.CLOSE_POLICY)
+    return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
 
 
 async def version(call: RequestContext) -> Response:

@@ -41,13 +41,13 @@ def reload_settings(current: Settings, read: Reread) -> Settings | None:
     try:
         new = read()
     except ConfigurationError as error:
-        _log.error("the settings stay as they are", extra={"reason": str(error)})
+        _log.error("reload failed, current settings stay in force", extra={"reason": str(error)})
         return None
     changed = [n for n in Settings.model_fields if getattr(current, n) != getattr(new, n)]
     if late := [name for name in changed if name not in LIVE]:
         _log.warning("needs a restart", extra={"settings": " ".join(late)})
     live = {name: getattr(new, name) for name in changed if name in LIVE}
-    _log.info("settings read anew", extra={"settings": " ".join(live) or "unchanged"})
+    _log.info("settings reloaded", extra={"settings": " ".join(live) or "unchanged"})
     return current.model_copy(update=live)
 
 
@@ -65,7 +65,9 @@ def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None
             tls.load_cert_chain(settings.tls_certificate, settings.tls_key)
         except (ConfigurationError, OSError) as error:
             reason = str(error) if isinstance(error, ConfigurationError) else type(error).__name__
-            _log.error("the certificate stays as it is", extra={"reason": reason})
+            _log.error(
+                "certificate not reloaded, the current one stays in force", extra={"reason": reason}
+            )
 
 
 def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = None) -> None:

@@ -121,9 +121,8 @@ class Processes:
             check_host(self._settings, backend.hooks)
             if not backend.capabilities.shared:
                 raise ConfigurationError(
-                    f"TASKQUEUE_PROCESSES: the backend {self._backend!r} lives in one process, "
-                    "and each of several would have tasks of its own; use 1, or a backend that they "
-                    "can share, such as redis"
+                    f"TASKQUEUE_PROCESSES: the backend {self._backend!r} is visible to one "
+                    "process only; set 1, or use a shared backend such as redis"
                 )
         finally:
             await backend.aclose()
@@ -149,11 +148,13 @@ class Processes:
             )
             shown = {"pid": child.pid, "code": code}
             if vain >= TRIES:
-                _log.critical("processes end as soon as they start; giving up", extra=shown)
-                self._give_up(TaskQueueError("server processes end as soon as they start"))
+                _log.critical(
+                    "server processes exit right after their start; giving up", extra=shown
+                )
+                self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
             level = logging.ERROR if code else logging.WARNING  # 0: somebody asked it to
-            _log.log(level, "a process ended; another takes its place", extra=shown)
+            _log.log(level, "server process exited; starting another", extra=shown)
             with contextlib.suppress(TimeoutError):
                 pause = min(_PAUSE * 2**vain, _LONGEST_PAUSE)
                 await asyncio.wait_for(self._ending.wait(), pause)
@@ -176,7 +177,7 @@ class Processes:
         return served
 
     def _serves(self, index: int, child: _Child) -> None:
-        _log.info("process serves", extra={"pid": child.pid})
+        _log.info("server process ready", extra={"pid": child.pid})
         if self._unready:
             self._unready.discard(index)
             if not self._unready and not self._ending.is_set():
@@ -184,7 +185,7 @@ class Processes:
 
     def _accepting(self, url: str) -> None:
         extra = {"url": url, "processes": self._settings.processes}
-        _log.info("all processes serve", extra=extra)
+        _log.info("all server processes ready", extra=extra)
         systemd.ready(f"{self._settings.processes} processes at {url}")
         if self._on_ready is not None:
             self._on_ready(url)
@@ -195,7 +196,7 @@ class Processes:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _LATE)
             await asyncio.sleep(_AT_ONCE)
-        _log.error("a process does not end; killed", extra={"pid": child.pid})
+        _log.error("server process did not exit in time and was killed", extra={"pid": child.pid})
         child.kill()
 
     def _give_up(self, fault: TaskQueueError) -> None:

@@ -50,7 +50,9 @@ async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> Async
                 raise _too_large(limit)
             yield chunk
     except TimeoutError:
-        raise ProblemError(408, "too_slow", "the body did not arrive", headers=_CLOSE) from None
+        raise ProblemError(
+            408, "too_slow", "the body did not arrive completely", headers=_CLOSE
+        ) from None
     finally:
         await chunks.aclose()
 
@@ -75,7 +77,7 @@ def decode(kind: type[T], body: bytes) -> T:
         else:
             detail = "a value that is not allowed" if "Invalid value" in message else message
         if "unknown field" in detail:  # its name may be anything
-            detail = "a field that is not known"
+            detail = "an unknown field"
         shown = field[:100] if field else None
         raise ProblemError(422, "invalid_input", detail[:200], field=shown) from None
     except (ValueError, RecursionError):
@@ -83,5 +85,5 @@ def decode(kind: type[T], body: bytes) -> T:
 
 
 def _too_large(limit: int) -> ProblemError:
-    detail = f"a body may have {limit} bytes at the most"
+    detail = f"a body may have at most {limit} bytes"
     return ProblemError(413, "too_large", detail, headers=_CLOSE)

@@ -58,16 +58,20 @@ def _load(name: str) -> Extension:
     matches = {point.name: point for point in entry_points(group=EXTENSIONS_GROUP)}
     if name not in matches:
         installed = ", ".join(sorted(matches)) or "none"
-        raise ConfigurationError(f"TASKQUEUE_EXTENSIONS: no part {name!r}; installed: {installed}")
+        raise ConfigurationError(
+            f"TASKQUEUE_EXTENSIONS: no extension {name!r}; installed: {installed}"
+        )
     try:
         part = matches[name].load()()
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"the part {name!r} needs the module {error.name!r}, which is not installed; "
+            f"the extension {name!r} needs the module {error.name!r}, which is not installed; "
             f"try: pip install 'taskqueue-backends[{name}]'"
         ) from error
     if not isinstance(part, Extension):
-        raise ConfigurationError(f"the part {name!r}: got {type(part).__name__}; allowed: a Part")
+        raise ConfigurationError(
+            f"the extension {name!r}: got {type(part).__name__}; allowed: an Extension"
+        )
     return part
 
 
@@ -79,4 +83,6 @@ def check_extensions(own: Sequence[Operation], extensions: Sequence[Extension]) 
         paths.update({operation.address for operation in (*part.operations, *part.pages)})
     for kind, counted in (("name", names), ("path", paths)):
         if twice := [text for text, times in counted.items() if times > 1]:
-            raise ConfigurationError(f"parts of the server have the same {kind}: {twice[0]}")
+            raise ConfigurationError(
+                f"two extensions of the server have the same {kind}: {twice[0]}"
+            )

@@ -45,5 +45,5 @@ def _refusal(context: ServerContext, headers: Headers, scheme: str) -> ProblemEr
     if wrong := host_problem(headers, settings.allowed_hosts, loopback=not context.authenticates):
         return ProblemError(421, "wrong_host", wrong)
     if not is_allowed_origin(headers, scheme, settings.origins):
-        return ProblemError(403, "origin", "pages of other sites may not use this server")
+        return ProblemError(403, "origin", "cross-site request rejected")
     return None

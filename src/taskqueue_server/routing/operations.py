@@ -279,9 +279,9 @@ def _check_query(request: Request, operation: Operation) -> None:
     known = {query.name for query in operation.query}
     if not known.issuperset(names):
         allowed = ", ".join(sorted(known)) or "none"
-        raise InvalidInput("query", "a parameter that is not known", allowed)
+        raise InvalidInput("query", "an unknown parameter", allowed)
     if len(names) != len(set(names)):
-        raise InvalidInput("query", "a parameter more than once", "each once")
+        raise InvalidInput("query", "a repeated parameter", "each once")
 
 
 def unauthenticated() -> ProblemError:
@@ -295,7 +295,11 @@ def _demand_own_page(call: RequestContext) -> None:
     request, context = call.request, call.context
     own = is_own_origin(request.headers, request.url.scheme, context.settings.origins)
     if context.authenticates and not own:
-        raise ProblemError(403, "origin", "with a session only this server's own pages may do this")
+        raise ProblemError(
+            403,
+            "origin",
+            "cross-site request rejected: a session is valid on pages of this server only",
+        )
 
 
 def _either(verbs: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | Non
 
 def reused() -> ProblemError:
     """Return the problem of a header that stood for a task with another payload before."""
-    detail = f"this {_HEADER} was sent before, with another payload"
+    detail = f"this {_HEADER} was used before with another payload"
     return ProblemError(422, "idempotency_key_reused", detail, field=_HEADER)
 
 

@@ -115,7 +115,7 @@ class SocketAdmission:
             self._slot = self._context.usage.enter(identity)
         if self._slot is None:
             await self._refuse(
-                "too_many", "this token has as many sockets as it may", CLOSE_TRY_LATER
+                "too_many", "this token has reached its maximum number of sockets", CLOSE_TRY_LATER
             )
             return
         with self._context.access.watch_access(token, self._peer, may_stay) as dismissed:
@@ -148,7 +148,7 @@ class SocketAdmission:
             try:
                 await talk.welcome(hello, self.connection_id, may)
             except TimeoutError:
-                await self._refuse("try_later", "the store is out of reach", CLOSE_TRY_LATER)
+                await self._refuse("try_later", "the store is unavailable", CLOSE_TRY_LATER)
                 return
             await self._converse(talk, hello)
         finally:

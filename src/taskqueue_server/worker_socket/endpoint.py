@@ -52,9 +52,13 @@ def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> P
     # Where the request went is no page's excuse here: the dashboard opens no such socket.
     origins = headers.getlist("origin")
     if origins and (len(origins) > 1 or origins[0] not in settings.origins):
-        return ProblemError(403, "origin", "pages of browsers may not open this socket")
+        return ProblemError(403, "origin", "web pages may not open this socket")
     if websocket.scope["query_string"]:
-        return ProblemError(400, "query", "no query here: a token belongs in a header")
+        return ProblemError(
+            400,
+            "query",
+            "query parameters are not accepted; send the token in the Authorization header",
+        )
     if subprotocol not in websocket.scope["subprotocols"]:
         return ProblemError(426, "subprotocol", f"the subprotocol {subprotocol} is required")
     return None

@@ -39,7 +39,9 @@ async def read_hello(session: ServerSession, channel: WebSocketChannel) -> Hello
                         case CloseSocket():
                             return event
     except TimeoutError:
-        refusal = session.refuse("no_hello", "a hello must come first, and soon", CLOSE_TIMEOUT)
+        refusal = session.refuse(
+            "no_hello", "the first frame must be hello, and it must arrive in time", CLOSE_TIMEOUT
+        )
         return cast("CloseSocket", refusal[-1])
 
 

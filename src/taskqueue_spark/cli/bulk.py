@@ -34,9 +34,7 @@ _CASTS = {
 }
 _BackendWord = Annotated[
     str | None,
-    typer.Option(
-        metavar="WORD", help="Which store. Default: TASKQUEUE_BACKEND.", show_default=False
-    ),
+    typer.Option(metavar="WORD", help="Backend. Default: TASKQUEUE_BACKEND.", show_default=False),
 ]
 
 
@@ -48,27 +46,31 @@ def add_to(app: typer.Typer) -> None:
 
 def load(
     asked: Engine,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Or a folder of files of one kind.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File, or folder with files of one format.")
+    ],
     *,
     queue: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="For rows without a column key.", show_default=False),
+        typer.Option(metavar="KEY", help="Queue of rows without a key column.", show_default=False),
     ] = None,
     id_column: Annotated[
-        str, typer.Option("--id", metavar="COLUMN", help="The column that names a row for good.")
+        str, typer.Option("--id", metavar="COLUMN", help="Column with a unique id for each row.")
     ] = "task_id",
     kind: Annotated[
         Literal["parquet", "json", "csv"] | None,
-        typer.Option("--format", help="Default: as the name ends.", show_default=False),
+        typer.Option("--format", help="Default: from the file extension.", show_default=False),
     ] = None,
     backend: _BackendWord = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds that a full queue may make no room at all.")
+        float, typer.Option(min=0, help="Maximum seconds to wait while a full queue has no room.")
     ] = 3600.0,
     skip_invalid: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Keep rows that are no tasks there, and go on.", show_default=False
+            metavar="DIR",
+            help="Folder for invalid rows; the load continues without them.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -106,7 +108,7 @@ def read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
     """Read a file. Raises `InvalidInput` where there is none."""
     folder = path.expanduser().absolute()
     if not folder.exists():
-        raise InvalidInput("FILE", "a path where nothing is", "a file, or a folder of files")
+        raise InvalidInput("FILE", "a path that does not exist", "a file, or a folder of files")
     reader = spark.read.option("header", value=True) if kind == "csv" else spark.read
     return reader.format(kind).load(f"file://{folder}")
 
@@ -120,8 +122,8 @@ def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
     if id_column not in rows.columns:
         raise InvalidInput(
             "--id",
-            "a column that is not there",
-            "one that names each row for good, so that none is published twice",
+            "an unknown column",
+            "a column with a unique id for each row, so that none is published twice",
         )
     rows = rows.withColumn("task_id", F.col(f"`{id_column}`").cast("string"))
     types = dict(rows.dtypes)
@@ -148,23 +150,25 @@ def redrive(
         list[str] | None,
         typer.Argument(
             metavar="[FINGERPRINT]...",
-            help="Of failures, as `taskqueue pipeline failures` names them.",
+            help="Fingerprints of failures, as `taskqueue pipeline failures` prints them.",
             show_default=False,
         ),
     ] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Whatever they died of.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All failures.")] = False,
     discard: Annotated[
-        bool, typer.Option("--discard", help="Give them up for good instead.")
+        bool, typer.Option("--discard", help="Discard the dead letters instead.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count the dead letters.")
+    ] = False,
 ) -> None:
     """Have dead tasks tried again, in bulk: those that died of one failure, or all of them.
 
     The journal tells which; the store has the last word, so doing it again does nothing to tasks that live by then.
     """
     if bool(fingerprints) == everything:
-        raise ConfigurationError("redrive: allowed: fingerprints of failures, or --all")
+        raise ConfigurationError("redrive: name fingerprints of failures, or set --all")
     with taken(asked) as shot:
         from taskqueue_spark.pipeline.failures import redrive_list  # noqa: PLC0415 - Spark takes its time
         from taskqueue_spark.redrive import redrive as moved_by  # noqa: PLC0415
@@ -200,6 +204,6 @@ def _format_of(path: Path) -> str:
     name = _FORMATS.get(path.suffix.lower())
     if name is None:
         raise InvalidInput(
-            "FILE", "a name that does not tell its format", "--format, or .parquet, .jsonl or .csv"
+            "FILE", "a file name without a known extension", "--format, or .parquet, .jsonl or .csv"
         )
     return name

@@ -11,14 +11,12 @@ from taskqueue_spark.cli import bulk, report, stream, tables
 
 __all__ = ["add_to"]
 
-_HELP = (
-    "Look into a journal with Spark: was anything lost, where does the time go, which failures repeat, what limits "
-    "should there be; and load or redrive tasks in bulk."
-)
+_HELP = "Analyze a journal with Spark: lost tasks, latency, failures, capacity. Load and redrive tasks in bulk."
 _EPILOG = (
-    "The journal is that of the configured backend (TASKQUEUE_BACKEND), or from --journal or --from. Queues write one "
-    "if their settings say so (`taskqueue queue set KEY --journal`, which Redis needs; with the memory backend "
-    "TASKQUEUE_MEMORY_JOURNAL=FILE). Exit codes as ever; 1 also where a check finds a loss, an imbalance, a violation."
+    "The journal is the one of the configured backend (TASKQUEUE_BACKEND), or is read from "
+    "--journal or --from. To write a journal, set `taskqueue queue set KEY --journal` on "
+    "Redis, or TASKQUEUE_MEMORY_JOURNAL=FILE with the memory backend. The exit code is 1 if "
+    "a check finds a loss, an imbalance or a violation."
 )
 
 

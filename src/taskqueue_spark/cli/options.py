@@ -58,7 +58,7 @@ def engine(
         str | None,
         typer.Option(
             metavar="URL",
-            help="A cluster, as spark://host:7077. Default: all cores of this machine.",
+            help="Spark master, for example spark://host:7077. Default: all cores of this machine.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
@@ -67,7 +67,7 @@ def engine(
         str | None,
         typer.Option(
             metavar="URL",
-            help="A Spark Connect server, as sc://host:15002.",
+            help="Spark Connect server, for example sc://host:15002.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
@@ -76,7 +76,7 @@ def engine(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A setting of Spark, as spark.driver.memory=4g. Several.",
+            help="Spark setting, for example spark.driver.memory=4g; may be repeated.",
             rich_help_panel=_ENGINE,
             show_default=False,
         ),
@@ -95,7 +95,8 @@ def options(
         str | None,
         typer.Option(
             metavar="WORD",
-            help="redis: with its settings in TASKQUEUE_REDIS_.... Default: TASKQUEUE_BACKEND.",
+            help="Backend whose journal is read: redis, with its TASKQUEUE_REDIS_... settings. "
+            "Default: TASKQUEUE_BACKEND.",
             rich_help_panel=_FROM,
             show_default=False,
         ),
@@ -104,7 +105,7 @@ def options(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="A file with the lines of a memory backend, or a folder of such.",
+            help="Journal file of a memory backend, or a folder of such files.",
             rich_help_panel=_FROM,
             show_default=False,
         ),
@@ -114,7 +115,7 @@ def options(
         typer.Option(
             "--from",
             metavar="DIR",
-            help="What --out was before: a snapshot, or the archive of `stream`.",
+            help="Folder written by an earlier --out: a snapshot, or the archive of `stream`.",
             rich_help_panel=_FROM,
             show_default=False,
         ),
@@ -123,7 +124,7 @@ def options(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep the transitions and the results there, as Parquet. Without it nothing is kept.",
+            help="Folder for the transitions and the results, as Parquet. Default: they are not kept.",
             show_default=False,
         ),
     ] = None,
@@ -131,17 +132,18 @@ def options(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="From then on: 2026-11-30T12:00 (UTC unless it says otherwise), or 90m, 12h, 7d ago.",
+            help="Start time: 2026-11-30T12:00 (UTC by default), or 90m, 12h, 7d ago.",
             show_default=False,
         ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Before then.", show_default=False)
+        str | None,
+        typer.Option(metavar="TIME", help="End time, as for --since.", show_default=False),
     ] = None,
     keys: Annotated[
         list[str] | None,
         typer.Option(
-            "--key", metavar="KEY", help="These queues alone. Several.", show_default=False
+            "--key", metavar="KEY", help="Only this queue; may be repeated.", show_default=False
         ),
     ] = None,
     master: str | None = None,

@@ -36,7 +36,7 @@ def report(
     target_wait: TargetWait = 1.0,
     percentile: Percentile = 0.95,
     show: Annotated[
-        bool, typer.Option("--open", help="Open the page in a browser, where there is a screen.")
+        bool, typer.Option("--open", help="Open the page in a browser, if there is a display.")
     ] = False,
 ) -> None:
     """Make every table, and of them one page that needs nothing else: DIR/report.html, and DIR/report.json.

@@ -168,7 +168,7 @@ def _error_of(text: str) -> SparkFailed:
     results = (
         causes[-1:]
         or [line for line in lines if not line.startswith(_ASIDE)]
-        or ["it did not say why"]
+        or ["no reason given"]
     )
     return SparkFailed(f"Spark failed: {results[0]}")
 

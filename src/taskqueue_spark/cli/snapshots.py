@@ -69,8 +69,8 @@ def source_of(options: PipelineOptions) -> dict[str, str]:
             source = {"backend": "lines", "path": str(Path(path).absolute())}
         else:
             raise ConfigurationError(
-                "which journal? Allowed: --journal FILE (lines of a memory backend), --from DIR (what --out was "
-                "before), or --backend redis"
+                "no journal given; set --journal FILE (journal file of a memory backend), "
+                "--from DIR (written by an earlier --out), or --backend redis"
             )
     for name, moment in (("startingTimestamp", options.since), ("endingTimestamp", options.until)):
         if moment is not None:

@@ -32,26 +32,32 @@ def stream(
     asked: PipelineOptions,
     *,
     trigger: Annotated[float, typer.Option(min=0, help="Seconds between batches.")] = 10.0,
-    once: Annotated[bool, typer.Option("--once", help="Read what there is now, and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Process the current journal, then exit.")
+    ] = False,
     max_events: Annotated[
-        int | None, typer.Option(min=1, help="Transitions in a batch at most.")
+        int | None, typer.Option(min=1, help="Maximum number of transitions in a batch.")
     ] = 500_000,
-    window: Annotated[int, typer.Option(min=1, help="Seconds of a window of the metrics.")] = 60,
+    window: Annotated[
+        int, typer.Option(min=1, help="Length of a metrics window, in seconds.")
+    ] = 60,
     stuck_after: Annotated[
-        float, typer.Option(min=0, help="Seconds in flight from which on a task is stuck.")
+        float, typer.Option(min=0, help="Report a task as stuck after this many seconds in flight.")
     ] = 600.0,
     waiting_after: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Seconds that a task may wait. Default: any time.", show_default=False
+            min=0,
+            help="Report a task that waits longer than this many seconds. Default: no limit.",
+            show_default=False,
         ),
     ] = None,
     failure_share: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Share of executions that fail from which on it is told."),
+        typer.Option(min=0, max=1, help="Report failures from this share of executions on."),
     ] = 0.1,
     failure_least: Annotated[
-        int, typer.Option(min=1, help="Executions of a window that are enough to tell.")
+        int, typer.Option(min=1, help="Minimum number of executions in a window for such a report.")
     ] = 20,
     log_level: LogLevel = "info",
 ) -> None:
@@ -92,7 +98,7 @@ def stream(
         )
         if done.lost:
             console.print(
-                f"{done.lost:,} tasks were gone when their store began anew", style="bold red"
+                f"{done.lost:,} tasks were lost when their store was emptied", style="bold red"
             )
         for alert in done.alerts:
             console.print(alert, style="bold red", markup=False)

@@ -28,7 +28,7 @@ Window = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Over time, in windows of '30 seconds', '5 minutes' …",
+        help="Length of windows for values over time, for example '30 seconds' or '5 minutes'.",
         show_default=False,
     ),
 ]
@@ -36,18 +36,18 @@ Live = Annotated[
     bool | None,
     typer.Option(
         "--live/--no-live",
-        help="Ask the store where tasks without an end are. Default: where it is at hand (--backend).",
+        help="Look up unfinished tasks in the store. Default: with --backend.",
         show_default=False,
     ),
 ]
 Grace = Annotated[
     float,
     typer.Option(
-        help="Seconds after its last event, from which on a task is lost that the store does not have."
+        help="Report a task as lost if the store does not have it this many seconds after its last event."
     ),
 ]
-TargetWait = Annotated[float, typer.Option(help="Seconds that tasks may wait.")]
-Percentile = Annotated[float, typer.Option(help="The share of tasks that may wait no longer.")]
+TargetWait = Annotated[float, typer.Option(help="Target for the wait of a task, in seconds.")]
+Percentile = Annotated[float, typer.Option(help="Share of tasks that must meet the target.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,7 +77,7 @@ def store_of(shot: Snapshotted, live: bool | None) -> dict[str, str] | None:  # 
     if not live:
         return None
     if not at_hand:
-        raise ConfigurationError("--live: allowed where the journal is read from a Redis just now")
+        raise ConfigurationError("--live: needs a journal that is read from Redis")
     return store_options()
 
 
@@ -100,10 +100,10 @@ def snapshot(asked: PipelineOptions) -> None:
     Further commands take it with --from DIR. Doing it again replaces it by the journal as it is then.
     """
     if asked.out is None or asked.saved is not None:
-        raise ConfigurationError("snapshot: needs --out DIR, and a journal that is not one already")
+        raise ConfigurationError("snapshot: needs --out DIR, and a journal other than --from")
     if asked.keys:
         raise ConfigurationError(
-            "snapshot: takes every queue; allowed: --key where tables are made of it"
+            "snapshot: contains every queue; set --key for the commands that read it"
         )
     with taken(asked) as shot:
         if asked.as_json:
@@ -112,7 +112,7 @@ def snapshot(asked: PipelineOptions) -> None:
             console.print(f"{shot.rows:,} transitions in [bold]{asked.out}[/]", highlight=False)
             if shot.damaged:
                 console.print(
-                    f"[yellow]{shot.damaged:,} entries could not be read: DIR/damaged says why"
+                    f"[yellow]{shot.damaged:,} entries could not be read: see DIR/damaged"
                 )
 
 
@@ -185,7 +185,7 @@ def latency(
     *,
     window: Window = None,
     classes: Annotated[
-        bool, typer.Option("--classes", help="By priority and tenant as well.")
+        bool, typer.Option("--classes", help="Split by priority and tenant.")
     ] = False,
 ) -> None:
     """Where does the time go? Waiting, running and from beginning to end: p50, p95, p99 and the most, in seconds."""
@@ -220,8 +220,12 @@ def throughput(asked: PipelineOptions, *, window: Window = None) -> None:
 def fairness(
     asked: PipelineOptions,
     *,
-    by: Annotated[Literal["tenant", "worker"], typer.Option(help="Who competes.")] = "tenant",
-    window: Annotated[str, typer.Option(help="In which they compete.")] = "1 minute",
+    by: Annotated[
+        Literal["tenant", "worker"], typer.Option(help="Column whose values compete.")
+    ] = "tenant",
+    window: Annotated[
+        str, typer.Option(help="Length of the window in which they compete.")
+    ] = "1 minute",
 ) -> None:
     """Does everybody get a share? Jain's index over tenants, or workers, where they competed: 1 is even."""
     columns = ("key", "windows", "jain", "jain_lowest", "members", "deliveries", "jain_total")

@@ -22,14 +22,14 @@ _PARTS = 8
 
 
 class HistoryMissing(TaskQueueError):
-    """Transitions that were to be read are no longer there. ``failOnDataLoss=false`` reads what there is."""
+    """Transitions that were to be read no longer exist. ``failOnDataLoss=false`` reads what there is."""
 
     code = "history_missing"
 
     def __init__(self, shard: str, what: str) -> None:
         super().__init__(
-            f"{shard}: {what}. With failOnDataLoss=false it goes on with what there is, and the numbers of the "
-            "transitions show what is missing"
+            f"{shard}: {what}. Set failOnDataLoss=false to continue with the rest; gaps in "
+            "the numbers of the transitions show what is missing"
         )
 
 

@@ -134,7 +134,7 @@ class LinesJournal:
                 return
             there = Path(shard).exists()
             raise HistoryMissing(
-                shard, "the file was replaced by another" if there else "the file is gone"
+                shard, "the file was replaced by another" if there else "the file no longer exists"
             )
         with file:
             if watch is not Watch.NOTHING and os.fstat(file.fileno()).st_size < end:
@@ -143,7 +143,7 @@ class LinesJournal:
             yield from reading.batches(end)
         if watch is Watch.GAPS and reading.gaps:
             gaps = ", ".join(f"{low} to {high} of {run}" for run, low, high in reading.gaps[:5])
-            raise HistoryMissing(shard, f"the transitions {gaps} are not there")
+            raise HistoryMissing(shard, f"the transitions {gaps} are missing")
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
         file = self._open_range(part) if choice.wants_faults(MISSING) else None
@@ -270,5 +270,5 @@ class _Reading:
 
 def _behind(shard: str, last: ParsedLine, choice: Choice) -> pa.RecordBatch:
     """Return the row for what may be missing behind the last transition of a run."""
-    text = f"{shard}: behind the transition {last.seq} is what cannot be read"
+    text = f"{shard}: cannot read what follows transition {last.seq}"
     return damage([(0, last.time, text)], choice.schema, last.run, last.seq + 2)

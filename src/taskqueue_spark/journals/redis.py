@@ -26,7 +26,7 @@ from taskqueue_spark.journals import Choice, HistoryMissing, Range, ReadRange, W
 __all__ = ["RedisJournal"]
 
 Result = TypeVar("Result")
-_FOREIGN = "it is not one of the journal's"
+_FOREIGN = "it is not a journal entry"
 
 
 class RedisJournal:
@@ -107,12 +107,12 @@ class RedisJournal:
         shard, run, start, end, mark = part
         if self._span(shard).epoch != run:
             if watch is not Watch.NOTHING:
-                raise HistoryMissing(shard, "the store was emptied, and counts anew")
+                raise HistoryMissing(shard, "the store was emptied, and its numbers start again")
             return
         assert self._opened is not None  # noqa: S101 - it was asked just now
         number = self._opened.partitions.index(shard)
         if mark and self.mark(shard, start) not in {mark, ""}:
-            text = "the store lost the last that was read, and gives the numbers to others"
+            text = "the store lost transitions that were already read, and reuses their numbers"
             if watch is not Watch.NOTHING:
                 raise HistoryMissing(shard, text)
             if choice.wants_faults():
@@ -131,7 +131,7 @@ class RedisJournal:
             cut = [gap for gap in missing if watch is Watch.GAPS or gap[0] < first]
             if cut:
                 gaps = ", ".join(f"{low} to {high}" for low, high in cut[:5])
-                raise HistoryMissing(shard, f"the transitions {gaps} are no longer there")
+                raise HistoryMissing(shard, f"the transitions {gaps} no longer exist")
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
         shard, run = part.shard, part.run

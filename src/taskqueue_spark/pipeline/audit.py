@@ -44,7 +44,7 @@ VERDICTS = (
     "lost",
 )  # fmt: skip
 ANOMALIES = ("orphan", "duplicate_ack", "conflict", "after_end", "not_delivered", "published_again")
-"""never published · acked twice · ended in two ways · something happened after its end · settled while nobody had it ·
+"""never published · acked twice · ended in two ways · something happened after its end · settled undelivered ·
 published while a life of it went on"""
 _STATES = tuple(State)
 _OF_STATE = {State.DONE: "completed", State.DEAD: "dead_lettered"}

@@ -7,10 +7,12 @@ worker of Spark sees under the same path: a disk of this machine, or a file syst
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -24,10 +26,10 @@ from pyspark.sql.types import DateType
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.folder_lock import alone
 
 __all__ = [
     "Snapshot",
+    "alone",
     "folder",
     "read",
     "read_damaged",
@@ -37,6 +39,23 @@ __all__ = [
     "there",
     "write",
 ]
+
+
+@contextmanager
+def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
+    """Hold the file ``lock`` against other processes; the system lets go of it when this one ends, however that is.
+
+    Raises `ConfigurationError` where another one holds it. ``other``: what that one is doing, before "folder".
+    """
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another {other} {folder}: wait for it, or choose another folder"
+            ) from None
+        yield
+
 
 _VERSIONS = ".versions"
 _GLOB = frozenset("*?[]{}\\")
@@ -188,7 +207,7 @@ def _put(path: Path, name: str, version: Path) -> None:
         link.replace(path / name)
     except OSError:
         raise ConfigurationError(
-            f"{path / name} is no table that was written by this: choose another folder"
+            f"{path / name} is not a table that this program wrote; choose another folder"
         ) from None
 
 

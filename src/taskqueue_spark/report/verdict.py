@@ -17,7 +17,7 @@ COUNTED = ("published", "earlier", *_ENDS, *LIVE, "unknown", "lost")
 """what the conservation table counts of each queue"""
 _TITLES: dict[Kind, str] = {
     "lost": "Tasks were lost",
-    "unbalanced": "The books do not balance",
+    "unbalanced": "The counts do not balance",
     "violated": "Every task is accounted for, but rules were broken",
     "unknown": "Nothing is known to be lost, but not everything is known",
     "balanced": "Every task is accounted for",
@@ -26,11 +26,11 @@ _TITLES: dict[Kind, str] = {
 
 
 _ODD = {
-    "orphan": "came from nowhere: never published",
+    "orphan": "never published",
     "duplicate_ack": "completed twice",
     "conflict": "ended in two ways",
     "after_end": "went on after the end",
-    "not_delivered": "settled while nobody had it",
+    "not_delivered": "settled without being delivered",
     "published_again": "published again while alive",
 }
 
@@ -114,7 +114,7 @@ def _faults(
     if not total["balanced"]:
         yield "What was published is not the sum of the verdicts."
     if short:
-        yield f"{_tasks(short).capitalize()} of the journal {_is(short)} not in the books of the store."
+        yield f"{_tasks(short).capitalize()} of the journal {_is(short)} not in the ledger of the store."
     for name, count in odd.items():
         yield f"{_tasks(count)} {_ODD.get(name, name)}."
     if violations:
@@ -127,9 +127,9 @@ def _missing(total: Mapping[str, int], gaps: int, damaged: int, *, complete: boo
     if damaged:
         yield f"{damaged:,} of its entries cannot be read."
     if total["unknown"]:
-        yield f"Of {_tasks(total['unknown'])} the end may be in what is missing, so nobody knows it."
+        yield f"Of {_tasks(total['unknown'])} the end may be in what is missing, so it is unknown."
     elif not complete:
-        yield "What they would have told nobody knows: that no loss was found does not mean that nothing was lost."
+        yield "Their content is unknown: no loss was found, but tasks may have been lost."
 
 
 def _state_name(name: str) -> str:

@@ -79,8 +79,8 @@ _POSITIONS = {
 }
 _TEXTS = {
     "missing": "{gap.number} transitions are missing in a journal",
-    "reset": "a journal began anew; {gap.number} tasks that lived before are gone",
-    "back": "a journal went back; {gap.number} numbers were given a second time",
+    "reset": "a journal started again; {gap.number} tasks from before are lost",
+    "back": "a journal was rolled back; {gap.number} numbers were used again",
 }
 _log = logging.getLogger("taskqueue.pipeline")
 
@@ -186,11 +186,11 @@ def _imbalance(key: str, books: ServiceBooks, differing: str | None) -> list[Con
     parts = []
     if books.balanced is False:
         if books.adopted:
-            parts.append(f"{books.adopted} came from nowhere, or ended twice")
+            parts.append(f"{books.adopted} were never published, or ended twice")
         if books.doubled:
             parts.append(f"{books.doubled} were published while they were there")
         if not parts:
-            parts.append(f"{abs(books.imbalance)} are not accounted for")
+            parts.append(f"{abs(books.imbalance)} are unaccounted for")
     if differing is not None:
         parts.append(differing)
     details = {
@@ -201,7 +201,7 @@ def _imbalance(key: str, books: ServiceBooks, differing: str | None) -> list[Con
         "adopted": books.adopted,
         "doubled": books.doubled,
     }
-    return [Condition("imbalance", key, "the books do not balance: " + "; ".join(parts), details)]
+    return [Condition("imbalance", key, "the counts do not balance: " + "; ".join(parts), details)]
 
 
 class Alerts:

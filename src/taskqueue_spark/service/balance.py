@@ -43,7 +43,7 @@ class RedisLedgers:
     partitions: int | None
 
     def __call__(self, keys: Sequence[str]) -> StoreAnswers | None:
-        """Return the ledgers; ``None`` if the store is out of reach, or was reset in between."""
+        """Return the ledgers; ``None`` if the store is unavailable, or was reset in between."""
         return asyncio.run(self._ask(keys))
 
     async def _ask(self, keys: Sequence[str]) -> StoreAnswers | None:

@@ -156,8 +156,8 @@ def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
     }
     if len(unknown) > 1:
         raise ConfigurationError(
-            f"{options.archive}: {len(unknown)} batches are there of which {options.state} knows nothing; "
-            "bring that file back, or begin in another folder"
+            f"{options.archive}: {len(unknown)} batches are there of which {options.state} "
+            "has no record; restore that file, or use another folder"
         )
     for name in unknown:
         for folder in folders:

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_spark.folder_lock import alone
 from taskqueue_spark.options import ReadOptions
+from taskqueue_spark.pipeline.tables import alone
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
 from taskqueue_spark.service.balance import RedisLedgers
 from taskqueue_spark.service.batches import Batches
@@ -72,7 +72,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
     if any(not path.name.startswith("batch=") for path in options.archive.iterdir()):
         raise ConfigurationError(
-            f"{options.archive}: a snapshot is there; allowed: a folder of the service's own"
+            f"{options.archive}: contains a snapshot; use another folder for the service"
         )
     with _locked(options.folder), _stop_requested(stop or threading.Event()) as stopping:
         watch = _Watch(options, say)

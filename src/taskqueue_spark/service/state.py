@@ -198,7 +198,7 @@ def load(path: Path) -> ServiceState:
     except FileNotFoundError:
         return ServiceState()
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path}: this is no state of the streaming service") from error
+        raise ConfigurationError(f"{path}: not a state file of the streaming service") from error
     if state.version != VERSION:
         raise ConfigurationError(
             f"{path}: written by another version of the streaming service ({state.version}; allowed: {VERSION})"

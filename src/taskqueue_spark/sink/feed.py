@@ -189,7 +189,7 @@ class Feed:
                 continue
             if answer.status is Published.CONFLICT and self._options.on_conflict == "fail":
                 raise IdConflict(
-                    f"id {task.id!r} is taken in queue {task.key!r} by a task with another payload; option "
+                    f"id {task.id!r} is already used in queue {task.key!r} by a task with another payload; option "
                     "onConflict=count leaves such tasks as they are",
                     task_id=task.id,
                 )
@@ -209,8 +209,8 @@ async def demand_window(backend: Backend, key: str, horizon: float | None) -> No
     window = (await control_of(backend).settings(key)).dedupe_window
     if window < horizon:
         raise ConfigurationError(
-            f"queue {key!r} remembers tasks for {window:g} s after their end, less than option replayHorizon "
-            f"({horizon:g} s); set its dedupe_window to that at least, or the option lower"
+            f"queue {key!r} remembers ids for {window:g} s after their end, less than option replayHorizon "
+            f"({horizon:g} s); increase its dedupe_window, or lower the option"
         )
 
 

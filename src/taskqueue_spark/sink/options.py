@@ -135,7 +135,7 @@ def given_options(options: Mapping[str, str], own: Sequence[str]) -> dict[str, s
 def _parse_choice(given: Mapping[str, str], name: str, *allowed: str) -> str:
     text = given.get(name.lower(), allowed[0]).lower()
     if text not in allowed:
-        raise InvalidInput(f"option {name}", "another word", " or ".join(allowed))
+        raise InvalidInput(f"option {name}", "an unknown value", " or ".join(allowed))
     return text
 
 
@@ -149,7 +149,7 @@ def _number(
     try:
         number = float(text)
     except ValueError:
-        raise InvalidInput(f"option {name}", "text that is no number", allowed) from None
+        raise InvalidInput(f"option {name}", "text that is not a number", allowed) from None
     if not math.isfinite(number) or not least <= number <= 365 * _DAY:
         raise InvalidInput(f"option {name}", "a number out of range", allowed)
     return number
@@ -161,7 +161,7 @@ def _whole(given: Mapping[str, str], name: str, default: int, allowed: range) ->
         return default
     names = f"a whole number from {allowed[0]} to {allowed[-1]}"
     if not text.isascii() or not text.isdigit() or len(text) > _DIGITS:
-        raise InvalidInput(f"option {name}", "text that is no whole number", names)
+        raise InvalidInput(f"option {name}", "text that is not a whole number", names)
     if int(text) not in allowed:
         raise InvalidInput(f"option {name}", "a number out of range", names)
     return int(text)

@@ -60,7 +60,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             )
         partitions = given.get("partitions")
         if partitions is not None and not (partitions.isascii() and partitions.isdigit()):
-            raise InvalidInput("option partitions", "text that is no whole number", "1 to 1024")
+            raise InvalidInput("option partitions", "text that is not a whole number", "1 to 1024")
         if token != _REDIS and (given.get("prefix") is not None or partitions is not None):
             raise ConfigurationError(
                 "options prefix and partitions: set; allowed with: backend=redis"
@@ -76,7 +76,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
     def redis_settings(self) -> RedisSettings:
         """Return the settings of the Redis that is meant. Raises `ConfigurationError`."""
         if self.name != _REDIS:
-            raise ConfigurationError("option backend: another one; allowed here: redis")
+            raise ConfigurationError("option backend: not supported here; allowed: redis")
         with self._environment():
             return load_settings(RedisSettings)
 
@@ -91,8 +91,8 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
         try:
             if not backend.capabilities.shared:
                 raise ConfigurationError(
-                    "option backend: one whose tasks live in a single process; allowed: one that processes share, "
-                    "as redis"
+                    "option backend: this backend is visible to one process only; use a "
+                    "shared backend, for example redis"
                 )
             yield backend
         finally:
@@ -106,8 +106,8 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             url = os.environ.get(self.url_env)
             if not url:
                 raise ConfigurationError(
-                    f"option urlEnv: there is no variable {self.url_env[:100]!r} here; on a cluster, pass it on by "
-                    "spark.executorEnv"
+                    f"option urlEnv: there is no variable {self.url_env[:100]!r} in this "
+                    "process; on a cluster, set it with spark.executorEnv"
                 )
         fields = {
             _URLS.get(self.name, ""): url,

@@ -60,8 +60,8 @@ def check_columns(
         if field.name not in allowed:
             raise InvalidInput(
                 f"column {field.name[:100]}",
-                "a column that is not known",
-                f"{', '.join(allowed)}: select what is to be written",
+                "an unknown column",
+                f"{', '.join(allowed)}: select the columns to write",
             )
         kinds = allowed[field.name]
         text_map = not isinstance(field.dataType, spark.MapType) or (

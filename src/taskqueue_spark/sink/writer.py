@@ -76,7 +76,7 @@ class _Publishing:
         self._job = secrets.token_hex(8)
 
     async def check_store(self) -> None:
-        """Raise `BackendUnavailable` if the store is out of reach, `ConfigurationError` if its queue does not fit.
+        """Raise `BackendUnavailable` if the store is unavailable, `ConfigurationError` if its queue does not fit.
 
         Who writes is patient with a store that it has heard of; a wrong address had better be told at once.
         """
@@ -86,7 +86,7 @@ class _Publishing:
             if not health.ok:
                 why = health.details.get("error") or "no reason given"
                 raise BackendUnavailable(
-                    f"nothing was written, as the store is out of reach: {why}"
+                    f"nothing was written, because the store is unavailable: {why}"
                 )
             if queue is not None:
                 await demand_window(backend, queue, self._options.replay_horizon)
@@ -227,6 +227,6 @@ def publish(df: DataFrame, **options: str) -> Sent:
 def _demand_append(overwrite: bool) -> None:  # noqa: FBT001 - as Spark says it
     if overwrite:
         raise ConfigurationError(
-            "mode overwrite: a queue cannot be overwritten, as its tasks may be running; allowed: append. "
-            "To end the tasks that wait, purge the queue"
+            "mode overwrite: a queue cannot be overwritten, because its tasks may be "
+            "running; use append. To remove waiting tasks, purge the queue"
         )

@@ -11,7 +11,7 @@ from prefect.server.api.server import create_app
 from prefect.server.task_queue import TaskQueue
 
 from taskqueue_prefect import patches
-from taskqueue_prefect.errors import QueueNotInUse
+from taskqueue_prefect.lifespan import QueueNotInUse
 
 STRICT = "TASKQUEUE_PREFECT_STRICT"
 
