@@ -24,7 +24,7 @@ class Suite(NamedTuple):
     tests: tuple[str, ...]
 
     def paths(self, root: Path) -> list[str]:
-        """Return the files; a pattern with ``!`` before it leaves files out. Raise `LookupError` if one has no match."""
+        """Return the files; a pattern with ``!`` leaves files out. Raise `LookupError` if one has no match."""
         found: set[Path] = set()
         for pattern in self.files:
             matches = set(root.glob(pattern.removeprefix("!")))
