@@ -35,16 +35,17 @@ _OWN = (*OPERATIONS, *http.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATION
 def create_app(
     backend: Backend, settings: Settings, extensions: Sequence[Extension] = ()
 ) -> Starlette:
-    """Make the server's application, with what ``extensions`` bring. It owns ``backend`` and closes it in the end.
+    """Create the server's application. It owns ``backend`` and closes it at the end.
 
-    The lifespan keeps house and drains. Raises `CapabilityMissing` if the backend lacks ``control`` or
-    ``dead_letters``, or what a part needs, and `ConfigurationError` for a tokens file that is no good, and for parts
-    that do not go together. Which parts ``settings`` name is for who calls to look at: see `load_parts`.
+    The lifespan runs maintenance and drains connections. The caller chooses the extensions; see `load_extensions`.
+
+    Raises `CapabilityMissing` if the backend lacks ``control``, ``dead_letters`` or what an extension needs, and
+    `ConfigurationError` for an invalid tokens file or for extensions with the same name or path.
     """
     check_extensions(_OWN, extensions)
     context = ServerContext(backend, settings)
     metrics = Metrics(context)
-    opened = [(part.name, part.open(context)) for part in extensions]
+    opened = [(extension.name, extension.open(context)) for extension in extensions]
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -73,12 +74,12 @@ def create_app(
         routes=[
             *routes(OPERATIONS),
             *routes(http.OPERATIONS),
-            *(route for part in extensions for route in routes(part.operations)),
+            *(route for extension in extensions for route in routes(extension.operations)),
             *dashboard.ROUTES,
             WebSocketRoute("/v1/socket", socket),
             *routes(prefect.OPERATIONS),
             *prefect.SOCKETS,
-            *(route for part in extensions for route in dashboard.page_routes(part)),
+            *(route for extension in extensions for route in dashboard.page_routes(extension)),
         ],
         middleware=[
             Middleware(RequestLogMiddleware, local=metrics.local),
@@ -91,5 +92,5 @@ def create_app(
     app.state.context = context
     app.state.metrics = metrics
     app.state.description = Description(extensions)
-    app.state.links = tuple(link for part in extensions for link in part.links)
+    app.state.links = tuple(link for extension in extensions for link in extension.links)
     return app

@@ -174,7 +174,7 @@ async def test_its_pages_are_pages_of_the_dashboard(
 )
 def test_no_part_takes_anothers_place(extensions: list[Extension]) -> None:
     """Neither another's name nor a path that is somebody's already."""
-    with pytest.raises(ConfigurationError, match=r"the same (name|path)"):
+    with pytest.raises(ConfigurationError, match=r"use the (name|path)"):
         create_app(MemoryBackend(), settings(), extensions)
 
 

@@ -58,7 +58,7 @@ class ServerContext:
         self.draining = asyncio.Event()
         self.waiters = ResultWaiters(self.control, self.hooks, self.draining)
         self.extension_state: dict[str, object] = {}
-        """what parts have brought, by their names: see `taskqueue_server.routing.extensions.Part.open`"""
+        """what extensions keep, by extension name: see `taskqueue_server.routing.extensions.Extension.open`"""
         self._drained_at = 0.0
 
     def identify(self, token: str | None, peer: str) -> Identity | None:

@@ -1,7 +1,7 @@
-"""Parts: what other packages bring into the server, on its port, behind its door and in its tables.
+"""Extensions: operations and pages that other packages add to the server.
 
-A package offers one as an entry point of the group ``taskqueue.extensions``: a callable without arguments that gives a
-`Extension`. Whoever starts the server names those that it has, in ``TASKQUEUE_EXTENSIONS``; nothing else brings one in.
+A package offers an extension as an entry point of the group ``taskqueue.extensions``: a callable without arguments that
+returns an `Extension`. The setting ``TASKQUEUE_EXTENSIONS`` names the extensions to load; no other way loads one.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ EXTENSIONS_GROUP = "taskqueue.extensions"
 
 
 class NavLink(msgspec.Struct, frozen=True):
-    """Leads to a page, from all of them."""
+    """A link in the navigation of every dashboard page."""
 
     title: str
     path: str
 
 
 class Extension(msgspec.Struct, frozen=True, kw_only=True):
-    """What a package brings."""
+    """What a package adds to the server."""
 
     name: str
     open: Callable[[ServerContext], AbstractAsyncContextManager[object]]
-    """Called as the application is made, without input or output: raises `ConfigurationError` or `CapabilityMissing`
-    for what cannot work. What it returns is entered before the first request, and left after the last one and before
-    the backend is closed; handlers find what entering it gave in ``context.brought[name]``."""
+    """Called when the application is created, without I/O. Raises `ConfigurationError` or `CapabilityMissing`
+    if the extension cannot work. The server enters the returned context before the first request, and exits it after
+    the last request and before it closes the backend. Handlers find its value in ``context.extension_state[name]``."""
     operations: tuple[Operation, ...] = ()
-    """routed, authorised, counted and described as those of the server"""
+    """routed, authorized, counted and described like the server's own operations"""
     tags: Mapping[str, str] = {}
-    """what the headings of the operations mean"""
+    """description of each tag of the operations"""
     pages: tuple[Operation, ...] = ()
-    """of the dashboard: their problems are pages, too"""
+    """pages of the dashboard; their errors are shown as pages, too"""
     links: tuple[NavLink, ...] = ()
-    """to these pages"""
+    """links to these pages"""
     templates: str | None = None
-    """a package whose folder ``templates`` has those of the pages, under names that the dashboard's have not"""
+    """a package with a folder ``templates``; its file names must differ from those of the dashboard"""
 
 
 def load_extensions(names: Collection[str]) -> tuple[Extension, ...]:
-    """Return the installed parts of these names, in the order of the names. Raises `ConfigurationError`."""
+    """Return the installed extensions with these names, sorted by name. Raises `ConfigurationError`."""
     return tuple(map(_load, sorted(set(names))))
 
 
@@ -62,27 +62,27 @@ def _load(name: str) -> Extension:
             f"TASKQUEUE_EXTENSIONS: no extension {name!r}; installed: {installed}"
         )
     try:
-        part = matches[name].load()()
+        extension = matches[name].load()()
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the extension {name!r} needs the module {error.name!r}, which is not installed; "
             f"try: pip install 'taskqueue-backends[{name}]'"
         ) from error
-    if not isinstance(part, Extension):
+    if not isinstance(extension, Extension):
         raise ConfigurationError(
-            f"the extension {name!r}: got {type(part).__name__}; allowed: an Extension"
+            f"the extension {name!r}: got {type(extension).__name__}; allowed: an Extension"
         )
-    return part
+    return extension
 
 
 def check_extensions(own: Sequence[Operation], extensions: Sequence[Extension]) -> None:
-    """Raise `ConfigurationError` where two have one name, or one path: neither may take the other's requests."""
-    names = Counter(part.name for part in extensions)
+    """Raise `ConfigurationError` if two extensions have the same name, or two operations the same path."""
+    names = Counter(extension.name for extension in extensions)
     paths = Counter({operation.address: 1 for operation in own})
-    for part in extensions:
-        paths.update({operation.address for operation in (*part.operations, *part.pages)})
+    for extension in extensions:
+        paths.update({operation.address for operation in (*extension.operations, *extension.pages)})
     for kind, counted in (("name", names), ("path", paths)):
         if twice := [text for text, times in counted.items() if times > 1]:
             raise ConfigurationError(
-                f"two extensions of the server have the same {kind}: {twice[0]}"
+                f"the server and its extensions use the {kind} {twice[0]} more than once"
             )
