@@ -115,6 +115,16 @@ def hold(state: QueueMachine) -> None:
     state.serve([0, 1])
 
 
+def expire_a_holder(state: QueueMachine) -> None:
+    """An overdue task holds the ordering key of a task with a higher priority; the receive delivers the other two."""
+    publish(state, "t1", ordering_key="e", not_before=1, deadline=1)
+    publish(state, "t2")
+    state.advance(1)
+    publish(state, "t3", ordering_key="e", priority=8)
+    state.receive(0, 2)
+    assert [delivery.task.id for delivery in state.deliveries] == ["t2", "t3"]
+
+
 def hang(state: QueueMachine) -> None:
     """One that hangs, and one that is merely slow."""
     state.limit("alpha", {"max_processing_time": 4})
@@ -135,6 +145,7 @@ HISTORIES = (
     share,
     share_alike,
     hold,
+    expire_a_holder,
     hang,
 )
 FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (

@@ -116,11 +116,12 @@ class Model(Shelf):
         self, owner: int, keys: Iterable[str], limit: int, answer: Received, span: Span
     ) -> None:
         """A subscription over ``keys`` received."""
+        held_up = self.held_up_by(answer.expired, span)
         self.expired(answer.expired, span)
         assert len(answer.deliveries) <= limit, "more deliveries than the limit"
         for delivery in answer.deliveries:
             assert delivery.task.key in keys, "a delivery of a key that was not subscribed"
-            self._delivered(owner, delivery, span)
+            self._delivered(owner, delivery, span, held_up)
         entries = [entry for entry in self.entries.values() if entry.task.key in keys]
         if len(answer.deliveries) < limit and not answer.again:
             remaining = [
@@ -136,7 +137,9 @@ class Model(Shelf):
                 f"due_at is {value}, not {due}"
             )
 
-    def _delivered(self, owner: int, delivery: Delivery, span: Span) -> None:
+    def _delivered(
+        self, owner: int, delivery: Delivery, span: Span, held_up: Sequence[Entry]
+    ) -> None:
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         assert entry is not None, f"{delivery.task.id} was never published (law 7)"
         at = delivery.delivered_at
@@ -160,7 +163,7 @@ class Model(Shelf):
             f"{entry.name} has (attempt, losses) {results}, it must be {true} (law 3)"
         )
         assert delivery.prior in entry.priors, f"{entry.name} has prior {delivery.prior}"
-        self.check_order(entry, span)
+        self.check_order(entry, span, held_up)
         limits = self.limits[entry.task.key]
         running = [
             e for e in self.in_flight(entry.task) if not (e.maybe_late(span) or e.maybe_hung(span))

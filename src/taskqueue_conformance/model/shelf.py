@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from taskqueue_conformance.model.entries import Entry, Span
 from taskqueue_conformance.model.limits import Limits
 from taskqueue_conformance.model.turns import Turns
-from taskqueue_core.tasks import State, Task
+from taskqueue_core.tasks import Expired, State, Task
 
 __all__ = ["Shelf"]
 
@@ -22,11 +23,11 @@ class Shelf:
         self.limits: dict[str, Limits] = defaultdict(Limits)
         self.turns: dict[str, Turns] = defaultdict(Turns)
 
-    def check_order(self, entry: Entry, span: Span) -> None:
-        """Hold a hand-out against all that could have been handed out instead."""
+    def check_order(self, entry: Entry, span: Span, held_up: Sequence[Entry] = ()) -> None:
+        """Compare a delivery with every entry that could have been delivered instead, except for those ``held_up``."""
         rivals = [other for other in self.entries.values() if other.shares(entry)]
-        held_up = [other.name for other in rivals if other.surely_holds_up(entry, span)]
-        assert not held_up, f"{entry.name} was delivered, {held_up} of its entity is first (law 4)"
+        first = [other.name for other in rivals if other.surely_holds_up(entry, span)]
+        assert not first, f"{entry.name} was delivered, {first} of its entity is first (law 4)"
         for other in rivals:
             other.holds = other.holds or False
         entries = [
@@ -35,9 +36,28 @@ class Shelf:
         others = [
             other
             for other in entries
-            if self.surely_free(other, span) and self.has_own_room(other, entry, span)
+            if other not in held_up
+            and self.surely_free(other, span)
+            and self.has_own_room(other, entry, span)
         ]
         self.turns[entry.task.key].served(entry, others, self.limits[entry.task.key].settings)
+
+    def held_up_by(self, expired: Iterable[Expired], span: Span) -> list[Entry]:
+        """Return the entries that may wait for the ordering key of an entry that expires in this call.
+
+        An overdue entry keeps its ordering key until it expires. A call that delivers and expires may do so in either
+        order.
+        """
+        holders = [
+            holder
+            for one in expired
+            if (holder := self.entries.get((one.key, one.task_id))) is not None
+        ]
+        return [
+            entry
+            for entry in self.entries.values()
+            if any(holder.maybe_holds_up(entry, span) for holder in holders)
+        ]
 
     def in_flight(self, task: Task, *, of_tenant: bool = False) -> list[Entry]:
         """Return what runs in a task's queue, or of its tenant there."""
