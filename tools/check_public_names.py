@@ -1,7 +1,9 @@
-"""Checks that the public names of every package in src are a deliberate list.
+"""Check that the public names of every package in src are a deliberate list.
 
 The `__all__` of a package is written out, sorted as ruff sorts it (RUF022), and is exactly what
 the package defines or re-exports; and a re-exported name is public in the module it comes from.
+A module lists its names only where authors of backends import from it; elsewhere a leading
+underscore says what is private.
 """
 
 import ast
@@ -42,10 +44,15 @@ def origin(package: Path, source: Path, node: ast.ImportFrom) -> Path | None:
 
 
 def public_names(module: Path) -> list[str] | None:
-    """The `__all__` of the module or package at a path without suffix; None if it has none."""
+    """Return the public names of the module or package at a path without suffix; None if there is none.
+
+    They are those in `__all__`, or in a module without one every name that is defined in it.
+    """
     for path in (module.with_suffix(".py"), module / "__init__.py"):
         if path.is_file():
-            return declared(parse(path))
+            tree = parse(path)
+            names = declared(tree)
+            return sorted(defined(tree) | assigned(tree)) if names is None else names
     return None
 
 
@@ -84,7 +91,7 @@ def re_exported(tree: ast.Module, package: Path, source: Path) -> Iterator[tuple
             where = ".".join(module.relative_to(source).parts)
             name = alias.asname or alias.name
             if not name.startswith("_"):
-                yield name, "" if public else f"{name} is not in the __all__ of {where}"
+                yield name, "" if public else f"{name} is not a public name of {where}"
 
 
 def borrowed(tree: ast.Module, source: Path) -> set[str]:

@@ -27,14 +27,6 @@ from taskqueue_cli.commands import (
 from taskqueue_cli.output import INTERRUPTED, exit_code, fail
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 
-__all__ = [
-    "COMMANDS_GROUP",
-    "Commands",
-    "app",
-    "mount",
-    "run",
-]
-
 COMMANDS_GROUP = "taskqueue.commands"
 
 

@@ -25,19 +25,6 @@ from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import open_backend
 
-__all__ = [
-    "BACKEND_HELP",
-    "EMBEDDED_OPTION",
-    "EmbeddedStore",
-    "RunningStore",
-    "ServeCommand",
-    "ServerUrl",
-    "embedded_store",
-    "opened",
-    "run_embedded",
-    "with_empty_value",
-]
-
 GROUP = "taskqueue.embedded"
 EMBEDDED_OPTION = "--embedded-redis"
 

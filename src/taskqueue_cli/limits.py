@@ -10,16 +10,6 @@ from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 
-__all__ = [
-    "NONE",
-    "apply_weights",
-    "describe_limits",
-    "format_rate",
-    "parse_number",
-    "parse_rate",
-    "parse_seconds",
-]
-
 NONE = "none"
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10})?")

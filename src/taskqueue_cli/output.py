@@ -22,21 +22,6 @@ from taskqueue_core.errors import (
     TaskQueueError,
 )
 
-__all__ = [
-    "FAILED",
-    "INTERRUPTED",
-    "AsJson",
-    "LogFormat",
-    "LogLevel",
-    "configure_logging",
-    "console",
-    "exit_code",
-    "fail",
-    "note",
-    "paragraphs",
-    "print_json",
-]
-
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON value on stdout, and nothing else.")
 ]

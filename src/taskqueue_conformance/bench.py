@@ -33,8 +33,6 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Ledger, Published, Settled, State, Task
 
-__all__ = ["KEY", "OTHER", "Bench", "check_pool", "ids"]
-
 KEY = "alpha"
 """the queue that tests use unless they need two"""
 OTHER = "beta"

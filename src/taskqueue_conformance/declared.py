@@ -16,8 +16,6 @@ from taskqueue_core.capabilities import Order, QueueSettings, has
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 
-__all__ = ["DeclaredSuite"]
-
 _LIMITS: dict[str, Any] = {
     "capacity": 7,
     "max_inflight": 3,

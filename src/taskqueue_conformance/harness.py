@@ -15,8 +15,6 @@ from taskqueue_conformance.selection import Need, add_needs
 from taskqueue_core.backend import Backend, Capabilities
 from taskqueue_core.clock import ManualClock
 
-__all__ = ["Harness"]
-
 _FAR = 100_000.0
 """seconds that do not pass by themselves during a test"""
 

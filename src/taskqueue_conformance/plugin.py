@@ -11,16 +11,6 @@ from typing import Any
 
 import pytest
 
-__all__ = [
-    "pytest_collection_finish",
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_pycollect_makeitem",
-    "pytest_sessionfinish",
-    "pytest_terminal_summary",
-    "pytest_testnodedown",
-]
-
 MODULES = (
     "bench",
     "declared",

@@ -10,7 +10,6 @@ from taskqueue_core.backend import Capabilities, Capability
 
 Need = Capability | Literal["atomic_retry", "durable", "manual_clock", "shared"]
 
-__all__ = ["Declaring", "Need", "add_needs", "missing", "needs", "needs_of"]
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 

@@ -40,8 +40,6 @@ from taskqueue_conformance.suites.tenants import TenantsSuite
 from taskqueue_conformance.suites.tracking import TrackingSuite
 from taskqueue_conformance.suites.waiting import WaitingSuite
 
-__all__ = ["BackendSuite", "SlotsSuite"]
-
 
 class SlotsSuite(
     SlotsMachineSuite,

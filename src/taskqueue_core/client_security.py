@@ -9,8 +9,6 @@ from pathlib import Path
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["check_token", "trusting", "warn_if_readable"]
-
 _log = logging.getLogger("taskqueue.client")
 
 

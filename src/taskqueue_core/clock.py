@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "ManualClock", "SystemClock", "Timer"]
-
 
 class Timer(Protocol):
     """A call that was put off."""

@@ -6,12 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, NoReturn, TypeVar
 
-__all__ = [
-    "first_completed",
-    "gather_all",
-    "wait_forever",
-]
-
 T = TypeVar("T")
 
 

@@ -28,8 +28,6 @@ from pydantic_settings import (
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["COMMAS", "Settings", "load_settings", "of_the_old_side"]
-
 S = TypeVar("S", bound=BaseSettings)
 
 SECRETS_DIR = "TASKQUEUE_SECRETS_DIR"

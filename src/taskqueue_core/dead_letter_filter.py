@@ -14,8 +14,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration, check_time, kind_of
 from taskqueue_core.tasks import DeadLetter
 
-__all__ = ["DeadLetterFilter", "act", "act_on_all", "page"]
-
 Letters = Sequence[DeadLetter]
 _FIRST, _LARGEST = 100, 500
 _LIGHT = 1024 * 1024

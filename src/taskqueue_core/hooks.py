@@ -21,17 +21,6 @@ from taskqueue_core.capabilities import Maintained
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Expired, Settled, Task
 
-__all__ = [
-    "HOOK_API",
-    "PLUGIN_GROUP",
-    "Connection",
-    "Hooks",
-    "Identity",
-    "hookimpl",
-    "hookspec",
-    "load_plugins",
-]
-
 HOOK_API = 1
 """raised when a hook changes incompatibly; a plugin declares the one it was written for as ``TASKQUEUE_HOOK_API``"""
 

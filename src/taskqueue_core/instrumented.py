@@ -19,8 +19,6 @@ from taskqueue_core.hooks import Hooks
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task
 
-__all__ = ["InstrumentedBackend"]
-
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
 _STALE = (Settled.LEASE_LOST,)
 """what a single stale receipt would answer in a batch"""

@@ -13,19 +13,6 @@ import msgspec
 
 from taskqueue_core.errors import InvalidInput
 
-__all__ = [
-    "LIMITS",
-    "Limits",
-    "check_duration",
-    "check_headers",
-    "check_json",
-    "check_label",
-    "check_name",
-    "check_number",
-    "check_time",
-    "kind_of",
-]
-
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes are in bytes unless said otherwise."""

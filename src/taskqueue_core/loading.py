@@ -16,8 +16,6 @@ from typing import Any, cast
 from taskqueue_core.backend import Backend, Capabilities, Capability
 from taskqueue_core.errors import BackendNotFound, ConfigurationError, InvalidBackend
 
-__all__ = ["BACKEND_GROUP", "FACTORY", "check_backend", "installed_backends", "load_backend"]
-
 BACKEND_GROUP = "taskqueue.backends"
 FACTORY = "create_backend"
 _DISTRIBUTION = "taskqueue-backends"

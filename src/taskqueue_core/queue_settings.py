@@ -13,8 +13,6 @@ from taskqueue_core.limits import check_name, kind_of
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.retry import RetryPolicy
 
-__all__ = ["change_settings", "pause_queue", "read_settings", "reset_settings"]
-
 _TRIES = 10
 _PAUSE = RetryPolicy(base=0.01, cap=0.05, jitter=1)
 _PARTS: Mapping[str, type[BaseModel]] = {

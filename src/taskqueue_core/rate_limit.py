@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from taskqueue_core.errors import InvalidInput
 
-__all__ = ["Bucket", "IntervalUnit", "RateLimit", "bucket_after", "capacity_for", "intake_for"]
-
 _MOST = 1000
 """the largest capacity that follows from endpoints: who waits behind more than that waits in vain"""
 _DUST = 1e-6

@@ -14,8 +14,6 @@ from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Published, Task
 
-__all__ = ["Reconciled", "reconcile"]
-
 _BYTES = 8 * 1024 * 1024
 """of payloads that are held at a time"""
 

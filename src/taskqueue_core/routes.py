@@ -16,8 +16,6 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name, kind_of
 
-__all__ = ["Route", "Routes"]
-
 _DIGITS = 32
 
 

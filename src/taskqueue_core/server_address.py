@@ -11,13 +11,6 @@ import msgspec
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.limits import check_name
 
-__all__ = [
-    "SOCKET_PATH",
-    "Address",
-    "ServerAddress",
-    "path",
-]
-
 _FORM = "the server's address must look like http://host:port or https://host/prefix"
 _SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 

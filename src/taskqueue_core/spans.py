@@ -19,16 +19,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task
 
-__all__ = [
-    "MOST_DESTINATIONS",
-    "Carrier",
-    "Operation",
-    "Processing",
-    "consumed",
-    "listening",
-    "publishing",
-]
-
 _NAME = "taskqueue"
 _SDKLESS = ("opentelemetry.trace", "opentelemetry.metrics")
 _PARENT = "traceparent"

@@ -17,8 +17,6 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.queue import Queue, connect
 from taskqueue_core.tasks import Confirmation, Ledger, Task, TaskStatus
 
-__all__ = ["SyncQueue", "connect_sync"]
-
 T = TypeVar("T")
 
 

@@ -20,7 +20,6 @@ from taskqueue_core.tasks import Task
 if TYPE_CHECKING:
     from taskqueue_core.spans import Carrier, Operation
 
-__all__ = ["active", "consumed", "operation", "processing", "publishing"]
 
 _nothing = nullcontext()
 _REFRESH_SECONDS = 0.5

@@ -18,8 +18,6 @@ from taskqueue_core.limits import LIMITS, check_name, check_number
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import encode_json
 
-__all__ = ["Confirmed", "SubmitRefused", "submit_until_confirmed", "submit_until_confirmed_sync"]
-
 _PAUSE = RetryPolicy(base=0.1, cap=10.0, jitter=0.5)
 _LONGEST = 60.0
 """seconds that a server may have a client wait until the next try"""

@@ -13,8 +13,6 @@ from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_dispatch.outbound_http.dns import look_up
 from taskqueue_dispatch.outbound_http.errors import NotReached
 
-__all__ = ["Allowed", "Resolve", "resolve"]
-
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
 """gives the addresses of a host, none where there are none"""
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -42,8 +42,6 @@ from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.runner_context import Parts
 
-__all__ = ["Ends", "JobAttempt", "accepted_note", "answer_of"]
-
 
 class _Pushed(msgspec.Struct):
     status: str

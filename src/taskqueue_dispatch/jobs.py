@@ -11,8 +11,6 @@ from taskqueue_core.limits import LIMITS, check_label, check_name, kind_of
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
 from taskqueue_dispatch.names import JOBS, job_id, queue_of
 
-__all__ = ["Submission", "callback_url_of", "model_of", "model_of_queue", "task_of"]
-
 _MODEL = "model"
 _CALLBACK = "callback-url"
 _CUT = "~"

@@ -17,8 +17,6 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import ModelRegistry
 
-__all__ = ["Checks", "HealthClient"]
-
 _AT_ONCE = 32
 _JITTER = 0.2
 _POLL_SECONDS = 1.0

@@ -18,8 +18,6 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.lease_check import Checks, HealthClient
 from taskqueue_dispatch.registry import ModelRegistry
 
-__all__ = ["LeaseRenewer", "RenewedLease"]
-
 _CHECK_SECONDS = 0.1
 """seconds between two looks for notes"""
 _log = logging.getLogger("taskqueue.dispatch")

@@ -35,8 +35,6 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.runner_context import Parts
 from taskqueue_dispatch.shared_capacity import CapacityTurns
 
-__all__ = ["ModelRunner"]
-
 _MOST = 64
 """slots asked for in one step"""
 _IDLE = 30.0

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.retry import RetryPolicy
 
-__all__ = ["ModelConfig", "ModelType", "WhenDown"]
-
 _Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 _Path = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^/[!\"$-~]*$")]
 _MARGIN = 60.0

@@ -8,8 +8,6 @@ import secrets
 
 from taskqueue_core.limits import LIMITS, check_label, check_name
 
-__all__ = ["CALLBACKS", "JOBS", "job_id", "mark_of", "queue_of"]
-
 JOBS = "dispatch:"
 """what the queues of models begin with"""
 CALLBACKS = "dispatch.callbacks"

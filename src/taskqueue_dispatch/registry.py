@@ -31,8 +31,6 @@ from taskqueue_dispatch.endpoint_policy import Allowed, Resolve, resolve
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
 
-__all__ = ["ModelRegistry", "ModelView"]
-
 _TRIES = 20
 _PAUSE = RetryPolicy(base=0.01, cap=0.1, jitter=1)
 _log = logging.getLogger("taskqueue.dispatch")

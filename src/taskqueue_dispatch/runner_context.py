@@ -15,10 +15,8 @@ from taskqueue_dispatch.endpoint_client.breaker import Breaker
 from taskqueue_dispatch.endpoint_client.client import Caller
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.registry import ModelRegistry
-from taskqueue_dispatch.slot_finder import SlotWaiters
 from taskqueue_dispatch.submit import Estimates
-
-__all__ = ["Parts", "Report"]
+from taskqueue_dispatch.wait_queue import SlotWaiters
 
 Report = Callable[[Task, str, bytes | None, str | None], Awaitable[None]]
 """tells a job's client how it ended: the job, ``done`` or ``failed``, its result, and the error"""

@@ -35,11 +35,10 @@ from taskqueue_dispatch.model_runner import ModelRunner
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.runner_context import Parts
-from taskqueue_dispatch.slot_finder import SlotFinder, SlotWaiters
+from taskqueue_dispatch.slot_finder import SlotFinder
 from taskqueue_dispatch.status import Jobs
 from taskqueue_dispatch.submit import Estimates, Leased, NoSlots, Queued, Submitter
-
-__all__ = ["Dispatcher"]
+from taskqueue_dispatch.wait_queue import SlotWaiters
 
 _log = logging.getLogger("taskqueue.dispatch")
 

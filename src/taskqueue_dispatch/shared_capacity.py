@@ -10,8 +10,6 @@ from taskqueue_core.capabilities import SlotLease
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.registry import ModelRegistry
 
-__all__ = ["CapacityTurns"]
-
 _AHEAD = 0.05
 """seconds for which the other models go first"""
 _IDLE = 0.125

@@ -25,8 +25,6 @@ from taskqueue_dispatch.registry import ModelRegistry, ModelView
 from taskqueue_dispatch.submit import Reason
 from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 
-__all__ = ["FoundLeased", "FoundNone", "FoundQueued", "SlotFinder", "SlotPermit", "SlotWaiters"]
-
 _IDLE = 0.05
 """seconds for which other dispatchers may have a slot in hand for a job that may come"""
 _LATER = 10.0

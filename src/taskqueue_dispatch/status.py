@@ -14,8 +14,6 @@ from taskqueue_dispatch.jobs import model_of_queue
 from taskqueue_dispatch.names import JOBS, mark_of, queue_of
 from taskqueue_dispatch.registry import ModelRegistry
 
-__all__ = ["JobState", "JobStatus", "Jobs", "mark_of_queue", "state_of"]
-
 _CUT = "~"
 _MOST = 1000
 

@@ -18,8 +18,6 @@ from taskqueue_dispatch.models import ModelConfig, WhenDown
 from taskqueue_dispatch.registry import ModelRegistry, ModelView
 from taskqueue_dispatch.status import JobState, state_of
 
-__all__ = ["Estimates", "Leased", "NoSlots", "Queued", "Reason", "Submitter"]
-
 _NEWEST = 0.1
 """the weight of one duration in the average"""
 _MODELS = 10_000

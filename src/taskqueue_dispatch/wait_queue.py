@@ -14,8 +14,6 @@ from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import Reason
 
-__all__ = ["SlotWaiters", "Waiter"]
-
 _MOST = 10_000
 """who wait in one process, over all models and tenants"""
 

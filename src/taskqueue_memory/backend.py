@@ -20,13 +20,6 @@ from taskqueue_memory.slots.pool import MemorySlots
 from taskqueue_memory.subscription import MemorySubscription
 from taskqueue_memory.transitions import MemoryStore
 
-__all__ = [
-    "MemoryBackend",
-    "MemoryPublisher",
-    "MemorySettings",
-    "create_backend",
-]
-
 
 class MemorySettings(BaseSettings):
     """What the memory backend can be told."""

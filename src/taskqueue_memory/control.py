@@ -21,8 +21,6 @@ from taskqueue_core.tasks import (
 from taskqueue_memory.records import TaskRecord
 from taskqueue_memory.transitions import MemoryStore
 
-__all__ = ["MemoryControl", "MemoryDeadLetters"]
-
 _AT_ONCE = 500
 """tasks of one call before others have their turn"""
 

@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["ROOM", "DueHeap"]
-
 ROOM = 64
 """so many items may be out of date before anything is cleared"""
 

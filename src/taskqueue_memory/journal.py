@@ -25,14 +25,6 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_memory.records import TaskRecord
 
-__all__ = [
-    "JOURNAL_VERSION",
-    "JournalLine",
-    "MemoryJournal",
-    "keep_journal",
-    "variables",
-]
-
 JOURNAL_VERSION = 2
 _CLOSED = -1
 _log = logging.getLogger("taskqueue.memory")

@@ -11,13 +11,6 @@ from taskqueue_core.authoring.entries import Entry
 from taskqueue_core.tasks import State
 from taskqueue_memory.due_heap import ROOM
 
-__all__ = [
-    "Lane",
-    "LaneItem",
-    "Lanes",
-    "OrderingKeys",
-]
-
 
 class LaneItem(Entry, kw_only=True, eq=False):
     """An entry that may be in a lane."""

@@ -22,8 +22,6 @@ from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.lanes import Lane, Lanes, OrderingKeys
 from taskqueue_memory.tenants import TenantItem, Tenants
 
-__all__ = ["Consumer", "QueueState", "TaskRecord", "is_in_flight", "is_scheduled"]
-
 _SMALL = 512  # bytes of a payload that are not worth a digest
 
 

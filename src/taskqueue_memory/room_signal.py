@@ -8,8 +8,6 @@ from typing import Self
 
 from taskqueue_core.clock import Clock
 
-__all__ = ["MemoryRoomSignal", "RoomNotifier"]
-
 
 class RoomNotifier:
     """The open bells by queue, and who publishes to a queue by way of another one."""

@@ -13,8 +13,6 @@ from taskqueue_memory.records import QueueState, TaskRecord
 from taskqueue_memory.room_signal import RoomNotifier
 from taskqueue_memory.timers import Timers
 
-__all__ = ["Steps"]
-
 
 class Steps:
     """All queues of one backend. Every change of state goes through `_enter`."""

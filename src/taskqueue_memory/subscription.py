@@ -18,8 +18,6 @@ from taskqueue_core.tasks import Delivery, Expired, Received, Settled
 from taskqueue_memory.records import QueueState, TaskRecord
 from taskqueue_memory.transitions import MemoryStore
 
-__all__ = ["MemorySubscription"]
-
 
 class MemorySubscription(SubscriptionBase):
     """Owns its deliveries until they are settled, adopted or handed back."""

@@ -17,8 +17,6 @@ from taskqueue_core.tasks import State
 from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.lanes import Lane, LaneItem
 
-__all__ = ["TenantItem", "TenantUsage", "Tenants"]
-
 _DUST = 1e-6
 
 

@@ -9,8 +9,6 @@ from taskqueue_core.clock import Clock, Timer
 from taskqueue_memory.due_heap import DueHeap
 from taskqueue_memory.records import TaskRecord, is_in_flight, is_scheduled
 
-__all__ = ["Timers"]
-
 _NEVER = float("inf")
 
 

@@ -24,8 +24,6 @@ from taskqueue_core.tasks import (
 from taskqueue_memory.records import Consumer, QueueState, TaskRecord
 from taskqueue_memory.steps import Steps
 
-__all__ = ["MemoryStore"]
-
 _CHUNK = 1000
 
 

@@ -11,8 +11,6 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_prefect.context import LOG
 from taskqueue_prefect.settings import BACKEND, PrefectSettings, environment
 
-__all__: list[str] = []
-
 _SERVER = "prefect.server.api.server"
 _ENABLED = "PREFECT_PLUGINS_ENABLED"
 _REFUSED = 3

@@ -19,8 +19,6 @@ from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.loading import load_backend
 from taskqueue_prefect.settings import PrefectSettings
 
-__all__ = ["LOG", "Host", "forward_logs"]
-
 _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 

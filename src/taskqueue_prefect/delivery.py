@@ -39,11 +39,6 @@ from taskqueue_prefect.task_runs import AcceptedRun
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
-__all__ = [
-    "ClientListener",
-    "SharedQueueDelivery",
-    "Socket",
-]
 
 _DISCONNECT = "websocket.disconnect"
 

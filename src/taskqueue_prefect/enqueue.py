@@ -23,7 +23,6 @@ from taskqueue_prefect.task_runs import Run, due_at, state_id, task_of
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
-__all__ = ["answer_in_time", "offer", "put", "schedule"]
 
 _RETRY_SECONDS = 1.0
 

@@ -11,8 +11,6 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_prefect.context import LOG, Host, forward_logs
 from taskqueue_prefect.reconcile import reconcile
 
-__all__ = ["QueueNotInUse", "serve_on", "serving"]
-
 
 class QueueNotInUse(ConfigurationError):
     """A server would not use the queue that is configured, and is to be strict about that."""

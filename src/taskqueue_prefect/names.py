@@ -7,8 +7,6 @@ from hashlib import sha256
 
 from taskqueue_core.limits import LIMITS
 
-__all__ = ["client_of", "connection_of", "name_of", "spelling_of"]
-
 _INVALID = re.compile(r"[^A-Za-z0-9_<.:@=+>-]+|^[.:@=+>-]")
 _ESCAPED = re.compile(r"((?:~[0-9a-f]{2})+)")
 _ESCAPE_PREFIX = "<~."

@@ -22,8 +22,6 @@ from hashlib import sha256
 from types import ModuleType
 from typing import Any
 
-__all__ = ["faults", "fingerprints", "replace"]
-
 FINGERPRINTS = {
     "prefect.server.task_queue": "cd961a5d3b073e40",
     "prefect.server.api.task_runs.scheduled_task_subscription": "1f8aaf41903e091d",

@@ -12,8 +12,6 @@ from typing import Any
 
 import pluggy
 
-__all__ = ["PREFECT_PLUGIN_API_REQUIRES", "install", "setup_environment"]
-
 PREFECT_PLUGIN_API_REQUIRES = ">=0.1,<1"
 
 # Prefect's marker, from the first release with plugins on

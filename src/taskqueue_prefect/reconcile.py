@@ -23,8 +23,6 @@ from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import client_of, name_of
 from taskqueue_prefect.task_runs import AcceptedRun, Run
 
-__all__ = ["Reconciler", "reconcile"]
-
 _PAGE_SIZE = 200
 _FIRST_ID = UUID(int=0)
 _JITTER_SHARE = 0.25

@@ -15,8 +15,6 @@ from dotenv import dotenv_values
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["ALIASES", "BACKEND", "PrefectSettings", "environment", "redis_url"]
-
 BACKEND = "TASKQUEUE_BACKEND"
 """without it, and without an alias of it, Prefect's own queue stays"""
 _REDIS_URL = "TASKQUEUE_REDIS_URL"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from prefect.server.schemas.core import TaskRun
 
-__all__ = ["MultiQueue", "TaskQueue"]
-
 
 class TaskQueue:
     """The runs of one task."""

@@ -15,21 +15,6 @@ from taskqueue_prefect.names import name_of
 if TYPE_CHECKING:
     from prefect.server.schemas.core import TaskRun
 
-__all__ = [
-    "AcceptedRun",
-    "Run",
-    "TaskRunOutline",
-    "due_at",
-    "foreign_reason",
-    "is_scheduled",
-    "read",
-    "scheduled_after",
-    "state_id",
-    "state_of",
-    "state_time",
-    "task_of",
-    "unsendable_reason",
-]
 
 _state = msgspec.json.Decoder(dict[str, Any])
 

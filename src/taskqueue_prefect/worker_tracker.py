@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from prefect.server.models.task_workers import TaskWorkerResponse
 
-__all__ = ["Workers"]
-
 
 class Workers:
     """Has the methods of Prefect's own tracker. What is asked is asked of the store."""

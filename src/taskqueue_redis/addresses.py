@@ -12,8 +12,6 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["HostAddress", "Kind", "StoreAddress", "is_loopback"]
-
 _PORT = 6379
 _SENTINEL_PORT = 26379
 _PORTS = range(1, 65_536)

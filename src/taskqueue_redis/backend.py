@@ -20,8 +20,6 @@ from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
 
-__all__ = ["RedisBackend", "create_backend"]
-
 
 class RedisBackend:
     """See `taskqueue_core.backend.Backend`. One event loop at a time."""

@@ -16,8 +16,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import HostAddress, Kind, StoreAddress
 
-__all__ = ["RedisSettings"]
-
 _MINUTE = 60.0
 
 

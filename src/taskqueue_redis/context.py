@@ -25,9 +25,6 @@ from taskqueue_redis.setup.aof_rewrite import rewrite_logs
 from taskqueue_redis.setup.checks import ServerFacts, check_server, histories_of, parsed
 from taskqueue_redis.wakeups import Wakeups
 
-__all__ = ["OpenSubscription", "RedisContext"]
-
-
 _CURES = {
     Durability.PROCESS: "set appendonly yes",
     Durability.DISK: "set appendonly yes and appendfsync always",

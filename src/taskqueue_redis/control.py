@@ -28,11 +28,6 @@ from taskqueue_redis.scripts.receipts import readable
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
 from taskqueue_redis.scripts.task_record import dead_letter_of, ledger_of, pairs, status_of
 
-__all__ = [
-    "RedisControl",
-    "RedisDeadLetters",
-]
-
 _CHUNK = 500
 _log = logging.getLogger("taskqueue.redis")
 

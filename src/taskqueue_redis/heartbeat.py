@@ -17,8 +17,6 @@ from taskqueue_redis.connection.client import Link
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.scripts.runner import Scripts
 
-__all__ = ["Heartbeat"]
-
 _BEATS = 3
 """signs of life per lease"""
 _log = logging.getLogger("taskqueue.redis")

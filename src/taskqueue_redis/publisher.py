@@ -30,8 +30,6 @@ from taskqueue_redis.scripts.runner import Arg, microseconds
 from taskqueue_redis.scripts.task_codec import digest, encode
 from taskqueue_redis.wakeups import RedisRoomSignal
 
-__all__ = ["RedisPublisher"]
-
 _NO_ROOM_PAUSE = 1.0
 _PART = 250
 """tasks of one script: what others wait for meanwhile are a few milliseconds"""

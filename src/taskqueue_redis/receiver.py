@@ -17,8 +17,6 @@ from taskqueue_redis.scripts.deliveries import CORRUPT, ENTRY, deliveries_of
 from taskqueue_redis.scripts.receipts import Holder
 from taskqueue_redis.scripts.runner import seconds
 
-__all__ = ["GivenUp", "Receiver"]
-
 _POLL_EVERY = 8
 """receives after which queues that are not known to have work are looked at in any case"""
 _ROUNDS = 5

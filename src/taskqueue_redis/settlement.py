@@ -13,8 +13,6 @@ from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.receipts import Receipts, readable
 from taskqueue_redis.scripts.runner import Arg, Scripts
 
-__all__ = ["SettlementBatches"]
-
 _ARGS = 4
 """that the script ``redeliver`` takes per delivery"""
 _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOST}

@@ -21,8 +21,6 @@ from taskqueue_redis.scripts.deliveries import delivery_of
 from taskqueue_redis.scripts.receipts import IssuedReceipt, readable
 from taskqueue_redis.scripts.runner import microseconds, seconds
 
-__all__ = ["RedisSubscription"]
-
 _HANDED_BACK_AT_ONCE = 200
 _CHECKS = 100
 """receives in a row that give nothing although more is said to be there"""

@@ -21,8 +21,6 @@ from taskqueue_redis.scripts.keys import Partitions
 from taskqueue_redis.scripts.runner import Arg, source
 from taskqueue_redis.scripts.task_record import Rest, rest_of, status_of
 
-__all__ = ["Listed", "TaskLister"]
-
 _AT_ONCE = 300
 """records of a step, each of some fifty bytes"""
 _LOOKED_UP = 100

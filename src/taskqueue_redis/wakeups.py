@@ -17,13 +17,6 @@ from taskqueue_redis.scripts.keys import process_channel, signal_channel
 from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import Scripts, microseconds, seconds
 
-__all__ = [
-    "ChannelListener",
-    "RedisRoomSignal",
-    "Sleeper",
-    "Wakeups",
-]
-
 _PROMOTED_AT_ONCE = 1000
 _RETRY_SECONDS = 1.0  # seconds until a promotion that failed is tried again
 

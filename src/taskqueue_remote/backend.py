@@ -18,8 +18,6 @@ from taskqueue_remote.control import RemoteControl
 from taskqueue_remote.dead_letters import RemoteDeadLetters
 from taskqueue_remote.publisher import RemotePublisher
 
-__all__ = ["RemoteBackend", "create_backend"]
-
 _HEALTH_TIMEOUT = 5.0
 
 

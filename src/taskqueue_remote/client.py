@@ -21,15 +21,6 @@ from taskqueue_core.errors import (
 from taskqueue_core.server_address import ServerAddress
 from taskqueue_remote.problems import problem_of, to_error
 
-__all__ = [
-    "JSON",
-    "NDJSON",
-    "TIME_HEADER",
-    "Answer",
-    "HttpClient",
-    "RemoteClock",
-]
-
 TIME_HEADER = "taskqueue-time"
 """an answer's header: the store's time when it was made, Unix seconds"""
 

@@ -16,8 +16,6 @@ from taskqueue_core.server_address import path
 from taskqueue_core.tasks import Delivery, Ledger, QueueStats, TaskStatus, WorkerInfo
 from taskqueue_remote.client import HttpClient
 
-__all__ = ["RemoteControl", "batches"]
-
 
 class _Named(msgspec.Struct, frozen=True):
     key: str

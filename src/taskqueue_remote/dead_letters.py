@@ -15,8 +15,6 @@ from taskqueue_remote.client import HttpClient
 from taskqueue_remote.control import batches
 from taskqueue_remote.problems import problem_of
 
-__all__ = ["RemoteDeadLetters"]
-
 _NOT_FOUND = 404
 _NOT_DEAD = "no_dead_letter"
 

@@ -18,8 +18,6 @@ from taskqueue_core.errors import (
     UnknownKey,
 )
 
-__all__ = ["RemoteProblem", "problem_of", "to_error"]
-
 _MAX_DETAIL = 300
 _ERRORS: dict[str, type[TaskQueueError]] = {
     kind.code: kind

@@ -13,8 +13,6 @@ from taskqueue_core.protocol.frames import WireTask, to_wire_task
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 from taskqueue_remote.client import NDJSON, HttpClient
 
-__all__ = ["RemotePublisher"]
-
 _CHUNK_BYTES = 8 * 1024 * 1024
 _UNREADABLE = "the response of the server cannot be read: publish again with the same id"
 

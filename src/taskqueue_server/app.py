@@ -26,9 +26,6 @@ from taskqueue_server.routing.host_check import HostCheckMiddleware
 from taskqueue_server.routing.operations import routes
 from taskqueue_server.worker_socket.endpoint import socket
 
-__all__ = ["create_app"]
-
-
 _OWN = (*OPERATIONS, *http.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATIONS)
 
 

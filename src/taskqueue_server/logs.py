@@ -10,8 +10,6 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
-__all__ = ["FIELDS", "Form", "set_level", "set_up_logs"]
-
 FIELDS = frozenset(
     {
         "code",

@@ -24,17 +24,6 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.tasks import Refusal
 
-__all__ = [
-    "PROBLEM_TYPE",
-    "HttpProblem",
-    "ProblemError",
-    "problem_of",
-    "problem_response",
-    "refusal_status",
-    "respond",
-    "retry_after",
-]
-
 PROBLEM_TYPE = "application/problem+json"
 _RETRY_SECONDS = 1.0
 _STATUS: dict[type[TaskQueueError], int] = {

@@ -39,21 +39,6 @@ from taskqueue_spark.journals import Choice, Journal, Range, ReadRange, Watch
 from taskqueue_spark.offsets import Offsets, checked, renamed
 from taskqueue_spark.options import OffsetMap, ReadOptions, microseconds, redis_settings
 
-__all__ = [
-    "FilteringReader",
-    "JournalReader",
-    "ReadPartition",
-    "choice_of",
-    "fewer",
-    "opened",
-    "parts_of",
-    "pinned",
-    "read_journal",
-    "spans_of",
-    "spark_schema",
-    "starting",
-]
-
 
 def opened(options: ReadOptions, *, torn: bool = False) -> Journal:
     """Return the journal that options name, as a context manager of this process.

@@ -15,10 +15,6 @@ from taskqueue_redis.journal.reader import COLUMNS, HEAD, JournalSteps
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "BEYOND", "DAMAGED", "EVENTS", "MISSING", "TASK_EVENTS", "TRANSITIONS", "After", "Damaged", "Event", "batch_of",
-    "damage", "distinct",
-]  # fmt: skip
 
 _TIME = pa.timestamp("us", tz="UTC")
 

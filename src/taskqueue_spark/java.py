@@ -19,8 +19,6 @@ from pathlib import Path
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["ensure_java"]
-
 _MODULE = "--add-modules=jdk.incubator.vector"
 """what Spark asks of every Java, and one that was made smaller does not have; Spark works without"""
 _LEAST = 17

@@ -9,8 +9,6 @@ from typing import Any
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.journals import HistoryMissing, Journal, ReadRange
 
-__all__ = ["Offsets", "admitted", "checked", "renamed"]
-
 _ALLOWED = 'earliest, latest, or JSON: {"<shard>": {"run": "<run>", "next": <position>}, …}'
 _TRIALS = 4
 

@@ -16,8 +16,6 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_spark.columns import DAMAGED, EVENTS, MISSING
 from taskqueue_spark.offsets import Offsets
 
-__all__ = ["OffsetMap", "ReadOptions", "Resource", "flag", "redis_settings"]
-
 Resource = Literal["journal", "dead_letters", "tasks"]
 OffsetMap = Literal["earliest", "latest"] | Offsets
 _RESOURCES = ("journal", "dead_letters", "tasks")

@@ -29,8 +29,6 @@ from taskqueue_spark.sink.feed import messages_of
 from taskqueue_spark.sink.options import RedriveOptions
 from taskqueue_spark.sink.tasks import check_columns
 
-__all__ = ["Moved", "RedriveWriter", "StreamRedriveWriter", "redrive"]
-
 _log = logging.getLogger("taskqueue.spark")
 _COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
     "key": (spark.StringType,),

@@ -10,8 +10,6 @@ from pyspark.sql import SparkSession
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.java import ensure_java
 
-__all__ = ["LITTLE", "session"]
-
 _ALL_NODES = {
     "spark.sql.session.timeZone": "UTC",  # what the journal's times are in
     "spark.sql.python.filterPushdown.enabled": "true",  # off, a reader that takes filters cannot be used

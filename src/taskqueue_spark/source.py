@@ -14,8 +14,6 @@ from pyspark.sql.datasource import (
 )  # fmt: skip
 from pyspark.sql.types import StructType
 
-__all__ = ["TaskQueueDataSource"]
-
 
 class TaskQueueDataSource(DataSource):
     """The source and sink. Spark finds it by itself where this package is installed.

@@ -20,8 +20,6 @@ from taskqueue_core.tasks import Ledger
 from taskqueue_spark.sink.options import given_options
 from taskqueue_spark.sink.store import SparkStore, positions_of
 
-__all__ = ["ledgers", "live_states"]
-
 _AT_ONCE = 250
 """tasks that are asked for in one call"""
 _STATES = "key STRING, task_id STRING, state STRING, attempt INT, since TIMESTAMP, as_of TIMESTAMP"

@@ -27,8 +27,6 @@ from taskqueue_spark.journals import Journal, Range, ReadRange, Watch
 from taskqueue_spark.offsets import Offsets, admitted, checked, renamed
 from taskqueue_spark.options import ReadOptions
 
-__all__ = ["JournalStream"]
-
 _NO_LIMIT = 2**62
 
 

@@ -25,8 +25,6 @@ from taskqueue_redis.task_listing import Listed, TaskLister
 from taskqueue_spark.sink.options import given_options
 from taskqueue_spark.sink.store import SparkStore
 
-__all__ = ["DEAD_LETTERS", "TASKS", "StoreReader", "TasksOptions", "reader", "schema"]
-
 _TEXT, _WHOLE, _TIME = spark.StringType(), spark.IntegerType(), spark.TimestampType()
 _FAILURE = spark.StructType().add("attempt", _WHOLE).add("at", _TIME).add("error", _TEXT)
 

@@ -9,8 +9,6 @@ from importlib import import_module
 
 from pyspark.daemon import manager
 
-__all__ = ["LOADED"]
-
 LOADED = (
     "pandas",
     "pyarrow",

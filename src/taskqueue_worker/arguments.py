@@ -13,8 +13,6 @@ from typing_extensions import TypedDict
 from taskqueue_core.application.context import Context
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 
-__all__ = ["Arguments", "BatchArguments", "InvalidPayload"]
-
 _MAX_FAULTS = 10
 _FAULT_TEXTS = {
     "missing": "is missing",

@@ -21,8 +21,6 @@ from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
 
-__all__ = ["BaseWorker"]
-
 F = TypeVar("F", bound=Callable[..., object])
 _log = logging.getLogger("taskqueue.worker")
 

@@ -9,8 +9,6 @@ from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
 from taskqueue_worker.handlers import BatchHandler
 
-__all__ = ["BatchBuffer"]
-
 
 class BatchBuffer:
     """Makes batches: at once of what is there, but while a batch of a key runs only full ones of the same key.

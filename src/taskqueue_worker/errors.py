@@ -14,8 +14,6 @@ from typing import ClassVar
 
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 
-__all__ = ["WorkerQuarantined", "WorkerRefused"]
-
 
 class WorkerQuarantined(TaskQueueError):
     """So many attempts failed in a row, probes included, that the fault is likely here and not in the tasks."""

@@ -16,15 +16,6 @@ from taskqueue_core.tasks import Delivery
 from taskqueue_worker.handlers import BatchHandler, Handler
 from taskqueue_worker.outcomes import outcome_of_error, outcome_of_value
 
-__all__ = [
-    "Fatal",
-    "HandlerCall",
-    "HandlerEnd",
-    "RunningTask",
-    "outcomes_of_error",
-    "outcomes_of_return",
-]
-
 _OWN_FRAMES = 1
 _log = logging.getLogger("taskqueue.worker")
 

@@ -14,8 +14,6 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_worker.arguments import Arguments, BatchArguments
 
-__all__ = ["BatchHandler", "Handler", "Handlers"]
-
 
 class Handler(msgspec.Struct, frozen=True):
     """A function and how to call it."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker.base import BaseWorker
 
-__all__ = ["load_worker"]
-
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 
 

@@ -22,8 +22,6 @@ from taskqueue_worker.run import WorkerRun
 from taskqueue_worker.settler import LocalSettler
 from taskqueue_worker.threads import ThreadsafeInbox
 
-__all__ = ["LocalTaskSource"]
-
 _log = logging.getLogger("taskqueue.worker")
 
 

@@ -15,8 +15,6 @@ from taskqueue_worker.local_source import LocalTaskSource
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
 
-__all__ = ["LocalWorker"]
-
 
 class LocalWorker(BaseWorker):
     """Runs tasks of the keys that have a handler, straight from a backend's subscription, as a `Worker` does.

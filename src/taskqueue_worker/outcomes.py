@@ -11,8 +11,6 @@ from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import encode_json
 from taskqueue_worker.arguments import InvalidPayload
 
-__all__ = ["INVALID_RESULT", "Reject", "Retry", "outcome_of_error", "outcome_of_value"]
-
 INVALID_RESULT = "invalid_result"
 """the reason of a dead letter whose handler returned what JSON cannot say, or too much of it"""
 

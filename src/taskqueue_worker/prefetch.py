@@ -9,8 +9,6 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry
 from taskqueue_core.tasks import Delivery, Received
 
-__all__ = ["Prefetcher"]
-
 _MAX_BATCH = 100
 """deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
 _PREFETCH_SECONDS = 0.05

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 
-__all__ = ["Quarantine", "QuarantinePhase"]
-
 
 class QuarantinePhase(StrEnum):
     """What the worker may do."""

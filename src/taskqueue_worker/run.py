@@ -17,8 +17,6 @@ from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
 
-__all__ = ["TaskSource", "WorkerRun"]
-
 _CLEANUP_SECONDS = 1.0
 """for cancelled handlers, before their tasks are handed back"""
 _CONFIRM_SECONDS = 5.0

@@ -26,8 +26,6 @@ from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
 from taskqueue_worker.outcomes import outcome_of_error
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 
-__all__ = ["HandlerRunner", "OutcomeSettler"]
-
 _log = logging.getLogger("taskqueue.worker")
 
 

@@ -26,8 +26,6 @@ from taskqueue_core.protocol.client_session import (
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTOCOL
 from taskqueue_core.server_address import Address
 
-__all__ = ["ConnectionEnd", "EndKind", "ServerConnection", "open_socket"]
-
 OPEN_SECONDS = 10.0
 """for the handshake, and for the welcome after it"""
 _CLOSE_SECONDS = 2.0

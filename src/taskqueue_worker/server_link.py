@@ -37,11 +37,6 @@ from taskqueue_worker.errors import WorkerRefused
 from taskqueue_worker.server_connection import ConnectionEnd, EndKind, ServerConnection, open_socket
 from taskqueue_worker.threads import ThreadsafeInbox
 
-__all__ = [
-    "Backoff",
-    "ServerLink",
-]
-
 
 class Backoff:
     """At once the first time, then ``base``, doubled each time up to ``cap``; each wait is 50 to 100 % of that."""

@@ -21,8 +21,6 @@ from taskqueue_worker.run import TaskSource, WorkerRun
 from taskqueue_worker.server_link import Backoff
 from taskqueue_worker.threads import ThreadsafeInbox
 
-__all__ = ["Worker"]
-
 Work = Delivered | Revoked
 
 

@@ -11,8 +11,6 @@ from taskqueue_core.consumer.settle import SettlementQueue
 from taskqueue_core.retry import HandBack, Outcome, Success
 from taskqueue_core.tasks import Delivery
 
-__all__ = ["LocalSettler"]
-
 _MAX_CONCURRENT = 100
 """verdicts that take a call each, at the same time"""
 _log = logging.getLogger("taskqueue.worker")

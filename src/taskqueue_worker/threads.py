@@ -9,11 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = [
-    "Threads",
-    "ThreadsafeInbox",
-]
-
 
 class Threads:
     """A pool of daemon threads: unlike an executor's, one that hangs does not keep the process from ending."""

@@ -62,6 +62,7 @@ def test_what_only_looks_like_it_is_allowed(code: str) -> None:
 
 PARTS = {
     "src/pkg/part.py": "__all__ = ['A', 'B']\nclass A: ...\nclass B: ...\nclass C: ...",
+    "src/pkg/plain.py": "class D: ...",
     "src/pkg/sub/__init__.py": "from ..part import A\n__all__ = ['A']",
 }
 
@@ -74,8 +75,10 @@ PARTS = {
         ("import os\nfrom typing import Any\n__version__ = '1'\n__all__ = ['__version__']", ""),
         ("'''Nothing is public.'''", ""),
         ("from pkg.part import A, B\n__all__ = ['A']", "B is offered but not in __all__"),
-        ("from .part import C\n__all__ = ['C']", "C is not in the __all__ of pkg.part"),
+        ("from .part import C\n__all__ = ['C']", "C is not a public name of pkg.part"),
         ("if TYPE_CHECKING:\n    from .part import A\n__all__ = ['A']", ""),
+        ("from .plain import D\n__all__ = ['D']", ""),
+        ("from .plain import E\n__all__ = ['E']", "E is not a public name of pkg.plain"),
         ("__all__ = ['A']", "A is in __all__ but neither defined nor re-exported"),
         ("def f(): ...", "__all__ is absent, or is not a plain list of strings"),
         ("def f(): ...\n__all__ = list('f')", "__all__ is absent, or is not a plain list"),

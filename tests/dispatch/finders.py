@@ -16,9 +16,9 @@ from taskqueue_dispatch.slot_finder import (
     FoundQueued,
     SlotFinder,
     SlotPermit,
-    SlotWaiters,
 )
 from taskqueue_dispatch.submit import Reason
+from taskqueue_dispatch.wait_queue import SlotWaiters
 from tests.dispatch.desk import URL, Failing, Servers, free, registry_of, settings, well
 
 __all__ = ["Desk", "awaited", "desk_of", "is_free", "reason"]

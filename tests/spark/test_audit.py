@@ -15,7 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.pipeline.audit import VERDICTS, against, audit, conservation, gaps
+from taskqueue_spark.pipeline.audit import VERDICTS, against, audit, conservation
+from taskqueue_spark.pipeline.gaps import gaps
 from tests.spark.compiling import compiling
 from tests.spark.small_journals import SmallJournal
 from tests.spark.synthetic import (

@@ -30,8 +30,6 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, instant
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Published, Task, new_id
 
-__all__ = ["publish_file"]
-
 _MAX_LINE_BYTES = LIMITS.payload + LIMITS.header_bytes + 16 * 1024
 _BATCH = 500
 _MAX_SHOWN = 20

@@ -20,8 +20,6 @@ from taskqueue_core.dead_letter_filter import act_on_all
 from taskqueue_core.protocol.frames import to_wire_task
 from taskqueue_core.tasks import DeadLetter
 
-__all__ = ["add_to"]
-
 Ids = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="Task ids.", show_default=False)
 ]

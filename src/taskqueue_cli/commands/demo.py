@@ -17,8 +17,6 @@ from taskqueue_cli.backends import embedded_store
 from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, note, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 
-__all__ = ["add_to", "interruptible"]
-
 T = TypeVar("T")
 
 

@@ -25,8 +25,6 @@ from taskqueue_core.migration import (
 )
 from taskqueue_core.queue import open_backend
 
-__all__ = ["add_to"]
-
 _TEXT = "Migrate from one backend to another without downtime."
 _DETAILS = (
     "TASKQUEUE_BACKEND names the new backend and TASKQUEUE_MIGRATE_FROM the old one, here and in every server, worker "

@@ -19,8 +19,6 @@ from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, new_id
 
-__all__ = ["add_to", "payload_of"]
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""

@@ -34,8 +34,6 @@ from taskqueue_core.queue_settings import (
 )
 from taskqueue_core.tasks import QueueStats
 
-__all__ = ["add_to"]
-
 T = TypeVar("T")
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Name of the queue.", show_default=False)]
 OtherKeys = Annotated[

@@ -21,8 +21,6 @@ from taskqueue_cli.output import (
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["add_to"]
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""

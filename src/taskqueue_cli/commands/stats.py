@@ -18,8 +18,6 @@ from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats
 
-__all__ = ["add_to", "check_known", "count"]
-
 _MAX_SHOWN = 10
 """names of queues in an error"""
 _LEDGER = Ledger.__struct_fields__

@@ -17,8 +17,6 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import TaskStatus
 
-__all__ = ["NoResult", "NoTask", "add_to", "format_time"]
-
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The task's key.", show_default=False)]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)]
 

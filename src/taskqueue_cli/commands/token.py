@@ -21,7 +21,6 @@ from taskqueue_core.limits import check_name
 if TYPE_CHECKING:
     from taskqueue_server.auth.tokens import TokenEntry
 
-__all__ = ["add_to"]
 
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

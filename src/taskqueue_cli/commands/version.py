@@ -12,8 +12,6 @@ import typer
 from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_core.loading import installed_backends
 
-__all__ = ["add_to"]
-
 _DISTRIBUTION = "taskqueue-backends"
 
 

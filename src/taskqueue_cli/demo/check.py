@@ -13,8 +13,6 @@ from taskqueue_cli.demo.job import measure
 from taskqueue_cli.demo.plan import DemoPlan, File
 from taskqueue_core.capabilities import Control
 
-__all__ = ["Comparison", "compare"]
-
 _CHUNK = 100
 _THREADS = 4  # the work is reading, hashing and compressing, all of which let other threads run
 

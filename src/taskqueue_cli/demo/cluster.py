@@ -17,8 +17,6 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_remote import RemoteBackend
 
-__all__ = ["Cluster", "DemoFailed"]
-
 _TARGET = "taskqueue_cli.demo.job:worker"
 _START_TIMEOUT = 30.0
 _POLL_SECONDS = 0.05

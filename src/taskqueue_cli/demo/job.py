@@ -9,15 +9,6 @@ from pathlib import Path
 
 from taskqueue_worker import Context, Worker
 
-__all__ = [
-    "KEY",
-    "KEY_VARIABLE",
-    "Measured",
-    "digest",
-    "measure",
-    "worker",
-]
-
 Measured = dict[str, str | int]
 _CHUNK = 256 * 1024
 

@@ -13,8 +13,6 @@ from typing import Protocol, cast
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["JournalKeeper", "find_journal_keeper", "prepare_journal_file"]
-
 GROUP = "taskqueue.journals"
 
 

@@ -15,13 +15,6 @@ import msgspec
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import Task
 
-__all__ = [
-    "POISON_ATTEMPTS",
-    "DemoOptions",
-    "DemoPlan",
-    "make_plan",
-]
-
 POISON_ATTEMPTS = 3
 _SKIPPED_FOLDERS = {"__pycache__", "site-packages", "dist-packages"}
 _FAIL_ONE_IN = 100

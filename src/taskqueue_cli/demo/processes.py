@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["Child", "Children"]
-
 _STOP_TIMEOUT = 8.0
 _TAIL_LINES = 15
 

@@ -20,14 +20,6 @@ from taskqueue_cli.demo.plan import POISON_ATTEMPTS, DemoPlan
 from taskqueue_core.retry import EXHAUSTED
 from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, State
 
-__all__ = [
-    "REPORT_VARIABLE",
-    "Check",
-    "Killed",
-    "Report",
-    "summary",
-]
-
 
 class Killed(msgspec.Struct, frozen=True, kw_only=True):
     """The worker that was killed."""

@@ -20,8 +20,6 @@ from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Published, QueueStats, State, Task
 
-__all__ = ["run_demo"]
-
 _BATCH = 200
 _FIRST_SHARE = 0.6
 """the share that is published before the kill; the rest is there for the workers to hold then"""

@@ -17,8 +17,6 @@ from taskqueue_cli.demo.plan import DemoOptions, DemoPlan
 from taskqueue_cli.demo.report import Report, summary
 from taskqueue_core.tasks import QueueStats
 
-__all__ = ["LiveView", "PlainView", "View", "view_for"]
-
 _INTERVAL_SECONDS = 2.0
 
 

@@ -10,22 +10,6 @@ from taskqueue_conformance.bench import KEY, OTHER
 from taskqueue_core.capabilities import Order
 from taskqueue_core.rate_limit import RateLimit
 
-__all__ = [
-    "KEYS",
-    "WORKERS",
-    "arrangements",
-    "batches",
-    "bounds",
-    "delays",
-    "keys",
-    "names",
-    "owners",
-    "pauses",
-    "places",
-    "tasks",
-    "tellers",
-]
-
 KEYS = (KEY, OTHER)
 WORKERS = ("w1", "w1", "w2")
 

@@ -8,8 +8,6 @@ from taskqueue_conformance.bench import KEY, Bench
 from taskqueue_core.backend import Subscription
 from taskqueue_core.tasks import Delivery, Received, Settled
 
-__all__ = ["End", "ack", "cancel", "close", "frees", "held", "lose", "redeliver"]
-
 End = Callable[[Bench, Subscription, Delivery], Awaitable[None]]
 
 

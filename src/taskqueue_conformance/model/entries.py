@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from taskqueue_core.tasks import Delivery, State, Task, TaskStatus
 
-__all__ = ["Entry", "Span"]
-
 Span = tuple[float, float]
 """the store's time before and after a call"""
 _ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)

@@ -9,8 +9,6 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.rate_limit import Bucket, RateLimit, bucket_after
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 
-__all__ = ["Limits"]
-
 _SLACK = 1e-3
 """of a token or a second: what a store may round"""
 

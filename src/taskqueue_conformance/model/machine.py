@@ -36,8 +36,6 @@ from taskqueue_conformance.model.moves import Moves, name_of
 from taskqueue_core.backend import Capability
 from taskqueue_core.tasks import Delivery, Settled, State
 
-__all__ = ["MachineSuite", "QueueMachine"]
-
 
 class QueueMachine(Moves):
     """Publishers, three subscriptions of two workers, an operator, and time. Its unit of time is half of ``short``.

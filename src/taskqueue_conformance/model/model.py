@@ -27,8 +27,6 @@ from taskqueue_core.tasks import (
     TaskStatus,
 )
 
-__all__ = ["Model"]
-
 
 class Model(Shelf):
     """Every task that was ever published, and the counts of entries that ended in earlier lives."""

@@ -19,8 +19,6 @@ from taskqueue_core.capabilities import QueueSettings, has
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
 
-__all__ = ["Moves", "name_of"]
-
 T = TypeVar("T")
 
 _WINDOW = 6

@@ -11,8 +11,6 @@ from taskqueue_conformance.model.limits import Limits
 from taskqueue_conformance.model.turns import Turns
 from taskqueue_core.tasks import Expired, State, Task
 
-__all__ = ["Shelf"]
-
 
 class Shelf:
     """Every entry, with the limits and the turns of each queue."""

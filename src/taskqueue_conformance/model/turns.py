@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from taskqueue_conformance.model.entries import Entry
 from taskqueue_core.capabilities import Order, QueueSettings
 
-__all__ = ["Turns"]
-
 _SLACK = 1e-3
 """of a hand-out: what a store may round"""
 _ROUNDS = 2

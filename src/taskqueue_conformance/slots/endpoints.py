@@ -28,8 +28,6 @@ from taskqueue_core.capabilities import Seen, slots_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 
-__all__ = ["SlotServersSuite"]
-
 LOST = {"token": "0ld.1.abc"}
 """the token of a pool that is no more"""
 

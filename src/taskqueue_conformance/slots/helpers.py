@@ -14,21 +14,6 @@ from taskqueue_core.capabilities import (
     SlotLease,
 )
 
-__all__ = [
-    "LONG",
-    "MODEL",
-    "OTHER_MODEL",
-    "add",
-    "check_stale",
-    "endpoint",
-    "glance",
-    "inspect_pool",
-    "report_observation",
-    "running",
-    "serve",
-    "take",
-]
-
 MODEL = "org/flux-dev:{1}"
 """the model that tests use unless they need two; any printable text is one"""
 OTHER_MODEL = "llama-3 été 猫"

@@ -22,8 +22,6 @@ from taskqueue_conformance.slots.helpers import (
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, Permit, SlotLease
 
-__all__ = ["SlotLeasesSuite"]
-
 
 class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
     """`SlotPool.acquire`, ``assign``, ``detach``, ``renew`` and ``release``."""

@@ -24,8 +24,6 @@ from taskqueue_conformance.slots.model import Held, SlotModel
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Endpoint, Permit, Seen, SlotLease
 
-__all__ = ["SlotMachine", "SlotsMachineSuite"]
-
 T = TypeVar("T")
 
 _ENDPOINTS = ((MODEL, "s1"), (MODEL, "s-2"), (OTHER_MODEL, "s1"))

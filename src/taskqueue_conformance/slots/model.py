@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, Left, Permit, Seen, SlotLease
 
-__all__ = ["Held", "Known", "SlotModel"]
-
 _LATE = 8
 
 

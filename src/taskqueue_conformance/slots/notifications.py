@@ -27,8 +27,6 @@ from taskqueue_conformance.slots.helpers import (
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, RoomSignal, SlotLease
 
-__all__ = ["SlotBellsSuite"]
-
 T = TypeVar("T")
 
 

@@ -21,8 +21,6 @@ from taskqueue_conformance.slots.helpers import (
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, SlotLease
 
-__all__ = ["SlotReconcileSuite"]
-
 
 class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
     """`SlotPool.reconcile`, ``leave`` and ``late``."""

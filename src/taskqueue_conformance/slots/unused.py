@@ -23,8 +23,6 @@ from taskqueue_conformance.slots.helpers import (
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Permit, SlotLease
 
-__all__ = ["SlotUnusedSuite"]
-
 T = TypeVar("T")
 
 

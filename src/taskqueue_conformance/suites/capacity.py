@@ -10,8 +10,6 @@ from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 
-__all__ = ["CapacitySuite"]
-
 
 class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``capacity`` and ``intake_paused``."""

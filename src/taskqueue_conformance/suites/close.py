@@ -11,8 +11,6 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.tasks import Received
 
-__all__ = ["ClosingSuite"]
-
 
 class ClosingSuite(Harness):
     """`Subscription.close`, iteration, and the backend's own end."""

@@ -11,8 +11,6 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Delivery, Published, Received, Settled
 
-__all__ = ["ConcurrencySuite"]
-
 _HOPS = range(10)
 
 

@@ -14,8 +14,6 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import LeaseLost, SettingsConflict
 from taskqueue_core.tasks import Ledger, Settled, State
 
-__all__ = ["ControlSuite"]
-
 
 class ControlSuite(Harness, needs=(Capability.CONTROL,)):
     """`Control`."""

@@ -13,8 +13,6 @@ from taskqueue_core.errors import LeaseLost
 from taskqueue_core.retry import ScheduleRetry
 from taskqueue_core.tasks import DeadLetter, Settled
 
-__all__ = ["DeadLettersSuite"]
-
 
 class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
     """`DeadLettering` and `DeadLetters`."""

@@ -6,8 +6,6 @@ from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_core.tasks import Delivery
 
-__all__ = ["DeliverSuite"]
-
 
 class DeliverSuite(Harness):
     """`Subscription.receive`, as far as what is available at once goes."""

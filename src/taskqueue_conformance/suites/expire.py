@@ -11,8 +11,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Delivery, Expired, State
 
-__all__ = ["ExpireSuite"]
-
 
 class ExpireSuite(Harness):
     """``deadline``."""

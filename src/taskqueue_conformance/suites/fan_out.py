@@ -13,8 +13,6 @@ from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import Confirmation, Ledger, Published, Refusal, State, Task
 
-__all__ = ["FanOutSuite", "bound"]
-
 _TRIES = 300
 """so many names are tried: of a store in parts, few queues lie in the part of the one that is bound to them"""
 

@@ -11,8 +11,6 @@ from taskqueue_conformance.model.ends import held
 from taskqueue_conformance.suites.order import fill
 from taskqueue_core.backend import Capability
 
-__all__ = ["FloorSuite"]
-
 
 class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """``floor_share``."""

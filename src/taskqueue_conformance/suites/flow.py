@@ -11,8 +11,6 @@ from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.tasks import Delivery, Settled
 
-__all__ = ["FlowSuite"]
-
 
 class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``max_inflight`` and ``paused``."""

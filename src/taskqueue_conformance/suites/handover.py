@@ -10,8 +10,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Settled
 
-__all__ = ["HandoverSuite"]
-
 
 class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
     """`Handover.adopt`."""

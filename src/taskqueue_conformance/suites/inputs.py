@@ -10,8 +10,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Settled
 
-__all__ = ["InputsSuite"]
-
 
 class InputsSuite(Harness):
     """Arguments that a `Task` cannot check."""

@@ -12,8 +12,6 @@ from taskqueue_core.consumer.settle import settle
 from taskqueue_core.retry import ScheduleRetry
 from taskqueue_core.tasks import Ledger
 
-__all__ = ["LedgerSuite"]
-
 
 class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
     """Law 1, step by step. Needs ``control``."""

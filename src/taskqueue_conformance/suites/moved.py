@@ -8,8 +8,6 @@ from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 from taskqueue_core.tasks import Confirmation, Published, Refusal, State
 
-__all__ = ["MovedSuite"]
-
 
 class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``moved_to``."""

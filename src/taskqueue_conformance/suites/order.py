@@ -18,8 +18,6 @@ from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import DEFAULT_PRIORITY, State
 
-__all__ = ["FAIR", "OrderSuite", "fill", "tenant_of"]
-
 FAIR: dict[str, Any] = {
     "weights": {"a": 3},
     "tenant_capacity": 7,

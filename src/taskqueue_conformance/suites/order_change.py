@@ -14,8 +14,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Order
 from taskqueue_core.tasks import Published, Refusal
 
-__all__ = ["SwapSuite"]
-
 
 class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """``order``, changed."""

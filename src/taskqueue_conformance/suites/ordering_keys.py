@@ -13,8 +13,6 @@ from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Published, State, Task
 
-__all__ = ["EntitiesSuite"]
-
 
 class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
     """``ordering_key``."""

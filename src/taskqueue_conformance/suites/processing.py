@@ -12,8 +12,6 @@ from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Settled, State
 
-__all__ = ["ProcessingSuite"]
-
 
 class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``max_processing_time``."""

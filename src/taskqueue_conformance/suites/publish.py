@@ -9,8 +9,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 from taskqueue_core.tasks import Published
 
-__all__ = ["PublishSuite"]
-
 
 class PublishSuite(Harness):
     """`Publisher.publish`."""

@@ -13,8 +13,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Delivery, Received
 
-__all__ = ["RateSuite"]
-
 _SLOW = RateLimit(max_tokens=3, interval=1, interval_unit=IntervalUnit.HOURS)
 """no test lasts until the next token comes"""
 _TOKEN = 1200.0

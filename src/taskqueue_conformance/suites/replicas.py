@@ -13,8 +13,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Ledger, Published, Settled
 
-__all__ = ["ReplicasSuite"]
-
 
 class ReplicasSuite(Harness):
     """Needs `Harness.replica` and `Harness.reopen`."""

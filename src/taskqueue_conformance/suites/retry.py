@@ -13,8 +13,6 @@ from taskqueue_core.errors import LeaseLost
 from taskqueue_core.retry import ScheduleRetry
 from taskqueue_core.tasks import Delivery, Published, Settled
 
-__all__ = ["RetrySuite"]
-
 ACCEPTED, DUPLICATE = Published.ACCEPTED, Published.DUPLICATE
 
 

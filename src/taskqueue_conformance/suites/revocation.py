@@ -9,8 +9,6 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
 
-__all__ = ["RevocationSuite"]
-
 
 class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     """`Revocation.revoked`."""

@@ -12,8 +12,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import RoomSignal
 from taskqueue_core.tasks import Published
 
-__all__ = ["RoomSuite"]
-
 _LONG = 3600.0
 """seconds that no test waits for"""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from taskqueue_conformance.bench import Bench, ids
 from taskqueue_conformance.harness import Harness
 
-__all__ = ["ScheduleSuite"]
-
 
 class ScheduleSuite(Harness):
     """``not_before``."""

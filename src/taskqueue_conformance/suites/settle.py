@@ -12,8 +12,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.errors import LeaseLost, SubscriptionClosed
 from taskqueue_core.tasks import Settled
 
-__all__ = ["SettleSuite"]
-
 OK, LOST = Settled.OK, Settled.LEASE_LOST
 
 

@@ -15,8 +15,6 @@ from taskqueue_core.backend import Capability
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Settled
 
-__all__ = ["TenantsSuite"]
-
 _SLOW = RateLimit(max_tokens=2, interval=1, interval_unit=IntervalUnit.HOURS)
 """no test lasts until the next token comes"""
 _TOKEN = 1800.0

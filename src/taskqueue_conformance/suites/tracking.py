@@ -10,8 +10,6 @@ from taskqueue_core.consumer.settle import settle
 from taskqueue_core.retry import ScheduleRetry
 from taskqueue_core.tasks import State, TaskStatus
 
-__all__ = ["TrackingSuite"]
-
 
 class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     """Statuses, results and progress."""

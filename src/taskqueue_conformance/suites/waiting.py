@@ -7,8 +7,6 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability, Subscription
 
-__all__ = ["WaitingSuite"]
-
 
 class WaitingSuite(Harness):
     """`Subscription.receive` with a timeout."""

@@ -12,8 +12,6 @@ from taskqueue_core.protocol.client_outcomes import clean_text
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
 
-__all__ = ["Context"]
-
 
 class Context:
     """One delivery, from the handler's side. Safe for use from any thread."""

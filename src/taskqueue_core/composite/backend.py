@@ -20,15 +20,6 @@ from taskqueue_core.capabilities import (
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Task
 
-__all__ = [
-    "CombinedSignal",
-    "CompositeBackend",
-    "Member",
-    "QueuePart",
-    "ReceivePlan",
-    "shared_capabilities",
-]
-
 T = TypeVar("T")
 
 _PAUSE = 1.0

@@ -25,8 +25,6 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 
-__all__ = ["JointControl", "JointDeadLetters"]
-
 T = TypeVar("T")
 
 

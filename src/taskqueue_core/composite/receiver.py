@@ -17,8 +17,6 @@ from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQu
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
 
-__all__ = ["MultiReceiver"]
-
 RECEIVE_BACKOFF = 0.05
 """seconds that a look at one source may hold up the look at the next"""
 _UNSEEN = 1.0

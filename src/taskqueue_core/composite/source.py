@@ -11,8 +11,6 @@ from taskqueue_core.composite.backend import Member
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 
-__all__ = ["Source"]
-
 
 class Source:
     """A subscription on one side, one question to it at a time, and what it has given that nobody has seen yet."""

@@ -21,8 +21,6 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.tasks import Delivery, Settled
 
-__all__ = ["JointSubscription"]
-
 _PAUSE = 1.0
 
 

@@ -9,8 +9,6 @@ import random
 from taskqueue_core.capabilities import Control
 from taskqueue_core.errors import TaskQueueError
 
-__all__ = ["run_maintenance"]
-
 _EVERY = 2.0
 _JITTER = 0.25
 _PASS_SECONDS = 30.0

@@ -13,14 +13,6 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Delivery
 
-__all__ = [
-    "OUTAGE_BACKOFF",
-    "OUTAGE_ERRORS",
-    "OutageRetry",
-    "close",
-    "release_as_lost",
-]
-
 T = TypeVar("T")
 
 OUTAGE_ERRORS = (BackendUnavailable, PublishUnconfirmed)

@@ -22,11 +22,6 @@ from taskqueue_core.retry import (
 )
 from taskqueue_core.tasks import Delivery, Settled
 
-__all__ = [
-    "SettlementQueue",
-    "settle",
-]
-
 
 async def settle(
     backend: Backend, subscription: Subscription, delivery: Delivery, verb: Verb

@@ -4,9 +4,9 @@ A place is a queue of a backend. One place of a queue takes new tasks in; those 
 (`QueueSettings.moved_to`), still answer for the ids that they know, and run empty. docs/migration.md tells how.
 """
 
-from taskqueue_core.migration.backend import MigratingBackend, MigrationMode
+from taskqueue_core.migration.backend import MigratingBackend
+from taskqueue_core.migration.routing import MigrationMode, MigrationPhase
 from taskqueue_core.migration.steps import (
-    MigrationPhase,
     MigrationStatus,
     QueueOnTheMove,
     finish,

@@ -44,8 +44,6 @@ from taskqueue_core.migration.routing import (
 )
 from taskqueue_core.tasks import Delivery, Health, Task
 
-__all__ = ["MigratingBackend", "MigrationMode"]
-
 T = TypeVar("T")
 
 _MARKS = ("<old>", "<new>")

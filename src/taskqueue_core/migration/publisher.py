@@ -14,8 +14,6 @@ from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.migration.routing import MigrationMode, MigrationRouter, ours
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task, TaskStatus
 
-__all__ = ["MigratingPublisher"]
-
 _ROUNDS = 4
 _POLL_SECONDS = 1.0
 """seconds after which who was refused while a queue turns may come again"""

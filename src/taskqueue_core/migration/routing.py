@@ -15,18 +15,6 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.tasks import QueueStats
 
-__all__ = [
-    "MARKER",
-    "NEW",
-    "OLD",
-    "MigrationMode",
-    "MigrationPhase",
-    "MigrationRouter",
-    "Sides",
-    "StrictOrderGate",
-    "ours",
-]
-
 T = TypeVar("T")
 
 OLD, NEW = 0, 1

@@ -11,17 +11,6 @@ from taskqueue_core.migration.backend import MigratingBackend
 from taskqueue_core.migration.routing import MARKER, NEW, OLD, MigrationPhase, MigrationRouter, ours
 from taskqueue_core.tasks import Ledger
 
-__all__ = [
-    "MigrationPhase",
-    "MigrationStatus",
-    "MigrationUnfinished",
-    "QueueOnTheMove",
-    "finish",
-    "rollback",
-    "start",
-    "status",
-]
-
 _SIDES = ("old", "new")
 
 

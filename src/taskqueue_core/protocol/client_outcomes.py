@@ -17,8 +17,6 @@ from taskqueue_core.protocol.frames import (
 )
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
 
-__all__ = ["clean_text", "frames_of"]
-
 _ENVELOPE = 256
 _PER_RECEIPT = 16
 

@@ -44,18 +44,6 @@ from taskqueue_core.protocol.frames import (
 )
 from taskqueue_core.retry import HandBack, Outcome
 
-__all__ = [
-    "ClientSession",
-    "ClientSessionState",
-    "Complained",
-    "Delivered",
-    "Draining",
-    "Event",
-    "Revoked",
-    "StoreChanged",
-    "Welcomed",
-]
-
 
 class ClientSessionState(StrEnum):
     """Where the session is."""

@@ -16,47 +16,6 @@ from taskqueue_core.errors import InvalidInput, ProtocolViolation
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Delivery, Task
 
-__all__ = [
-    "CLOSE_CLEAN",
-    "CLOSE_PROTOCOL",
-    "CLOSE_RESTART",
-    "CLOSE_REVOKED",
-    "CLOSE_TIMEOUT",
-    "CLOSE_TRY_LATER",
-    "CLOSE_UNAUTHENTICATED",
-    "PROTOCOL_VERSION",
-    "SUBPROTOCOL",
-    "AckFrame",
-    "Bye",
-    "ClientFrame",
-    "Credit",
-    "DeadLetterFrame",
-    "Degraded",
-    "Deliver",
-    "Drain",
-    "Error",
-    "Hello",
-    "Ping",
-    "Pong",
-    "Progress",
-    "RedeliverFrame",
-    "RetryFrame",
-    "Revoke",
-    "ServerFrame",
-    "SettledFrame",
-    "Welcome",
-    "WireDelivery",
-    "WireLimits",
-    "WireTask",
-    "decode_client",
-    "decode_server",
-    "encode",
-    "result_text",
-    "to_delivery",
-    "to_wire",
-    "to_wire_task",
-]
-
 SUBPROTOCOL = "taskqueue.v1"
 PROTOCOL_VERSION = 1
 

@@ -10,8 +10,6 @@ import msgspec
 
 from taskqueue_core.tasks import Task
 
-__all__ = ["MAX_BYTES", "TaskRun", "refusal"]
-
 MAX_BYTES = 1024 * 1024
 """one message that a worker takes"""
 _LONGEST = 10_000 * 366 * 86_400.0

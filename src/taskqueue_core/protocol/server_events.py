@@ -7,21 +7,6 @@ import msgspec
 from taskqueue_core.protocol.frames import Hello
 from taskqueue_core.tasks import Delivery
 
-__all__ = [
-    "AckRequested",
-    "CloseSocket",
-    "CreditGranted",
-    "DeadLetterRequested",
-    "Event",
-    "Greeted",
-    "Progressed",
-    "ReleaseRequested",
-    "RetryRequested",
-    "SendFrames",
-    "Settlement",
-    "WorkerLeft",
-]
-
 
 class Greeted(msgspec.Struct, frozen=True):
     """A worker introduced itself; a welcome or a refusal is due."""

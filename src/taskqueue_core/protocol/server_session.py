@@ -64,8 +64,6 @@ from taskqueue_core.protocol.server_events import (
 )
 from taskqueue_core.tasks import Delivery
 
-__all__ = ["ServerSession", "ServerSessionState"]
-
 
 class ServerSessionState(StrEnum):
     """Where the session is."""

@@ -33,8 +33,6 @@ from taskqueue_core.sharding.publisher import ShardedPublisher
 from taskqueue_core.sharding.subscription import ShardedSubscription
 from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
 
-__all__ = ["ShardedBackend"]
-
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
 _POLL_SECONDS = 0.1
 """seconds between two looks at what a shard waits for"""

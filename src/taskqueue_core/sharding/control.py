@@ -20,8 +20,6 @@ from taskqueue_core.sharding.generations import (
     reject_shard_name,
 )
 
-__all__ = ["ShardedControl"]
-
 _CARED_FOR = 10
 """sharded queues that one pass of housekeeping looks after"""
 

@@ -18,18 +18,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.tasks import Task
 
-__all__ = [
-    "FIRST",
-    "LONGEST",
-    "REMEMBERED",
-    "Generation",
-    "Shard",
-    "ShardGenerations",
-    "reject_shard_name",
-    "renamed",
-    "shard_of",
-]
-
 _SHARD = re.compile(r"(.+):s(\d{1,3})@(\d{1,9})x(\d{1,4})-[0-9a-f]{4}")
 _WORD = re.compile(r"shards@(\d{1,9})x(\d{1,4})")
 _EVENLY = 48

@@ -20,8 +20,6 @@ from taskqueue_core.sharding.generations import (
 )
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 
-__all__ = ["ShardedPublisher"]
-
 _ROUNDS = 5
 
 

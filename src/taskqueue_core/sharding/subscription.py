@@ -10,8 +10,6 @@ from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.sharding.generations import Shard
 from taskqueue_core.tasks import Delivery, Received
 
-__all__ = ["ShardedSubscription"]
-
 _STREAK = 10
 """receives in a row that may prefer the shard served last; then all shards have their turn"""
 _FAVOURITES = 8

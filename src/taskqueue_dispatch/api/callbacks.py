@@ -22,8 +22,6 @@ from taskqueue_server.routing.operations import (
     spliced,
 )
 
-__all__ = ["OPERATIONS"]
-
 _HEADER = "X-Lease-Token"
 _LONGEST = 200
 _LEASE_TOKEN = Query(

@@ -12,8 +12,6 @@ from taskqueue_dispatch.models import ModelConfig
 from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope
 
-__all__ = ["OPERATIONS"]
-
 
 async def config(call: RequestContext) -> Response:
     """Return the configuration in force; of a model that nobody has configured, the defaults."""

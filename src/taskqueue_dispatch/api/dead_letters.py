@@ -25,8 +25,6 @@ from taskqueue_server.routing.operations import (
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import LABEL
 
-__all__ = ["OPERATIONS"]
-
 _QUEUES = 100
 """that one call looks into"""
 _HEAVY = 1024 * 1024

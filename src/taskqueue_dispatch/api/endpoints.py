@@ -20,8 +20,6 @@ from taskqueue_server.routing.operations import Operation, Query, RequestContext
 from taskqueue_server.routing.parameters import LIMIT, link
 from taskqueue_server.routing.schemas import LABEL
 
-__all__ = ["OPERATIONS"]
-
 _PAGE = 100
 
 

@@ -12,8 +12,6 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.routing.extensions import Extension
 
-__all__ = ["OPERATIONS", "TAGS", "extension"]
-
 OPERATIONS = (
     *jobs.OPERATIONS,
     *callbacks.OPERATIONS,

@@ -13,8 +13,6 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = ["NAME", "dispatcher_of", "job_of", "label_of", "model_of", "unknown_job"]
-
 NAME = "dispatch"
 """of the part"""
 

@@ -20,8 +20,6 @@ from taskqueue_server.routing.bodies import JSON
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
-__all__ = ["OPERATIONS"]
-
 _BODY = LIMITS.payload + 16 * 1024
 """bytes: the largest payload, and what is said of it"""
 _LIVE = {JobState.QUEUED, JobState.RUNNING}

@@ -17,25 +17,6 @@ from taskqueue_dispatch.registry import ModelView
 from taskqueue_dispatch.status import JobStatus
 from taskqueue_server.routing.schemas import Instant, Label, Name, Priority, Seconds
 
-__all__ = [
-    "EndpointIn",
-    "EndpointOut",
-    "HandleIn",
-    "JobOut",
-    "LateOut",
-    "LeasedOut",
-    "LetterOut",
-    "LettersOut",
-    "ModelOut",
-    "ModelsOut",
-    "PushedIn",
-    "QueuedOut",
-    "RegisterIn",
-    "Removed",
-    "SubmissionIn",
-    "TakenOut",
-]
-
 _Url = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": LIMITS.url})]
 _Slots = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": LIMITS.slots})]
 

@@ -12,8 +12,6 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.outbound_http import UrlPolicy
 
-__all__ = ["policy_of", "prepare"]
-
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
 _MAX_STORED = 86_400.0
 """seconds for which what became of a callback can be read, and for which it is not sent anew"""

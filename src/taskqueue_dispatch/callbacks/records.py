@@ -10,8 +10,6 @@ from taskqueue_core.tasks import DeadLetter, State, TaskStatus
 from taskqueue_dispatch.callbacks.tasks import ENDS, EXPIRED, callback_id
 from taskqueue_dispatch.names import CALLBACKS
 
-__all__ = ["CallbackReceipt", "CallbackRecord", "record_of"]
-
 _NOT_YET = {State.SCHEDULED, State.CANCELLED}
 """states of a callback that waits for its job's deadline, or has found no expiry to tell of"""
 _WORDS = {State.DONE: "delivered", State.DEAD: "failed"}

@@ -39,8 +39,6 @@ from taskqueue_dispatch.outbound_http import (
     trusted,
 )
 
-__all__ = ["Sender"]
-
 _FIELD = "callback_url"
 _FINAL_ATTEMPT = 0.5
 """seconds for what is told to the store in the end"""

@@ -12,8 +12,6 @@ from standardwebhooks import Webhook
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["Signer"]
-
 _PREFIX = "whsec_"
 _BYTES = range(24, 65)
 _FORM = f"a secret must be {_PREFIX} followed by base64 of {_BYTES.start} to {_BYTES.stop - 1} random bytes"

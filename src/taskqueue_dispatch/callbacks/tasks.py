@@ -13,17 +13,6 @@ from taskqueue_core.tasks import Task
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.outbound_http import read_url
 
-__all__ = [
-    "CALLBACK_URL",
-    "ENDS",
-    "EXPIRED",
-    "JOB",
-    "QUEUE",
-    "callback_id",
-    "callback_task",
-    "expiry_task",
-]
-
 CALLBACK_URL = "callback-url"
 """the header with the URL, of a job and of its callback"""
 EXPIRED = "expired"

@@ -15,8 +15,6 @@ from taskqueue_cli.backends import with_empty_value
 from taskqueue_cli.commands import serve
 from taskqueue_dispatch.cli import config, demo, endpoints, jobs
 
-__all__ = ["add_to"]
-
 _HELP = (
     "Send jobs to the GPU servers of models, one job per slot. Without a command it starts "
     "the server and takes the options of `taskqueue serve`; the commands below talk to a "

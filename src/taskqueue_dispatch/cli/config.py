@@ -14,8 +14,6 @@ from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_core.errors import InvalidInput
 from taskqueue_dispatch.cli.server import DispatchServer, Url, run_request
 
-__all__ = ["add_to"]
-
 _PATH = "/admin/model-configs/"
 
 

@@ -15,8 +15,6 @@ from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, paragraph
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["add_to"]
-
 _EMBEDDED = "embedded"
 """the word for Redis with a store of its own for the run, whatever the settings name"""
 

@@ -17,8 +17,6 @@ from rich.text import Text
 from taskqueue_cli.output import AsJson, console, print_json
 from taskqueue_dispatch.cli.server import DispatchServer, NotFound, Url, run_request
 
-__all__ = ["add_to"]
-
 Model = Annotated[str, typer.Argument(metavar="MODEL", show_default=False)]
 Machine = Annotated[
     str, typer.Argument(metavar="SERVER", help="Name of the server.", show_default=False)

@@ -23,8 +23,6 @@ from taskqueue_core.tasks import DEFAULT_PRIORITY
 from taskqueue_dispatch.cli.server import DispatchServer, NotFound, Url, run_request
 from taskqueue_remote.problems import problem_of
 
-__all__ = ["JobEnded", "NoSlotsError", "NotEnded", "add_to"]
-
 _TRIES, _PAUSE = 4, 0.25
 _LONGEST_WAIT = 30
 """seconds of one request that waits for a job's end"""

@@ -13,8 +13,6 @@ from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_remote.client import Answer, HttpClient
 from taskqueue_remote.problems import problem_of, to_error
 
-__all__ = ["DispatchServer", "NotFound", "Url", "run_request"]
-
 T = TypeVar("T")
 Url = Annotated[
     str | None,

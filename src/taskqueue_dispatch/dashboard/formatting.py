@@ -10,8 +10,6 @@ from taskqueue_dispatch.dashboard.snapshot import ModelSnapshot, PoolSnapshot
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
-__all__ = ["shape", "state_of", "texts"]
-
 _JOBS_ANEW = 3
 """moments after which the list of running jobs is loaded again"""
 _MARKS = 24

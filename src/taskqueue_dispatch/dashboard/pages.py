@@ -20,17 +20,6 @@ from taskqueue_server.dashboard.views import encoded
 from taskqueue_server.routing.extensions import NavLink
 from taskqueue_server.routing.operations import Handler, Operation, RequestContext, Scope
 
-__all__ = [
-    "LINKS",
-    "PAGES",
-    "PATH",
-    "TEMPLATES",
-    "act",
-    "dispatcher_of",
-    "live",
-    "show",
-]
-
 PATH = "/dispatch"
 _SAID = {
     "drained": "Draining. Running jobs continue; the server gets no new jobs.",

@@ -19,8 +19,6 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
-__all__ = ["JOBS", "ModelSnapshot", "PoolSnapshot", "snapshot_of"]
-
 JOBS = 50
 """running jobs that are listed, the latest"""
 MODELS = 200

@@ -31,8 +31,6 @@ from taskqueue_dispatch.demo.report import (
 from taskqueue_dispatch.demo.server import DemoServer
 from taskqueue_dispatch.names import queue_of
 
-__all__ = ["DemoAudit"]
-
 _ENDS = {State.DONE, State.DEAD}
 """no job of a run ends otherwise"""
 

@@ -19,8 +19,6 @@ from taskqueue_dispatch.demo.plan import DispatchDemoPlan, PlannedJob
 from taskqueue_dispatch.demo.server import DemoServer
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 
-__all__ = ["Clients"]
-
 _AT_ONCE = 8
 _RESENT = 20
 _NOT_NOW = 503

@@ -11,8 +11,6 @@ from taskqueue_dispatch.demo.plan import DispatchDemoPlan
 from taskqueue_dispatch.demo.view import View
 from taskqueue_dispatch.gpu_server.simulator import Mode
 
-__all__ = ["Faults"]
-
 _CRASH_AT, _LIE_AT = 0.1, 0.12
 """the shares of jobs that have ended by then"""
 _DOWN_SECONDS = 1.0

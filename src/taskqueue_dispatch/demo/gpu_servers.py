@@ -15,8 +15,6 @@ from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelType
 
-__all__ = ["GpuServers"]
-
 
 class GpuServers:
     """Starts the servers of a plan and ends them. Times are those of `time.monotonic`."""

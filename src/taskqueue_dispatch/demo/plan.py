@@ -11,18 +11,6 @@ import msgspec
 
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
-__all__ = [
-    "RETRIES",
-    "DemoOptions",
-    "DispatchDemoPlan",
-    "Machine",
-    "ModelPlan",
-    "PlannedJob",
-    "answer_of",
-    "jobs_for",
-    "make_plan",
-]
-
 RETRIES = 2
 """failures of a job after the first one before it goes to the dead letters"""
 _PER_SECOND = 25

@@ -15,15 +15,6 @@ from rich.text import Text
 from taskqueue_cli.demo.report import Check
 from taskqueue_core.tasks import Ledger, State
 
-__all__ = [
-    "Callbacks",
-    "Crash",
-    "DispatchDemoReport",
-    "FalseReport",
-    "OfModel",
-    "summary",
-]
-
 
 class OfModel(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the jobs of one model. Times are seconds."""

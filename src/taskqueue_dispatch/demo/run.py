@@ -17,8 +17,6 @@ from taskqueue_dispatch.demo.server import DemoServer, opened
 from taskqueue_dispatch.demo.view import ModelRow, SlotTable, View, racks_of
 from taskqueue_dispatch.names import queue_of
 
-__all__ = ["run_demo"]
-
 _TICK = 0.1
 _STALL = 30.0
 

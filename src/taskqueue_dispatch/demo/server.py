@@ -36,12 +36,6 @@ from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess
 
-__all__ = [
-    "DemoServer",
-    "Receiver",
-    "opened",
-]
-
 _REFUSES = 10
 """one in so many is refused the first time"""
 

@@ -19,18 +19,6 @@ from taskqueue_core.tasks import Ledger
 from taskqueue_dispatch.demo.plan import DemoOptions, DispatchDemoPlan
 from taskqueue_dispatch.demo.report import DispatchDemoReport, summary
 
-__all__ = [
-    "LiveView",
-    "ModelRow",
-    "PlainView",
-    "SlotRow",
-    "SlotTable",
-    "View",
-    "racks_of",
-    "state_of",
-    "view_for",
-]
-
 
 class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
     """The slots of one endpoint, by state. Their sum may be more than its slots where some were taken away."""

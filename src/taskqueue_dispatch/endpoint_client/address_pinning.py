@@ -17,8 +17,6 @@ from taskqueue_dispatch.endpoint_policy import Allowed
 from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve, look_up
 from taskqueue_dispatch.outbound_http.errors import NotReached
 
-__all__ = ["ElsewhereError", "Pin", "Pins", "ask_the_system"]
-
 _SECONDS = 5.0
 """for a look-up"""
 _FAILURES = 0.5

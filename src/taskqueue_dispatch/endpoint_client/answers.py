@@ -28,25 +28,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
-__all__ = [
-    "DONE",
-    "FAILED",
-    "LONGEST_REST",
-    "Answer",
-    "Busy",
-    "Done",
-    "EndpointReply",
-    "EndpointUnreachable",
-    "JobAcceptedAnswer",
-    "JobFailedAnswer",
-    "JobRunningAnswer",
-    "Missing",
-    "read",
-    "read_observed",
-    "read_status",
-    "shown",
-]
-
 
 class Done(msgspec.Struct, frozen=True):
     """The job is done."""

@@ -9,8 +9,6 @@ import msgspec
 
 from taskqueue_dispatch.config import DispatchSettings
 
-__all__ = ["LONGEST", "Breaker"]
-
 LONGEST = 300.0
 """seconds of a rest at most"""
 _FORGOTTEN = 2 * LONGEST

@@ -36,8 +36,6 @@ from taskqueue_dispatch.endpoint_policy import Allowed
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.outbound_http.dns import Resolve
 
-__all__ = ["Caller"]
-
 _ASK = 10.0
 _HEALTH = 5.0
 _TAKE = 60.0

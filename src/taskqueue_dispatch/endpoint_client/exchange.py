@@ -10,14 +10,6 @@ import httpx2
 
 from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 
-__all__ = [
-    "NotConnectedError",
-    "NotReachedError",
-    "NotUsableError",
-    "NotWholeError",
-    "exchange",
-]
-
 _CONNECT = 5.0
 """seconds for a connection, and as many for its TLS"""
 _ANY = 18

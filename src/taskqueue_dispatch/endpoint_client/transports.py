@@ -16,8 +16,6 @@ import httpx2
 
 from taskqueue_dispatch.endpoint_client.address_pinning import Pin, Pins
 
-__all__ = ["Transports", "Way"]
-
 _IDLE = 2.0
 """seconds; less than a server keeps idle connections (uvicorn: 5), so that few calls meet one that is closing"""
 _SERVERS = 256

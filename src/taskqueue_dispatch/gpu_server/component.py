@@ -26,8 +26,6 @@ from taskqueue_core.limits import LIMITS, check_json, check_name, kind_of
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, GpuJobPhase, GpuJobs, Handler
 from taskqueue_dispatch.gpu_server.push import Pusher
 
-__all__ = ["GpuServer", "Receive", "Scope", "Send"]
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

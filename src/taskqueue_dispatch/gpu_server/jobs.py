@@ -18,8 +18,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import encode_json
 
-__all__ = ["GpuJob", "GpuJobPhase", "GpuJobs", "Handler", "JobFailed", "JobRefused"]
-
 _MAX_STORED = 64 * 1024 * 1024
 """bytes of results that are remembered at most"""
 _OVER = "the server has shut down"

@@ -9,8 +9,6 @@ from urllib.parse import quote
 
 import httpx2
 
-__all__ = ["Pusher"]
-
 _ATTEMPTS = 6
 _FIRST_WAIT = 0.5
 _SECONDS = 10.0

@@ -17,8 +17,6 @@ import uvicorn
 from taskqueue_dispatch.gpu_server.component import GpuServer, Receive, Scope, Send, respond
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 
-__all__ = ["CONTROL", "Mode", "SimulatedGpu"]
-
 CONTROL = "/simulated"
 """GET: what it has seen; PUT of ``{"mode": …}``: change the mode; DELETE: crash and come back at once"""
 _HOST = "127.0.0.1"

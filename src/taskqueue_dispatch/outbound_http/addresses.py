@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 
-__all__ = ["Address", "Network", "may_be_reached"]
-
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 

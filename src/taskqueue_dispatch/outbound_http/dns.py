@@ -11,8 +11,6 @@ from functools import cache
 
 from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
 
-__all__ = ["CachedLookup", "Resolve", "look_up"]
-
 Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
 """Returns the addresses of a host, for a port. Raises `NotReached`, and `NameUnknown` where it has none."""
 _THREADS = 8

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from taskqueue_core.errors import TaskQueueError
 
-__all__ = ["NameUnknown", "NotReached"]
-
 
 class NotReached(TaskQueueError):
     """There is no answer, or none that is whole. It may be otherwise later."""

@@ -17,8 +17,6 @@ import msgspec
 from taskqueue_dispatch.outbound_http.errors import NotReached
 from taskqueue_dispatch.outbound_http.url_policy import Checked
 
-__all__ = ["PostReply", "post", "trusted"]
-
 _BODY = 64 * 1024
 _BODY_SECONDS = 2.0
 """for what follows a status that is known already"""

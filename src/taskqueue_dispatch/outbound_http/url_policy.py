@@ -13,8 +13,6 @@ from taskqueue_dispatch.outbound_http.dns import Resolve, look_up
 from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
 from taskqueue_dispatch.outbound_http.urls import UrlParts, read_url
 
-__all__ = ["Checked", "UrlPolicy", "check_url"]
-
 _SECONDS = 5.0
 """for a look-up"""
 _HTTP = 80

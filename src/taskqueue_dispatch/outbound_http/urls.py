@@ -11,8 +11,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
 from taskqueue_dispatch.outbound_http.addresses import Address
 
-__all__ = ["UrlParts", "read_url"]
-
 _URL = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://"
     r"(?P<host>\[[0-9A-Fa-f:.]*\]|[A-Za-z0-9._-]*)"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
-__all__ = ["LateNotes"]
-
 _OF_A_JOB = 8
 _IN_ALL = 1000
 _BYTES = 16 * 1024 * 1024

@@ -8,8 +8,6 @@ import msgspec
 
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, Permit, SlotLease
 
-__all__ = ["Lease", "SlotPosition", "SlotServer"]
-
 
 class SlotServer:
     """What the models of one server share."""

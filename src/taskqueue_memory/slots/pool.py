@@ -34,8 +34,6 @@ from taskqueue_memory.room_signal import MemoryRoomSignal
 from taskqueue_memory.slots.leases import Lease, SlotPosition
 from taskqueue_memory.slots.transitions import Pool
 
-__all__ = ["MemorySlots"]
-
 
 class MemorySlots:
     """See `taskqueue_core.capabilities.SlotPool`."""

@@ -14,8 +14,6 @@ from taskqueue_memory.room_signal import RoomNotifier
 from taskqueue_memory.slots.late_notes import LateNotes
 from taskqueue_memory.slots.leases import Lease, SlotPosition, SlotServer
 
-__all__ = ["Pool"]
-
 _SWEPT = 1000
 """leases that one step clears away at the most; one that it has not come to is over all the same"""
 

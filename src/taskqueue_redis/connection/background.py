@@ -7,11 +7,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-__all__ = [
-    "Flight",
-    "Owned",
-]
-
 T = TypeVar("T")
 
 

@@ -31,8 +31,6 @@ from taskqueue_redis.connection.retrying import Trial, Trouble
 from taskqueue_redis.connection.sentinel import SentinelTopology
 from taskqueue_redis.connection.topology import Single, Topology, redirection
 
-__all__ = ["Ask", "Follow", "Link"]
-
 Follow: TypeAlias = Callable[[Any], "Sequence[Word] | None"]
 Ask: TypeAlias = Callable[["Sequence[Word]"], Awaitable[Any]]
 T = TypeVar("T")

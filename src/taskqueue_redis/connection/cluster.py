@@ -22,8 +22,6 @@ from taskqueue_redis.connection.failures import (
 from taskqueue_redis.connection.nodes import Node, link_closed
 from taskqueue_redis.connection.topology import NodesByPlace
 
-__all__ = ["ClusterTopology", "slot_of"]
-
 _SLOTS = 16_384
 _AT_ONCE = 3  # nodes asked for the map at the same time, so that a frozen one holds up nobody
 _PAUSE = 0.25  # seconds at least between two maps that are asked for because one was in doubt

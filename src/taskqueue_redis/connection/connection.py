@@ -19,8 +19,6 @@ from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.failures import ErrorReply, Lost, Policy, judge, says_denied
 
-__all__ = ["Wire", "Word", "open_wire"]
-
 Word: TypeAlias = bytes | str | int | float
 
 _pack = cast("Callable[[tuple[Word, ...]], bytes]", pack_command)  # its stub allows one word only

@@ -13,11 +13,6 @@ from taskqueue_redis.connection.failures import (
     Refused,
 )
 
-__all__ = [
-    "QueueReset",
-    "translated",
-]
-
 
 class translated:  # noqa: N801 - reads as the verb it is
     """Raise the contract's errors in place of the store's, but for the ``kept`` ones. For a ``with`` statement."""

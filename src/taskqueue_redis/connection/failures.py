@@ -26,26 +26,6 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = [
-    "RULES",
-    "AnswerLost",
-    "ErrorReply",
-    "Failure",
-    "Lost",
-    "Misconfigured",
-    "NoScript",
-    "NotReached",
-    "Policy",
-    "Refused",
-    "Rule",
-    "ScriptError",
-    "Unreachable",
-    "judge",
-    "judge_connecting",
-    "normalised",
-    "says_denied",
-]
-
 
 class Failure(Exception):
     """The root. ``uncertain``: an earlier try of the same command may have been executed, its answer was lost."""

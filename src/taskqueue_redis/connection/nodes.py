@@ -21,8 +21,6 @@ from taskqueue_redis.connection.failures import (
     judge_connecting,
 )
 
-__all__ = ["Backoff", "Node", "connect", "link_closed"]
-
 _CONNECTING = (OSError, Lost, ErrorReply, ConfigurationError)
 
 

@@ -20,8 +20,6 @@ from taskqueue_redis.connection.failures import (
 from taskqueue_redis.connection.nodes import Backoff
 from taskqueue_redis.connection.retrying import LOGGER
 
-__all__ = ["Doorbell"]
-
 # A connection whose peer vanished is given up after both, which is well within 15 s.
 _QUIET = 5.0
 _PATIENCE = 5.0

@@ -11,8 +11,6 @@ from typing import NoReturn
 from taskqueue_redis.connection.failures import AnswerLost, Failure, NotReached, Policy, Refused
 from taskqueue_redis.connection.nodes import Backoff
 
-__all__ = ["LOGGER", "Trial", "Trouble"]
-
 LOGGER = logging.getLogger("taskqueue.redis")
 
 _AGAIN = {Policy.WAIT, Policy.SEEK, Policy.MOVED, Policy.ASK, Policy.RESEND}

@@ -20,8 +20,6 @@ from taskqueue_redis.connection.failures import (
 from taskqueue_redis.connection.nodes import Node, connect, link_closed
 from taskqueue_redis.connection.topology import NodesByPlace
 
-__all__ = ["SentinelTopology"]
-
 
 class _Named(msgspec.Struct, frozen=True, order=True):
     """A master, as one Sentinel names it; the one of the latest failover is the greatest."""

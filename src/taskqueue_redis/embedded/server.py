@@ -24,8 +24,6 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.embedded.binaries import Binary, find_binary
 from taskqueue_redis.embedded.watchdog import Watchdog
 
-__all__ = ["EmbeddedRedis"]
-
 _SETTINGS = """# This file is written at each start. Put your own settings into {extra} in this folder.
 port 0
 unixsocket {socket}

@@ -6,8 +6,6 @@ import contextlib
 import subprocess
 from typing import Literal
 
-__all__ = ["Watchdog"]
-
 # It reads process ids from a pipe whose other end only the parent has. When that end is closed,
 # also by a SIGKILL, the loop ends. Signals sent to the parent's group do not reach it.
 _SCRIPT = """

@@ -20,8 +20,6 @@ from taskqueue_redis.journal.reader import (
     entries_of,
 )
 
-__all__ = ["keep_journal", "lines_of", "variables"]
-
 _URL = "TASKQUEUE_REDIS_URL"
 _SLACK = 60.0
 """seconds that the clocks of this machine and of the store may differ"""

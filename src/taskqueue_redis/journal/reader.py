@@ -17,20 +17,6 @@ from taskqueue_redis.connection.client import Link
 from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.scripts.keys import Partitions
 
-__all__ = [
-    "COLUMNS",
-    "HEAD",
-    "JOURNAL_VERSION",
-    "JournalEntry",
-    "JournalSpan",
-    "JournalSteps",
-    "RedisJournalReader",
-    "Reply",
-    "entries_of",
-    "installed",
-    "steps_of",
-]
-
 
 async def installed(link: Link) -> Partitions:
     """Return the partitions that there are; where nothing is installed yet, what the settings say.

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["Coalescer"]
-
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 

@@ -8,8 +8,6 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Delivery, Task, encode_json
 from taskqueue_redis.scripts.task_codec import decode
 
-__all__ = ["CORRUPT", "ENTRY", "deliveries_of", "delivery_of", "salvaged"]
-
 ENTRY = 4
 """values that a script gives per entry"""
 CORRUPT = "corrupt"

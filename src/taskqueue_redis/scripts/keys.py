@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zlib
 
-__all__ = ["Partitions", "process_channel", "room_channel", "signal_channel", "slots_channel"]
-
 
 def signal_channel(partition: str, key: str) -> str:
     """Return the channel that rings when a queue gets work; without a key, when something falls due earlier."""

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-__all__ = ["Holder", "IssuedReceipt", "Receipts", "readable"]
-
 _RECEIPT = re.compile(r"([0-9]{1,17})\.([sr][0-9])\.([0-9a-f]{1,64}-[0-9]{1,12})\.(.{1,200})")
 
 

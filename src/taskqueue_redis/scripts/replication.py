@@ -8,8 +8,6 @@ from typing import Any
 from taskqueue_redis.connection.failures import AnswerLost
 from taskqueue_redis.scripts.runner import Arg, Scripts
 
-__all__ = ["ReplicaWait"]
-
 _REMEMBERED = 10_000
 
 

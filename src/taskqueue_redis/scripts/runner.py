@@ -19,8 +19,6 @@ from taskqueue_redis.connection.errors import QueueReset
 from taskqueue_redis.connection.failures import NoScript, ScriptError
 from taskqueue_redis.scripts.keys import Partitions
 
-__all__ = ["LAYOUT", "Arg", "Scripts", "microseconds", "seconds", "source"]
-
 LAYOUT = "5"
 """grows when older versions could not read what newer ones write"""
 _PARTS = re.compile(r"^--@ (.*)\n")

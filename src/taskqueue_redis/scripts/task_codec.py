@@ -22,8 +22,6 @@ import msgspec
 
 from taskqueue_core.tasks import Task, stored_task
 
-__all__ = ["Corrupt", "decode", "digest", "encode"]
-
 _PLAIN = b"\x01\x00\x00"
 _HEAD = len(_PLAIN)
 _CHECKSUM = 4

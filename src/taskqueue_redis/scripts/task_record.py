@@ -13,8 +13,6 @@ from taskqueue_redis.scripts.deliveries import salvaged
 from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import Corrupt, decode
 
-__all__ = ["Rest", "dead_letter_of", "ledger_of", "pairs", "rest_of", "status_of"]
-
 # As in lua/lib/states.lua; the 7-byte numbers are read as bytes.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
 _MARKS = 2

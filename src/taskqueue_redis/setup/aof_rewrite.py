@@ -15,8 +15,6 @@ from taskqueue_redis.connection.client import Ask, Link
 from taskqueue_redis.connection.failures import Failure, Misconfigured, ScriptError
 from taskqueue_redis.setup.checks import parsed
 
-__all__ = ["AofReading", "rewrite_logs"]
-
 _NO = "0"
 _SEVERAL_FILES = 7
 """the version since which the log is in several of them"""

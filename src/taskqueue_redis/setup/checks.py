@@ -22,8 +22,6 @@ from taskqueue_redis.connection.failures import (
 )
 from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
 
-__all__ = ["MINIMUM", "ServerFacts", "check_server", "histories_of", "parsed"]
-
 MINIMUM = (6, 2)
 """the oldest Redis that has the commands in use; every Valkey has them"""
 _LOADS_UNASKED = {"Redis": (8, 6), "Valkey": (9, 1, 2)}

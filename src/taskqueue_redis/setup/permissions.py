@@ -10,8 +10,6 @@ append-only file. Sentinels have access lists of their own, and need
 
 from __future__ import annotations
 
-__all__ = ["CLIENT_COMMANDS", "NO_PASSWORD", "SCRIPT_COMMANDS", "access_list"]
-
 NO_PASSWORD = "#" + "0" * 64
 
 #: Commands within scripts, each with words that do no harm where the key (KEY) holds a string that nobody needs.

@@ -41,8 +41,6 @@ from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
 from taskqueue_redis.slots.records import EndpointRecord, SlotRecord, granted, lease_of, read_record
 from taskqueue_redis.wakeups import RedisRoomSignal
 
-__all__ = ["RedisSlots"]
-
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _STRANGE = 1
 """what the script ``slots_renew`` answers where a token is of another pool"""

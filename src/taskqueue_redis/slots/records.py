@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from taskqueue_core.capabilities import Endpoint, EndpointInfo, Permit, SlotLease
 from taskqueue_redis.scripts.runner import seconds
 
-__all__ = ["EndpointRecord", "SlotRecord", "granted", "lease_of", "read_record"]
-
 _RECORD_FIELDS = Struct("<4B9d")
 _LEASE = Struct("<4B4d32s")
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)

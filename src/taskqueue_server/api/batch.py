@@ -20,8 +20,6 @@ from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope, spliced
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker
 
-__all__ = ["MAX_LINES", "OPERATIONS"]
-
 MAX_LINES = 100 * LIMITS.batch
 _LINE = LIMITS.payload + 64 * 1024
 """bytes of one line: a payload and all that may stand around it"""

@@ -17,8 +17,6 @@ from taskqueue_server.routing.operations import Operation, Query, RequestContext
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import CENTURY, END_OF_TIME
 
-__all__ = ["OPERATIONS"]
-
 _encoder = msgspec.json.Encoder()
 
 

@@ -23,8 +23,6 @@ from taskqueue_core.migration.steps import MigrationUnfinished
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 
-__all__ = ["OPERATIONS"]
-
 
 class LimitsOut(msgspec.Struct, frozen=True, kw_only=True):
     """What is too much for this server, in bytes or in number, and what its backend can do."""

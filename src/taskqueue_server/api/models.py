@@ -38,34 +38,6 @@ from taskqueue_server.routing.schemas import (
     Token,
 )
 
-__all__ = [
-    "Acted",
-    "AliveOut",
-    "Cancelled",
-    "ConfirmationOut",
-    "Count",
-    "DeadLetterOut",
-    "DeadLettersOut",
-    "FlowOut",
-    "HealthOut",
-    "IdList",
-    "Ids",
-    "InvalidLine",
-    "LedgerOut",
-    "LetterFilter",
-    "QueueOut",
-    "QueuesOut",
-    "RateLimitOut",
-    "ReadyOut",
-    "RetryIn",
-    "RetryTaskIn",
-    "Selection",
-    "StatusesOut",
-    "TaskIn",
-    "WorkersOut",
-    "checked_ids",
-]
-
 IdList = Annotated[list[Name], Meta(max_length=LIMITS.batch)]
 
 

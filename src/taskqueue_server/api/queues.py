@@ -12,8 +12,6 @@ from taskqueue_server.routing.operations import Operation, Query, RequestContext
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 from taskqueue_server.routing.schemas import NAME
 
-__all__ = ["OPERATIONS"]
-
 _AT_ONCE = 20
 
 

@@ -11,8 +11,6 @@ from starlette.responses import Response
 from taskqueue_core.limits import LIMITS
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, answer
 
-__all__ = ["OPERATIONS", "ScalingOut"]
-
 _PER_WORKER = 10
 
 

@@ -15,8 +15,6 @@ from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import Operation, Query, RequestContext
 
-__all__ = ["OPERATIONS"]
-
 _VERSIONS = 999_999_999
 _ETAG = re.compile(r'"([0-9]{1,9})"')
 

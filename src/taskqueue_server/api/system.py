@@ -14,8 +14,6 @@ from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 
-__all__ = ["OPERATIONS"]
-
 _HEALTH_SECONDS = 5.0
 _UNREADY = {"retry-after": "1"}
 

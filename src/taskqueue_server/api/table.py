@@ -24,8 +24,6 @@ from taskqueue_server.routing.openapi import document
 from taskqueue_server.routing.operations import Operation, RequestContext, answer
 from taskqueue_server.worker_socket import asyncapi
 
-__all__ = ["OPERATIONS", "Description"]
-
 
 async def describe(call: RequestContext) -> Response:
     """Return this description."""

@@ -28,11 +28,6 @@ from taskqueue_server.routing.bodies import JSON
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer, spliced
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
-__all__ = [
-    "LOOKUPS",
-    "OPERATIONS",
-]
-
 _STATUS = {
     Published.ACCEPTED: 201,
     Published.DUPLICATE: 200,

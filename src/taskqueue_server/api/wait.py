@@ -9,8 +9,6 @@ from taskqueue_core.tasks import TaskStatus
 from taskqueue_server.context.waiters import MAX_WAIT
 from taskqueue_server.routing.operations import Query, RequestContext, unauthenticated
 
-__all__ = ["WAIT", "seconds", "waited"]
-
 WAIT = Query(
     "wait",
     {"type": "integer", "minimum": 0, "maximum": MAX_WAIT, "default": 0},

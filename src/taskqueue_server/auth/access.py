@@ -14,8 +14,6 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_server.auth.tokens import Tokens, signature
 
-__all__ = ["CHECK_SECONDS", "OPEN", "RELOAD_SECONDS", "AccessControl", "check_host", "notice"]
-
 RELOAD_SECONDS = 2.0
 """between two looks whether the tokens file was changed"""
 CHECK_SECONDS = 3.0
@@ -30,7 +28,7 @@ Allowed = Callable[[Identity], bool]
 
 
 class AccessWatch:
-    """One who is connected. Shows nothing of its token."""
+    """The access of one connection, checked again while it lasts. Its repr shows nothing of the token."""
 
     __slots__ = ("_allowed", "peer", "revoked", "token")
 
@@ -41,6 +39,7 @@ class AccessWatch:
         self._allowed = allowed
 
     def check(self, identity: Identity | None) -> None:
+        """Set ``revoked`` unless the identity may still do what the connection does."""
         try:
             stays = identity is not None and self._allowed(identity)
         except Exception:  # noqa: BLE001 - an identity of a plugin may be anything; others must be judged, too

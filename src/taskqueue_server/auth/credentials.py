@@ -10,16 +10,6 @@ from starlette.requests import HTTPConnection
 
 from taskqueue_server.auth.origins import is_own_origin
 
-__all__ = [
-    "by_cookie",
-    "login_cookie",
-    "logout_cookie",
-    "peer_of",
-    "session_cookie",
-    "shows_header",
-    "token_of",
-]
-
 _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
 """browsers keep this name to cookies that came over TLS, from this very host, for all its paths"""

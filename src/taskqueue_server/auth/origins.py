@@ -7,8 +7,6 @@ from collections.abc import Collection
 
 from starlette.datastructures import Headers
 
-__all__ = ["host_problem", "is_allowed_origin", "is_own_origin"]
-
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LOOPBACK = re.compile(
     rf"(?:localhost|127(?:\.{_OCTET}){{3}}|\[::1\])(?::[0-9]{{1,5}})?", re.IGNORECASE

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from taskqueue_core.hooks import Identity
 from taskqueue_server.problems import ProblemError, retry_after
 
-__all__ = ["MAX_DEBT", "MAX_NAMES", "QuotaSlot", "Quotas"]
-
 MAX_NAMES = 10_000
 """names whose pace is remembered; the one that was longest away is forgotten first"""
 MAX_DEBT = 100_000

@@ -9,8 +9,6 @@ from pathlib import Path
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["server_context"]
-
 
 def server_context(settings: Settings) -> ssl.SSLContext | None:
     """Return what connections are made with, ``None`` for a server without TLS.

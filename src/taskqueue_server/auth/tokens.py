@@ -19,20 +19,6 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import check_name, check_time, kind_of
 
-__all__ = [
-    "MAX_ENTRIES",
-    "VERBS",
-    "TokenEntry",
-    "Tokens",
-    "check_limits",
-    "check_pattern",
-    "hashed",
-    "load",
-    "read_entries",
-    "seconds_of",
-    "signature",
-]
-
 VERBS = ("publish", "consume", "admin")
 MAX_ENTRIES = 1000
 """every one is compared with each token that is shown"""

@@ -17,8 +17,6 @@ import msgspec
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_server.auth.tokens import TokenEntry, hashed, load, read_entries
 
-__all__ = ["add", "entries", "new_token", "remove"]
-
 _RANDOM = 32
 """bytes"""
 _HEAD = "# Tokens of the server: the hash, the rights and the expiry of each. The tokens themselves are not stored.\n"

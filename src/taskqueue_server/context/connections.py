@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-__all__ = ["MAX_CONNECTIONS", "MAX_STRANGERS", "Connection", "Connections"]
-
 MAX_CONNECTIONS = 10_000
 """sockets in all"""
 MAX_STRANGERS = 100

@@ -17,8 +17,6 @@ from taskqueue_server.auth.quotas import Quotas
 from taskqueue_server.context.connections import Connections
 from taskqueue_server.context.waiters import ResultWaiters
 
-__all__ = ["VERSION", "ServerContext"]
-
 _log = logging.getLogger("taskqueue.server")
 _HANDOVER_SECONDS = 2.0
 _SETTLE_SECONDS = 0.5

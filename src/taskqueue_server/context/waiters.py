@@ -16,8 +16,6 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Expired
 from taskqueue_server.problems import ProblemError
 
-__all__ = ["MAX_WAIT", "LimitedSlots", "ResultWaiters"]
-
 MAX_WAIT = 30
 """seconds"""
 MOST = 1000

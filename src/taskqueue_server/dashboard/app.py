@@ -14,14 +14,6 @@ from taskqueue_server.dashboard.views import DashboardView, sees_all
 from taskqueue_server.routing.extensions import Extension
 from taskqueue_server.routing.operations import Handler, Operation, RequestContext, Scope, routes
 
-__all__ = [
-    "OPERATIONS",
-    "ROUTES",
-    "overview",
-    "page_routes",
-    "workers",
-]
-
 
 async def overview(call: RequestContext) -> Response:
     """Show all queues, whether all tasks are accounted for, and who works."""

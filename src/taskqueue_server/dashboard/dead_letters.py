@@ -15,8 +15,6 @@ from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = ["act", "dead_letters"]
-
 _PAGE = 50
 _FILTER = 200
 _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}

@@ -12,22 +12,6 @@ from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Ledger, State
 from taskqueue_server.dashboard.snapshot import History, Snapshot, StoreReading
 
-__all__ = [
-    "PARTS",
-    "age",
-    "balance",
-    "clock",
-    "count",
-    "duration",
-    "limits",
-    "of_ledger",
-    "of_queue",
-    "points",
-    "rate",
-    "rate_limit",
-    "state_of",
-]
-
 PARTS = tuple(state.value for state in (State.WAITING, State.SCHEDULED, State.IN_FLIGHT)) + tuple(
     state.value
     for state in (State.DONE, State.DEAD, State.EXPIRED, State.CANCELLED, State.DISCARDED)

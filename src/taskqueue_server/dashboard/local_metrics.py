@@ -9,8 +9,6 @@ import msgspec
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.tasks import Confirmation, Delivery, Settled, Task
 
-__all__ = ["Percentiles", "ProcessGauges", "TenantFlow"]
-
 _TIMES = 1000
 """of one queue between two samples; the others of that second change a percentile little"""
 _KEYS = 1000

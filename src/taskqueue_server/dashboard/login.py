@@ -11,8 +11,6 @@ from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = ["ask", "login", "logout"]
-
 _TOKEN = 4096
 
 

@@ -22,17 +22,6 @@ from taskqueue_server.dashboard.static_files import address
 from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = [
-    "NOTICES",
-    "add_templates",
-    "as_pages",
-    "local_path",
-    "path",
-    "poller_of",
-    "render",
-    "see_other",
-]
-
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -23,8 +23,6 @@ from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = ["pause", "purge", "queue", "settings"]
-
 _TENANTS = 50
 
 

@@ -20,8 +20,6 @@ from taskqueue_server.dashboard.local_metrics import Percentiles, ProcessGauges
 from taskqueue_server.dashboard.snapshot import LISTED, History, Snapshot, StoreReading
 from taskqueue_server.problems import ProblemError
 
-__all__ = ["MAX_STREAMS", "StatsPoller"]
-
 MAX_STREAMS = 50
 """pages that are kept up to date at the same time"""
 _SECOND = 1.0

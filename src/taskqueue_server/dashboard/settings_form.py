@@ -13,18 +13,6 @@ from taskqueue_core.queue_settings import read_settings
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = [
-    "GROUPS",
-    "NAMES",
-    "Field",
-    "Form",
-    "Wrong",
-    "changed",
-    "field_errors",
-    "fields",
-    "read_form",
-]
-
 _UNITS = (("SECONDS", "seconds"), ("MINUTES", "minutes"), ("HOURS", "hours"))
 _ORDERS = (("fifo", "First in, first out"), ("fair", "Tenants in turn"))
 

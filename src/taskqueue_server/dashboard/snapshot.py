@@ -13,8 +13,6 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Health, Ledger, QueueStats, WorkerInfo
 from taskqueue_server.dashboard.local_metrics import Percentiles
 
-__all__ = ["HISTORY", "LISTED", "History", "MetricsWindow", "Point", "Snapshot", "StoreReading"]
-
 HISTORY = 300
 """seconds, with one point each at the most"""
 LISTED = 200

@@ -10,8 +10,6 @@ from starlette.responses import Response
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = ["FILES", "address", "static"]
-
 _TYPES = {"css": "text/css", "js": "text/javascript"}
 _FOLDER = files("taskqueue_server.dashboard") / "static"
 FILES = {

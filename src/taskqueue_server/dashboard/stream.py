@@ -19,8 +19,6 @@ from taskqueue_server.dashboard.views import DashboardView, encoded
 from taskqueue_server.problems import ProblemError, respond
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = ["EventStream", "live", "moments"]
-
 _OF_ALL, _OF_ONE = {"overview", "workers"}, {"queue", "dead", "task"}
 _PATIENCE = 5.0
 _READS = 10.0

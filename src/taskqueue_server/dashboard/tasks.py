@@ -17,8 +17,6 @@ from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = ["act", "find", "task"]
-
 _SHOWN = 4000
 """characters of a payload or a result"""
 _BETWEEN = re.compile(r"[\s/,]+")

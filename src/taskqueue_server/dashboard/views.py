@@ -14,8 +14,6 @@ from taskqueue_server.dashboard.pages import poller_of
 from taskqueue_server.dashboard.snapshot import HISTORY, LISTED, Snapshot
 from taskqueue_server.routing.operations import RequestContext
 
-__all__ = ["DashboardView", "encoded", "sees_all"]
-
 _WITH_QUEUES = {"overview", "queue"}
 _WITH_CHARTS = {"overview", "queue"}
 _TENANTS = 5

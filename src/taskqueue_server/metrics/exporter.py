@@ -21,8 +21,6 @@ from taskqueue_server.metrics.store_metrics import Shown, StoreMetrics, StoreMet
 from taskqueue_server.prefect.handshake import Guest
 from taskqueue_server.worker_socket.admission import SocketAdmission
 
-__all__ = ["FOLDER", "Metrics", "lives"]
-
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """the folder in which the processes of one port share what they count; to be set before they start"""
 _SHARE_SECONDS = 1.0

@@ -20,11 +20,6 @@ from taskqueue_server.metrics.process_metrics import OTHER, Local
 from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
 
-__all__ = [
-    "OPERATIONS",
-    "RequestLogMiddleware",
-]
-
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
 """asked for all the time, by programs"""
 _ALARMING = {401, 403, 421}

@@ -15,8 +15,6 @@ from taskqueue_core.hooks import hookimpl
 from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Settled
 
-__all__ = ["BOUNDS", "MOST_KEYS", "OTHER", "Local"]
-
 OTHER = "(other)"
 """the label of all that have none of their own; no queue can be named so"""
 MOST_KEYS = 100

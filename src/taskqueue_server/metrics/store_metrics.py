@@ -13,8 +13,6 @@ from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.tasks import Ledger, QueueStats, State
 from taskqueue_server.metrics.process_metrics import OTHER
 
-__all__ = ["MOST_LABELS", "Shown", "StoreMetrics", "StoreMetricsReader", "families"]
-
 T = TypeVar("T")
 
 MOST_LABELS = 200

@@ -22,8 +22,6 @@ from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.handshake import Guest, PrefectSessionEnd
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
-__all__ = ["BAD_TASK_RUN", "PrefectDelivery"]
-
 BAD_TASK_RUN = "bad_task_run"
 """the reason of a dead letter that no worker of Prefect would bear"""
 _ACK_SECONDS = 0.5

@@ -9,23 +9,6 @@ import msgspec
 
 from taskqueue_core.limits import LIMITS
 
-__all__ = [
-    "AUTH_SUCCESS",
-    "CLOSE_INTERNAL",
-    "CLOSE_NO_HELLO",
-    "CLOSE_POLICY",
-    "CLOSE_PROTOCOL",
-    "CLOSE_QUIT",
-    "CLOSE_RESTART",
-    "CLOSE_TRY_LATER",
-    "SUBPROTOCOL",
-    "Auth",
-    "Subscribe",
-    "Violation",
-    "answered",
-    "decode",
-]
-
 SUBPROTOCOL = "prefect"
 AUTH_SUCCESS = '{"type":"auth_success"}'
 

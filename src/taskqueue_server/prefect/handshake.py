@@ -22,8 +22,6 @@ from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
 from taskqueue_server.worker_socket.pings import Pings
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
-__all__ = ["Guest", "PrefectSessionEnd", "Visit", "receive_frame", "restart", "welcome"]
-
 
 class PrefectSessionEnd(msgspec.Struct, frozen=True):
     """How a socket ends."""

@@ -16,12 +16,6 @@ from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.handshake import Guest, PrefectSessionEnd, restart, welcome
 from taskqueue_server.routing.operations import Operation, RequestContext, answer
 
-__all__ = [
-    "OPERATIONS",
-    "PATH",
-    "socket",
-]
-
 PATH = "/api/events/in"
 
 

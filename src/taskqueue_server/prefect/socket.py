@@ -23,8 +23,6 @@ from taskqueue_server.prefect.handshake import (
     welcome,
 )
 
-__all__ = ["PATH", "socket"]
-
 PATH = "/api/task_runs/subscriptions/scheduled"
 FORBIDDEN_SECONDS = 5.0
 """before a worker that may not have its keys is sent away: it says nothing to its user, and is back at once"""

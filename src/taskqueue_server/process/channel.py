@@ -16,18 +16,6 @@ from pydantic import BaseModel, SecretStr
 
 from taskqueue_core.config import Settings
 
-__all__ = [
-    "Begin",
-    "Listening",
-    "Message",
-    "Order",
-    "ProcessFailed",
-    "Renew",
-    "StopProcess",
-    "plain",
-    "settings_of",
-]
-
 LINE = 1024 * 1024
 """bytes; more than all settings take"""
 

@@ -32,8 +32,6 @@ from taskqueue_server.process.channel import (
 )
 from taskqueue_server.process.serve import ServerProcess
 
-__all__ = ["main"]
-
 REFUSED = 2
 
 

@@ -9,8 +9,6 @@ import sys
 from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["Port", "listen", "url_of"]
-
 _SPREADS = sys.platform == "linux"
 """whether the kernel spreads connections over the sockets of one port; elsewhere the last of them gets all"""
 

@@ -14,8 +14,6 @@ from taskqueue_server.context.server import ServerContext
 from taskqueue_server.logs import set_level
 from taskqueue_server.process import systemd
 
-__all__ = ["LIVE", "Reread", "adopt", "reload", "reload_settings", "rereader"]
-
 LIVE = frozenset({"allowed_hosts", "drain", "grace", "log_level", "origins"})
 """settings that act at once; all others need a restart"""
 _log = logging.getLogger("taskqueue.server")

@@ -33,8 +33,6 @@ from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProto
 from taskqueue_server.routing.extensions import Extension, load_extensions
 from taskqueue_server.worker_socket.fairness import AT_ONCE, have_room, let_wait
 
-__all__ = ["ServerProcess", "serve"]
-
 _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
 """for the last requests to be answered, before what is still open is cut"""

@@ -9,8 +9,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["signals"]
-
 _STDIN = 0
 
 

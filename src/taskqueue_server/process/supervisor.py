@@ -37,8 +37,6 @@ from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings
 from taskqueue_server.process.signals import signals
 
-__all__ = ["Processes"]
-
 RESTART_SECONDS = 5.0
 """seconds; a process that ends by itself before them has not served"""
 TRIES = 5

@@ -9,8 +9,6 @@ import socket
 import time
 from collections.abc import Iterator
 
-__all__ = ["ready", "reloading", "stopping", "watched"]
-
 _USEC = 1_000_000
 
 

@@ -14,8 +14,6 @@ from taskqueue_server.worker_socket.fairness import SharingProtocol
 from taskqueue_server.worker_socket.pings import PINGS
 from taskqueue_server.worker_socket.websocket import ABORT
 
-__all__ = ["HttpProtocol", "SocketProtocol"]
-
 HEADER_SECONDS = 10.0
 """for a request's head to arrive, once a connection is open or a request has begun"""
 ANSWER_SECONDS = 30.0

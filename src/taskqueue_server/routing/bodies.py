@@ -13,8 +13,6 @@ from starlette.requests import Request
 from taskqueue_core.limits import LIMITS
 from taskqueue_server.problems import ProblemError
 
-__all__ = ["JSON", "NDJSON", "decode", "read", "stream"]
-
 T = TypeVar("T")
 JSON = "application/json"
 NDJSON = "application/x-ndjson"

@@ -17,8 +17,6 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.routing.operations import Operation
 
-__all__ = ["EXTENSIONS_GROUP", "Extension", "NavLink", "check_extensions", "load_extensions"]
-
 EXTENSIONS_GROUP = "taskqueue.extensions"
 
 

@@ -9,8 +9,6 @@ from taskqueue_server.auth.origins import host_problem, is_allowed_origin
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.problems import ProblemError, respond
 
-__all__ = ["TIME_HEADER", "HostCheckMiddleware"]
-
 TIME_HEADER = "taskqueue-time"
 
 

@@ -16,8 +16,6 @@ from taskqueue_server.routing.bodies import JSON, NDJSON
 from taskqueue_server.routing.operations import Operation, Query
 from taskqueue_server.routing.schemas import LABEL, NAME
 
-__all__ = ["document"]
-
 _ABOUT = """Publish tasks and operate queues. Workers use the socket protocol instead.
 
 Every error is a problem document (RFC 9457) with a stable `code`. What failed with 429 or 503 may go better after

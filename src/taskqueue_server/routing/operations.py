@@ -23,18 +23,6 @@ from taskqueue_server.context.server import ServerContext
 from taskqueue_server.problems import ProblemError, problem_of, respond
 from taskqueue_server.routing import bodies
 
-__all__ = [
-    "Handler",
-    "Operation",
-    "Query",
-    "RequestContext",
-    "Scope",
-    "answer",
-    "routes",
-    "spliced",
-    "unauthenticated",
-]
-
 T = TypeVar("T")
 _CHUNK = 256 * 1024
 _NUMBER = re.compile(r"[0-9]{1,9}")

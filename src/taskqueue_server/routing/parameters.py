@@ -13,17 +13,6 @@ from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Query, RequestContext
 from taskqueue_server.routing.schemas import NAME
 
-__all__ = [
-    "AFTER",
-    "IDEMPOTENCY_KEY",
-    "LIMIT",
-    "id_maker",
-    "link",
-    "page_of",
-    "page_query",
-    "reused",
-]
-
 _HEADER = "Idempotency-Key"
 _VALUE = re.compile(r'"[ !#-\[\]-~]{1,200}"|[!#-\[\]-~]{1,200}')
 IDEMPOTENCY_KEY = Query(

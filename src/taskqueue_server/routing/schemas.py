@@ -8,22 +8,6 @@ from msgspec import Meta
 
 from taskqueue_core.limits import LIMITS
 
-__all__ = [
-    "CENTURY",
-    "END_OF_TIME",
-    "LABEL",
-    "NAME",
-    "Attempts",
-    "HeadersField",
-    "Instant",
-    "Label",
-    "Name",
-    "Priority",
-    "Seconds",
-    "Text",
-    "Token",
-]
-
 END_OF_TIME = 253_402_300_799
 CENTURY = 100 * 366 * 86_400
 NAME: dict[str, Any] = {

@@ -34,8 +34,6 @@ from taskqueue_server.worker_socket.handshake import read_hello
 from taskqueue_server.worker_socket.session import WorkerSession
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
-__all__ = ["SocketAdmission"]
-
 _log = logging.getLogger("taskqueue.server.socket")
 
 

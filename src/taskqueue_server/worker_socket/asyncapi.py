@@ -13,8 +13,6 @@ from taskqueue_server.context.connections import MAX_CONNECTIONS, MAX_STRANGERS
 from taskqueue_server.routing.schemas import NAME
 from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
 
-__all__ = ["CLOSE_CODES", "document"]
-
 _ABOUT = """How a worker in any language receives tasks and settles them.
 
 Ask for the subprotocol `taskqueue.v1`. Say `hello` first and wait for the `welcome`; grant credit, and settle what is

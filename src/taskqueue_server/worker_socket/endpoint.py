@@ -13,8 +13,6 @@ from taskqueue_server.problems import ProblemError, respond
 from taskqueue_server.worker_socket.admission import SocketAdmission
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
-__all__ = ["refusal", "socket"]
-
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
 

@@ -13,13 +13,6 @@ from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from taskqueue_server.context.connections import MAX_CONNECTIONS
 from taskqueue_server.worker_socket.pings import PingingProtocol
 
-__all__ = [
-    "AT_ONCE",
-    "SharingProtocol",
-    "have_room",
-    "let_wait",
-]
-
 _PIECE = 4096
 """bytes read at once: some hundred of the smallest frames, which take a few milliseconds"""
 

@@ -19,8 +19,6 @@ from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
-__all__ = ["HELLO_SECONDS", "adopt", "read_hello"]
-
 HELLO_SECONDS = 5.0
 _ROOM = LIMITS.frame - 4096
 

@@ -12,8 +12,6 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 
-__all__ = ["PINGS", "PingingProtocol", "Pings"]
-
 PINGS = "taskqueue.pings"
 """the scope extension under which our own protocol class offers what `Pings` does"""
 _MARK = 8

@@ -13,8 +13,6 @@ from taskqueue_core.protocol.server_session import ServerSession, ServerSessionS
 from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
-__all__ = ["DeliverySender"]
-
 _BATCH = 100
 """deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
 

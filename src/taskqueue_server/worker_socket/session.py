@@ -37,8 +37,6 @@ from taskqueue_server.worker_socket.sender import DeliverySender
 from taskqueue_server.worker_socket.settler import SocketSettler
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
-__all__ = ["SessionEnd", "WorkerSession"]
-
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0

@@ -21,8 +21,6 @@ from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
-__all__ = ["SocketSettler"]
-
 _BACKLOG = 4 * 1024 * 1024
 """bytes of unsettled results above which no more frames are read"""
 

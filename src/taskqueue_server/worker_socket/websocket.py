@@ -11,8 +11,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_RESTART
 
-__all__ = ["ABORT", "ConnectionClosed", "WebSocketChannel"]
-
 ABORT = "taskqueue.abort"
 """the scope extension under which our own protocol class offers ``{"abort": callable}``"""
 

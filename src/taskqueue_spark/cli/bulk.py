@@ -17,7 +17,6 @@ from taskqueue_spark.cli.snapshots import store_options, taken
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["add_to"]
 
 _FORMATS = {
     ".parquet": "parquet",

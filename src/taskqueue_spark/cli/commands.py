@@ -9,8 +9,6 @@ import typer
 
 from taskqueue_spark.cli import bulk, report, stream, tables
 
-__all__ = ["add_to"]
-
 _HELP = "Analyze a journal with Spark: lost tasks, latency, failures, capacity. Load and redrive tasks in bulk."
 _EPILOG = (
     "The journal is the one of the configured backend (TASKQUEUE_BACKEND), or is read from "

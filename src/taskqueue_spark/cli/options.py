@@ -16,8 +16,6 @@ import typer
 from taskqueue_cli.output import AsJson
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 
-__all__ = ["Engine", "PipelineOptions", "engine", "options", "with_options"]
-
 _AGO = re.compile(r"([0-9]{1,7})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _FROM, _ENGINE = "Where the journal is", "Where Spark runs"

@@ -15,7 +15,6 @@ from taskqueue_cli.output import console
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["MOST", "printed", "rows_of"]
 
 MOST = 1000
 """rows that a program is told"""

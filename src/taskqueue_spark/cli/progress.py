@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-__all__ = ["Stage", "Stages"]
-
 _EVERY = 0.2
 Done = tuple[int, int]
 """tasks of Spark that are done, of how many"""

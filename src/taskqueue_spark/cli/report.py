@@ -19,8 +19,6 @@ from taskqueue_spark.cli.options import PipelineOptions, options, with_options
 from taskqueue_spark.cli.snapshots import Snapshotted
 from taskqueue_spark.cli.tables import Live, Percentile, TargetWait, snapshot_tables
 
-__all__ = ["add_to"]
-
 _HERE = Path("taskqueue-report")
 
 

@@ -19,7 +19,6 @@ from taskqueue_spark.cli.session import Work, installed, needed, work
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Snapshotted", "source_of", "store_options", "take", "taken"]
 
 _LITTLE = 100_000
 """transitions, below which compiling takes Spark longer than it saves"""

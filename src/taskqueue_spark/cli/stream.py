@@ -20,8 +20,6 @@ from taskqueue_spark.cli.options import PipelineOptions, options, with_options
 from taskqueue_spark.cli.session import needed, work
 from taskqueue_spark.cli.snapshots import source_of
 
-__all__ = ["add_to"]
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""

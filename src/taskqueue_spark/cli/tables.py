@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from taskqueue_spark.report.build import ReportBuild
 
-__all__ = ["Live", "Percentile", "TargetWait", "add_to", "snapshot_tables", "store_of"]
 
 Window = Annotated[
     str | None,

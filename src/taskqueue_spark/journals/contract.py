@@ -12,9 +12,6 @@ import pyarrow as pa
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_spark.columns import DAMAGED, TRANSITIONS
 
-__all__ = ["Choice", "HistoryMissing", "Journal", "Range", "ReadRange", "Watch", "worth"]
-
-
 _PART = 100_000
 """rows that are worth a task of their own"""
 _PARTS = 8

@@ -11,8 +11,6 @@ from typing import BinaryIO
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.journals.parsing import ParsedLine, line_of, time_of
 
-__all__ = ["before", "files_of", "first_timed", "line_start", "lines_from", "opened", "tag_of"]
-
 _BLOCK = 65_536
 _LONGEST = 16 * 1024 * 1024
 """bytes of a line beyond which it is none of ours"""

@@ -31,8 +31,6 @@ from taskqueue_spark.journals.files import (
 )
 from taskqueue_spark.journals.parsing import ParsedLine, batch_of_lines, lines_of, time_of
 
-__all__ = ["LinesJournal"]
-
 _BLOCK = 4 * 1024 * 1024
 _LONGEST = 16 * 1024 * 1024
 """bytes of a line beyond which it is none of ours"""

@@ -12,8 +12,6 @@ from msgspec import Meta
 
 from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event
 
-__all__ = ["ParsedLine", "batch_of_lines", "line_of", "lines_of", "time_of"]
-
 _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
 _Int32 = Annotated[int, Meta(ge=0, lt=2**31)]
 _BEGIN = b'{"v":'

@@ -23,8 +23,6 @@ from taskqueue_redis.journal.reader import JournalSpan as Numbers
 from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, ReadRange, Watch, worth
 
-__all__ = ["RedisJournal"]
-
 Result = TypeVar("Result")
 _FOREIGN = "it is not a journal entry"
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.tasks import State
 from taskqueue_spark.columns import TASK_EVENTS
-from taskqueue_spark.pipeline.gaps import Holes, gaps
+from taskqueue_spark.pipeline.gaps import Holes
 from taskqueue_spark.pipeline.task_steps import (
     ENDED,
     OVER,
@@ -36,8 +36,6 @@ from taskqueue_spark.pipeline.task_steps import (
     name_of,
     steps,
 )
-
-__all__ = ["ANOMALIES", "VERDICTS", "against", "audit", "conservation", "gaps"]
 
 VERDICTS = (
     "completed", "dead_lettered", "discarded", "expired", "cancelled", "waiting", "scheduled", "in_flight", "unknown",

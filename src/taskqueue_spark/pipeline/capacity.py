@@ -22,8 +22,6 @@ from taskqueue_core.limits import kind_of
 from taskqueue_core.tasks import State
 from taskqueue_spark.pipeline.forecast import advise
 
-__all__ = ["ADVICE", "LEAST", "SAMPLE", "advice", "check_target"]
-
 SAMPLE = 50_000
 """deliveries of a key that are replayed at most: its busiest stretch"""
 LEAST = 200

@@ -20,8 +20,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_spark.pipeline.task_steps import ENDED, OF_TASK, in_order, name_list
 
-__all__ = ["MICROSECONDS", "executions", "micros", "run_ends", "seconds_of", "steps"]
-
 MICROSECONDS = 1_000_000
 _FIRST = ("done", "dead", "expired", "cancelled")
 """states that a live entry can end in"""

@@ -10,8 +10,6 @@ from pyspark.sql import functions as fn
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
 
-__all__ = ["SAMPLES", "failures", "fingerprint_of", "message_of", "redrive_list"]
-
 SAMPLES = 5
 _LONGEST = 300
 _LOOKED_AT = 1000

@@ -15,8 +15,6 @@ from taskqueue_spark.pipeline.durations import (
     steps,
 )
 
-__all__ = ["fairness"]
-
 _BY = ("tenant", "worker")
 _MOST_SHARES = 100
 _LONGEST = 10_000

@@ -18,8 +18,6 @@ from taskqueue_spark.pipeline.queueing import (
     wait_quantile,
 )
 
-__all__ = ["advise"]
-
 _RESAMPLES = 10
 _TICK = 1e-6
 """seconds: what a journal's times are told in"""

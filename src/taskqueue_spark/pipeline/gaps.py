@@ -9,8 +9,6 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-__all__ = ["Holes", "gaps", "spans"]
-
 _MANY = 64
 """holes of a shard that are told apart; where there are more they are one, from the first to the last"""
 _BITS = 64

@@ -34,8 +34,6 @@ from taskqueue_spark.pipeline.rules import per_lane, per_task
 from taskqueue_spark.pipeline.settings_history import settings
 from taskqueue_spark.pipeline.task_steps import OF_TASK, name_list, steps
 
-__all__ = ["RULES", "counts", "violations"]
-
 RULES = tuple(f"R{number}" for number in range(14))
 _COLUMNS = ("rule", "key", "task_id", "run", "shard", "seq", "text")
 _SPAN = (

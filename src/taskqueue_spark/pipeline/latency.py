@@ -11,8 +11,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_spark.pipeline.durations import MICROSECONDS, seconds_of, steps
 
-__all__ = ["DURATIONS", "PERCENTILES", "latency"]
-
 DURATIONS = {"queue_wait": "queue_wait", "run": "run_time", "end_to_end": "end_to_end"}
 """what is measured, and the column of `steps` that has it"""
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["bucket", "erlang_c", "least", "replay", "resampled", "scv", "wait_quantile"]
-
 Floats = npt.NDArray[np.float64]
 
 

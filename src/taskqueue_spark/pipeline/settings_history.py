@@ -7,8 +7,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.rate_limit import IntervalUnit
 
-__all__ = ["settings", "switches"]
-
 _RATE = "struct<max_tokens: double, interval: double, interval_unit: string>"
 _SETTINGS = f"""
     version int, journal boolean, max_losses int, dedupe_window double, paused boolean, order string,

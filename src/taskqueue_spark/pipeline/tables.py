@@ -27,19 +27,6 @@ from pyspark.sql.types import DateType
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
 
-__all__ = [
-    "Snapshot",
-    "alone",
-    "folder",
-    "read",
-    "read_damaged",
-    "read_transitions",
-    "rows",
-    "snapshot",
-    "there",
-    "write",
-]
-
 
 @contextmanager
 def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:

@@ -8,18 +8,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from taskqueue_spark.pipeline.gaps import Holes, spans
 from taskqueue_spark.pipeline.settings_history import switches
 
-__all__ = [
-    "ENDED",
-    "OF_TASK",
-    "OVER",
-    "TASK",
-    "code_of",
-    "in_order",
-    "name_list",
-    "name_of",
-    "steps",
-]
-
 OVER = ("done", "expired", "cancelled", "discarded")
 """states after which an id may come again"""
 ENDED = (*OVER, "dead")

@@ -17,8 +17,6 @@ from taskqueue_spark.pipeline.durations import (
     seconds_of,
 )
 
-__all__ = ["concurrency", "throughput"]
-
 _GROUPS = {"key": ("key",), "worker": ("key", "worker")}
 
 

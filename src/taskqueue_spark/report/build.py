@@ -13,18 +13,17 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from taskqueue_spark.batch_reader import read_journal
 from taskqueue_spark.pipeline import tables
-from taskqueue_spark.pipeline.audit import against, audit, conservation, gaps
+from taskqueue_spark.pipeline.audit import against, audit, conservation
 from taskqueue_spark.pipeline.capacity import advice, check_target
 from taskqueue_spark.pipeline.durations import seconds_of
 from taskqueue_spark.pipeline.failures import failures
 from taskqueue_spark.pipeline.fairness import fairness
+from taskqueue_spark.pipeline.gaps import gaps
 from taskqueue_spark.pipeline.history import counts, violations
 from taskqueue_spark.pipeline.latency import latency
 from taskqueue_spark.pipeline.throughput import concurrency, throughput
 from taskqueue_spark.report.verdict import LIVE
 from taskqueue_spark.store_tables import ledgers, live_states
-
-__all__ = ["TABLES", "ReportBuild", "ReportText", "Wishes", "audited"]
 
 _THERE = (*LIVE, "dead_lettered")
 """verdicts on what the store still has"""

@@ -15,8 +15,6 @@ from taskqueue_spark.pipeline.durations import steps
 from taskqueue_spark.report.build import ReportBuild
 from taskqueue_spark.report.verdict import COUNTED, LIVE, Verdict, verdict_of
 
-__all__ = ["Extent", "ReportContent", "build_content", "extent", "gathered", "length_of"]
-
 _MOST = 200
 """rows of a table in the report"""
 _KEYS = 8

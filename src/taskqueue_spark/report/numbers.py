@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["brief", "clock", "count", "marks", "percent", "rate", "seconds", "short", "time_marks"]
-
 _STEPS = (
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,
     43_200, 86_400,

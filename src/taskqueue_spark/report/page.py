@@ -17,8 +17,6 @@ from markupsafe import Markup
 from taskqueue_spark.report import numbers
 from taskqueue_spark.report.plots import Series, bars, over_time, ranges
 
-__all__ = ["page", "written"]
-
 _RULES = {
     "R0": "An id is one task: published again only after it has ended and was forgotten",
     "R1": "Nothing is lost, and nothing comes from nowhere",

@@ -15,8 +15,6 @@ from markupsafe import Markup, escape
 
 from taskqueue_spark.report.numbers import clock, marks, short, time_marks
 
-__all__ = ["Series", "bars", "over_time", "ranges"]
-
 _WIDE, _NARROW = 960, 400
 _BAR, _GAP = 22, 12
 _DAY = 86_400

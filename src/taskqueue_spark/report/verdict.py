@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["COUNTED", "LIVE", "Verdict", "verdict_of"]
-
 Kind = Literal["lost", "unbalanced", "violated", "unknown", "balanced", "empty"]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
 LIVE = ("waiting", "scheduled", "in_flight")

@@ -20,19 +20,6 @@ from taskqueue_spark.columns import DAMAGED, MISSING
 from taskqueue_spark.service.state import ENDS, LIVE, Position, Probe
 from taskqueue_spark.service.windows import CLASSES_PER_E, LEAST
 
-__all__ = [
-    "OPEN",
-    "Beginning",
-    "EventCount",
-    "Read",
-    "counted",
-    "following",
-    "new_ones",
-    "reads",
-    "steps",
-    "unseen_damage",
-]
-
 OPEN = (
     "key string, task_id string, state string, since timestamp, published_at timestamp, attempt int, "
     "tenant string, worker string, shard int, run string, seq bigint"

@@ -17,14 +17,6 @@ from taskqueue_spark.service.options import StreamOptions
 from taskqueue_spark.service.state import FailureTrend, ServiceBooks, ServiceState, WindowCounts
 from taskqueue_spark.service.windows import failed
 
-__all__ = [
-    "Alerts",
-    "Condition",
-    "check_windows",
-    "conditions",
-    "stuck",
-]
-
 _RISES = 100
 """that are remembered, beside those that are not over"""
 

@@ -18,8 +18,6 @@ from taskqueue_redis.journal.reader import RedisJournalReader
 from taskqueue_spark.options import redis_settings
 from taskqueue_spark.service.state import ENDS, LIVE, Baseline, Probe, ServiceBooks, ServiceState
 
-__all__ = ["RedisLedgers", "StoreAnswers", "probe", "resolve"]
-
 _COUNTERS = ("published", *ENDS)
 
 

@@ -35,8 +35,6 @@ from taskqueue_spark.service.update import (
 )
 from taskqueue_spark.service.windows import write_hours
 
-__all__ = ["Batches"]
-
 
 @dataclass(frozen=True)
 class Batches:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from taskqueue_core.errors import InvalidInput
 
-__all__ = ["StreamOptions"]
-
 _LONGEST = 1e9
 """seconds, some 30 years: what dates and Spark can still count back"""
 

@@ -24,8 +24,6 @@ from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.options import StreamOptions
 from taskqueue_spark.service.state import ServiceState, load, replace
 
-__all__ = ["Summary", "run"]
-
 _TICK = 0.2
 _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
 """what is missing is an alert here, and no end"""

@@ -10,22 +10,6 @@ import msgspec
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = [
-    "ENDS",
-    "LIVE",
-    "Baseline",
-    "FailureTrend",
-    "Gap",
-    "Position",
-    "Probe",
-    "ServiceBooks",
-    "ServiceState",
-    "WindowCounts",
-    "load",
-    "replace",
-    "save",
-]
-
 VERSION = 1
 LIVE = ("waiting", "scheduled", "in_flight", "dead")
 """states of a task that its store still has"""

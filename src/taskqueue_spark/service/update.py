@@ -17,8 +17,6 @@ from taskqueue_spark.service.state import (
     WindowCounts,
 )
 
-__all__ = ["Alive", "advance", "horizon_of", "note_positions", "without_old_windows"]
-
 _HOUR = 3600
 _GAPS = 100
 """breaks that are remembered"""

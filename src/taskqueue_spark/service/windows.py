@@ -13,16 +13,6 @@ import pyarrow.parquet as pq
 from taskqueue_spark.columns import TASK_EVENTS
 from taskqueue_spark.service.state import WindowCounts
 
-__all__ = [
-    "CLASSES_PER_E",
-    "LEAST",
-    "METRICS",
-    "failed",
-    "quantile",
-    "seconds_of",
-    "write_hours",
-]
-
 LEAST = 0.001
 """seconds, of the first class of times"""
 _GROWTH = 1.1

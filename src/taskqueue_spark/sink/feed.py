@@ -28,12 +28,6 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Confirmation, Published, Task
 from taskqueue_spark.sink.options import SinkOptions
 
-__all__ = [
-    "Feed",
-    "demand_window",
-    "messages_of",
-]
-
 _HELD = 10_000
 """tasks that wait for room in their queues while those of other queues pass; with more nothing is read on"""
 _HELD_BYTES = 64 * 1024 * 1024

@@ -12,8 +12,6 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore
 
-__all__ = ["RedriveOptions", "SinkOptions", "given_options", "resource_of"]
-
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 """options that Spark puts among ours, beside those with a dot"""
 _CHUNKS = range(1, 1001)

@@ -18,8 +18,6 @@ from pyarrow import fs
 
 from taskqueue_core.errors import ConfigurationError
 
-__all__ = ["REASON", "Aside", "job_of", "reveal", "sweep"]
-
 REASON = "reason"
 
 

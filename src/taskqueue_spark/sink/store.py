@@ -24,8 +24,6 @@ from taskqueue_core.migration import ShardedBackend
 from taskqueue_core.queue import open_backend
 from taskqueue_redis.config import RedisSettings
 
-__all__ = ["STORE_OPTIONS", "SparkStore", "positions_of"]
-
 STORE_OPTIONS = ("backend", "url", "urlEnv", "prefix", "partitions")
 _REDIS, _SERVER = "redis", "server"
 _URLS = {_REDIS: "TASKQUEUE_REDIS_URL", _SERVER: "TASKQUEUE_SERVER_URL"}

@@ -14,8 +14,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Task
 
-__all__ = ["COLUMNS", "Rows", "TaskReader", "check_columns"]
-
 _TEXT = (spark.StringType,)
 _WHOLE = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
 _TIME = (spark.TimestampType, spark.DoubleType, spark.LongType, spark.IntegerType)

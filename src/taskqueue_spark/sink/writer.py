@@ -35,8 +35,6 @@ from taskqueue_spark.sink.options import SinkOptions, resource_of
 from taskqueue_spark.sink.rejected_rows import Aside, job_of, reveal, sweep
 from taskqueue_spark.sink.tasks import TaskReader
 
-__all__ = ["Sent", "publish", "stream_writer", "writer"]
-
 _log = logging.getLogger("taskqueue.spark")
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"

@@ -14,8 +14,6 @@ from taskqueue_spark.pipeline.gaps import Holes
 from taskqueue_spark.pipeline.rules.per_task import ROUNDING
 from taskqueue_spark.pipeline.task_steps import ENDED
 
-__all__ = ["FIELDS", "LANE", "LaneEntry", "broken", "entries"]
-
 LANE = ("run", "shard", "key", "rule", "lane")
 _DUST = 1e-6
 FIELDS = {

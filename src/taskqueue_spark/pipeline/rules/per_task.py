@@ -8,8 +8,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_spark.pipeline.task_steps import ENDED, OVER
 
-__all__ = ["ROUNDING", "broken"]
-
 ROUNDING = 0.002
 """the store may keep times in milliseconds"""
 _HANDED_BACK = ("redelivered", "lost")
