@@ -6,7 +6,6 @@ The GPU server, simulated, stands on one core (with Redis), what sends the jobs 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,11 +22,10 @@ HERE = Path(__file__).parent
 
 
 async def backlog() -> dict[str, float]:
-    """Run the bare loops, the memory backend, and Redis where there is one."""
+    """Run the bare loops, the memory backend, and Redis."""
     turns = {"bare loops": _turn("bare"), "memory": _turn("memory")}
-    if shutil.which("redis-server") is not None:
-        with RedisServer() as redis:
-            turns["Redis"] = _turn(redis.url)
+    with RedisServer() as redis:
+        turns["Redis"] = _turn(redis.url)
     return {
         f"{SLOTS} slots, jobs of {LOW * 1000:.0f} to {HIGH * 1000:.0f} ms: {name}, {figure}": value
         for name, turn in turns.items()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,14 +31,13 @@ HERE = Path(__file__).parent
 
 
 async def throughput() -> dict[str, float]:
-    """Run the floor, the memory backend, and Redis where there is one; rates, and rates relative to the floor."""
+    """Run the floor, the memory backend, and Redis; rates, and rates relative to the floor."""
     floor = await _turn("floor", str(HERE / "window_floor.py"), str(TASKS), str(BYTES))
     turns = {"memory": await _turn("server", *_serve("memory"))}
-    if shutil.which("redis-server") is not None:
-        with RedisServer() as redis:
-            pin(redis.process.pid, 1)
-            variables = {"TASKQUEUE_REDIS_URL": redis.url}
-            turns["Redis"] = await _turn("server", *_serve("redis"), **variables)
+    with RedisServer() as redis:
+        pin(redis.process.pid, 1)
+        variables = {"TASKQUEUE_REDIS_URL": redis.url}
+        turns["Redis"] = await _turn("server", *_serve("redis"), **variables)
     found = {"bare socket, bodies/s": floor["rate"], "bare socket, server CPU, µs": floor["cpu"]}
     for name, turn in turns.items():
         found[f"{name}, tasks/s"] = turn["rate"]

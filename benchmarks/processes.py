@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from entries.adapter import PlainRedis
+
+from taskqueue_redis.embedded.binaries import find_binary
 
 PATIENCE = 120.0
 """seconds for one command of an entry"""
@@ -43,7 +44,7 @@ def pin(pid: int, which: int) -> None:
 
 
 class RedisServer:
-    """A redis-server with an empty store, on loopback, ended with its block."""
+    """The Valkey of the embedded store, or the Redis on PATH without it: empty, on loopback, ended with its block."""
 
     def __init__(self, *, durable: bool = False) -> None:
         self._durable = durable
@@ -51,9 +52,7 @@ class RedisServer:
 
     def __enter__(self) -> Self:
         """Start it; return once it answers."""
-        program = shutil.which("redis-server")
-        if program is None:
-            raise Failed("there is no redis-server on PATH")
+        self.binary = find_binary()
         folder = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="taskqueue-bench-"))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -61,7 +60,7 @@ class RedisServer:
         words = ["--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
         words += ["--appendonly", "yes" if self._durable else "no", "--appendfsync", "everysec"]
         self.url = f"redis://127.0.0.1:{port}/0"
-        self.process = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([self.binary.path, *words], stdout=subprocess.DEVNULL)
         self._opened.callback(self._end)
         pin(self.process.pid, 0)
         self.ask = self._connected()
@@ -83,7 +82,7 @@ class RedisServer:
                 ask.close()
             time.sleep(0.005)
         self._opened.close()
-        raise Failed("redis-server does not answer, or its port was taken")
+        raise Failed("the store does not answer, or its port was taken")
 
     def _end(self) -> None:
         self.process.kill()

@@ -142,9 +142,9 @@ def _machine(result: dict[str, Any]) -> str:
 def _part(result: dict[str, Any]) -> str:
     run = result["side_by_side"]
     versions: list[dict[str, str]] = list(run["versions"].values())
-    redis = versions[0]["redis-server"] if versions else "?"
+    store = versions[0]["store"] if versions else "?"
     kept = "append-only file, everysec" if run["durable"] else "no persistence"
-    where = f"{_machine(result)}, redis-server {redis}, {kept}."
+    where = f"{_machine(result)}, {store}, {kept}."
     tables = render.markdown(run)
     if run["durable"]:
         return f"## With an append-only file\n\n{where}\n\n{tables}"
@@ -155,7 +155,7 @@ def _versions(run: dict[str, Any]) -> str:
     lines = ["### Versions", ""]
     said = set()
     for entry, found in run["versions"].items():
-        line = ", ".join(f"{k} {v}" for k, v in found.items() if k != "redis-server")
+        line = ", ".join(f"{k} {v}" for k, v in found.items() if k != "store")
         if line not in said:
             said.add(line)
             lines.append(f"- {entry.partition(' ')[0]}: {line}")

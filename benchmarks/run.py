@@ -5,18 +5,18 @@ backend beside floors and peers. What takes longer has to be asked for: the pipe
 servers of Prefect, ``--area prefect``. Every round runs every measurement once, so that a slow minute of the machine
 hits all of them. A row whose tasks handled are not the tasks published is invalid and fails the run. The figures go to
 ``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the pages from it.
+``--against COMMIT`` compares the speed of the working tree with that of a commit instead: see
+``--against COMMIT --help``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import os
 import platform
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for parts of the tests
 sys.path.insert(0, str(Path(__file__).parent))
 
 import catalog
+import compare
 import dispatching
 import figures as of_figures
 import in_process
@@ -55,7 +56,9 @@ PREFECT = "prefect"
 
 
 def main() -> int:
-    """Run the chosen areas; return the exit status."""
+    """Run the chosen areas, or compare two trees; return the exit status."""
+    if any(word.startswith("--against") for word in sys.argv[1:]):
+        return compare.main(sys.argv[1:])
     options = _options()
     areas = [REDIS] if options.redis or options.peers or options.entries else options.area
     areas = areas or [*AREAS, REDIS]
@@ -75,11 +78,9 @@ def main() -> int:
             print(render.text([reach] if reach[2] else [], []))
     invalid = False
     if REDIS in areas:
-        found = _side_by_side(options)
-        report["side_by_side"] = found
-        if found is not None:
-            print(render.plain(found))
-            invalid = any(turn["invalid"] for turn in found["turns"])
+        found = report["side_by_side"] = _side_by_side(options)
+        print(render.plain(found))
+        invalid = any(turn["invalid"] for turn in found["turns"])
     if SPARK in areas:
         invalid = _pipeline(options, report) or invalid
     if PREFECT in areas:
@@ -117,10 +118,7 @@ def _measure(area: str, figures: dict[str, list[float]]) -> None:
             figures.setdefault(f"{area}: {name}", []).append(value)
 
 
-def _side_by_side(options: argparse.Namespace) -> dict[str, Any] | None:
-    if shutil.which("redis-server") is None:
-        print("redis is left out: there is no redis-server on PATH", file=sys.stderr)
-        return None
+def _side_by_side(options: argparse.Namespace) -> dict[str, Any]:
     plan = side_by_side.FULL if options.full else side_by_side.USUAL
     plan = side_by_side.QUICK if options.quick else plan
     names = [name.strip() for name in options.entries.split(",")] if options.entries else None
@@ -138,9 +136,6 @@ def _side_by_side(options: argparse.Namespace) -> dict[str, Any] | None:
 
 def _pipeline(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     """Measure the pipeline into a report; return whether something was invalid."""
-    if shutil.which("redis-server") is None or importlib.util.find_spec("pyspark") is None:
-        print("spark is left out: it needs redis-server on PATH, and pyspark", file=sys.stderr)
-        return False
     size = "full" if options.full else "quick" if options.quick else "usual"
     found = report["pipeline"] = spark_area.measure(size, rounds=options.rounds)
     print(render.text(spark_area.tables(found), spark_area.notes(found)))

@@ -114,7 +114,7 @@ def stage(
         producer, worker = start(), start()  # they import on both cores, then are kept on one
         versions = producer.ready()
         worker.ready()
-        versions["redis-server"] = meter.info(redis.ask)["redis_version"]
+        versions["store"] = redis.binary.name
         yield Stage(redis, producer, worker, versions, patience)
 
 

@@ -1,0 +1,111 @@
+"""Compare the speed of two commits: python3 dev.py bench --against BEFORE [--pairs 20] [--area memory] [--floor 0.95].
+
+The working tree is measured against the commit BEFORE. Each pair measures both, in alternating order, so that a slow
+minute of the machine hits both. A row's ratio is the working tree's rate divided by that of BEFORE, so it is above 1
+where the working tree is faster. The interval of 95 % comes from resampling the pairs. The exit code is 1 if the lower
+end of a row is below the floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean, median
+
+from processes import RedisServer
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+AREAS = ("memory", "redis", "server, memory", "server, redis")
+RESAMPLES = 10_000
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the pairs, print a table, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="dev.py bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--against", required=True, metavar="BEFORE", help="commit to compare with")
+    parser.add_argument("--pairs", type=int, default=20, help="number of interleaved pairs")
+    parser.add_argument("--area", choices=AREAS, action="append", help="default: all")
+    parser.add_argument(
+        "--floor", type=float, default=0.95, help="smallest lower end of an interval"
+    )
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="taskqueue-compare-") as folder:
+        before = Path(folder) / "before"
+        _git("worktree", "add", "--detach", str(before), options.against)
+        try:
+            slow = [
+                row
+                for area in options.area or AREAS
+                for row in _compare(area, before, options.pairs, options.floor)
+            ]
+        finally:
+            _git("worktree", "remove", "--force", str(before))
+    print("slower than allowed: " + "; ".join(slow) if slow else "no row is slower than allowed")
+    return 1 if slow else 0
+
+
+def _compare(area: str, before: Path, pairs: int, floor: float) -> list[str]:
+    """Measure one area, print its rows, and return the names of those below the floor."""
+    rates: dict[str, list[tuple[float, float]]] = {}
+    for number in range(pairs):
+        print(f"{area}: pair {number + 1} of {pairs}", file=sys.stderr)
+        order = [before, ROOT] if number % 2 else [ROOT, before]
+        figures = {tree: _measure(area, tree) for tree in order}
+        for name, rate in figures[ROOT].items():
+            rates.setdefault(name, []).append((figures[before][name], rate))
+    slow = []
+    for name, row in rates.items():
+        logs = [math.log(after / earlier) for earlier, after in row]
+        low, high = _interval(logs)
+        earlier, after = (median(values) for values in zip(*row, strict=True))
+        print(
+            f"{area}: {name:<48} {earlier:>10,.4g} {after:>10,.4g}"
+            f"  ratio {math.exp(fmean(logs)):.3f} ({low:.3f} to {high:.3f})",
+            flush=True,
+        )
+        if low < floor:
+            slow.append(f"{area}: {name}")
+    return slow
+
+
+def _interval(logs: Sequence[float]) -> tuple[float, float]:
+    """Return the interval of 95 % of the mean ratio, by the bootstrap."""
+    chance = random.Random(1)
+    means = sorted(fmean(chance.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
+    return math.exp(means[RESAMPLES // 40]), math.exp(means[-RESAMPLES // 40])
+
+
+def _measure(area: str, tree: Path) -> dict[str, float]:
+    """Run an area's workloads on a source tree, with a store of their own."""
+    with ExitStack() as stack:
+        variables = {**os.environ, "PYTHONPATH": str(tree / "src")}
+        if "redis" in area:
+            variables["TASKQUEUE_REDIS_URL"] = stack.enter_context(RedisServer()).url
+        run = subprocess.run(
+            [sys.executable, str(HERE / "workloads.py"), area],
+            env=variables,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    figures: dict[str, float] = json.loads(run.stdout)
+    return figures
+
+
+def _git(*words: str) -> None:
+    command = ["git", "-C", str(ROOT), *words]
+    subprocess.run(command, check=True, capture_output=True)
