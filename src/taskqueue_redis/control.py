@@ -22,7 +22,6 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.receipts import readable
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
@@ -52,7 +51,7 @@ class RedisControl:
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
-        durabilities = await self._context.durabilities(settings.replicas)
+        durabilities = await self._context.checks.durabilities(settings.replicas)
         checked_settings(settings, durabilities, journal=True, flow=True, order=True, fan_out=True)
         self._check_bound(key, settings)
         replicated = settings.durability is Durability.REPLICATED
@@ -94,7 +93,7 @@ class RedisControl:
         return ledger_of(pairs(counters))
 
     async def stats(self, key: str) -> QueueStats:
-        await self._context.arrived()
+        await self._context.wakeups.join_all()
         reply, oldest, subscribers = await self._of("stats", key)
         counters = pairs(reply)
         return QueueStats(
@@ -141,7 +140,7 @@ class RedisControl:
         return purged
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        await self._context.arrived()
+        await self._context.wakeups.join_all()
         connections: dict[str, set[str]] = {}
         matches: dict[str, WorkerInfo] = {}
         for partition in self._context.scripts.partitions.names:
@@ -208,8 +207,7 @@ class RedisControl:
 
     async def _run(self, script: str, partition: str, *args: Arg) -> Any:
         self._context.ensure_open()
-        with translated():
-            return await self._context.scripts.run(script, partition, *args)
+        return await self._context.scripts.run(script, partition, *args)
 
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
@@ -274,7 +272,5 @@ class RedisDeadLetters:
 
     async def _of(self, script: str, key: str, *args: Arg) -> Any:
         self._context.ensure_open()
-        with translated():
-            return await self._context.scripts.run(
-                script, self._context.scripts.partitions.of(key), key, *args
-            )
+        partition = self._context.scripts.partitions.of(key)
+        return await self._context.scripts.run(script, partition, key, *args)

@@ -9,13 +9,12 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
 
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
-from taskqueue_redis.connection.failures import Failure
-from taskqueue_redis.scripts.runner import Scripts
+from taskqueue_redis.scripts.receipts import Receipts
+from taskqueue_redis.scripts.runner import ScriptRunner
 
 _BEATS = 3
 """signs of life per lease"""
@@ -25,8 +24,8 @@ _log = logging.getLogger("taskqueue.redis")
 class Heartbeat:
     """Renews the leases of consumers, three times per lease."""
 
-    def __init__(self, settings: RedisSettings, gone: Callable[[str], None]) -> None:
-        """Call ``gone`` in the event loop of the first `add` for a consumer that was given up."""
+    def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
+        """Do no input or output. What an expired consumer holds is revoked in the event loop of the first `add`."""
         # An answer that does not come must not cost the lease: there is time for a second try.
         patience = settings.lease / 3
         self._settings = settings.model_copy(
@@ -36,11 +35,11 @@ class Heartbeat:
                 "operation_timeout": min(settings.operation_timeout, settings.lease / 3),
             }
         )
-        self._expired = gone
+        self._receipts = receipts
         self._consumers: dict[str, set[str]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._context: asyncio.AbstractEventLoop | None = None
+        self._owner: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
@@ -50,7 +49,7 @@ class Heartbeat:
         with self._lock:
             self._consumers.setdefault(partition, set()).add(token)
             if self._thread is None and not self._closed:
-                self._context = asyncio.get_running_loop()
+                self._owner = asyncio.get_running_loop()
                 self._thread = threading.Thread(
                     target=self._run, name="taskqueue-heartbeat", daemon=True
                 )
@@ -83,8 +82,8 @@ class Heartbeat:
             self._loop, self._beating = asyncio.get_running_loop(), asyncio.current_task()
             if self._closed:
                 return
-        link = Link(self._settings)
-        scripts = Scripts(link, self._settings.prefix, self._settings.partitions_of, None)
+        client = Link(self._settings)
+        scripts = ScriptRunner(client)
         try:
             pause = self._settings.lease / _BEATS
             while True:
@@ -96,22 +95,22 @@ class Heartbeat:
                 if not all(await asyncio.gather(*beats)):
                     pause /= 10  # there is no time to lose
         finally:
-            await link.aclose()
+            await client.aclose()
 
-    async def _beat(self, scripts: Scripts, partition: str, tokens: list[str]) -> bool:
+    async def _beat(self, scripts: ScriptRunner, partition: str, tokens: list[str]) -> bool:
         if not tokens:
             return True
         try:
             gone = await scripts.run("beat", partition, *tokens)
-        except (Failure, TaskQueueError) as error:
-            _log.warning("could not send a heartbeat (%s)", type(error).__name__)
+        except TaskQueueError as error:
+            _log.warning("could not send a heartbeat (%s)", type(error.__cause__ or error).__name__)
             return False
         except Exception:  # noqa: BLE001 - whatever it was: leases must not end because of it
             _log.exception("could not send a heartbeat")
             return False
         for token in gone:
             self.remove(token.decode())
-            if self._context is not None:
+            if self._owner is not None:
                 with contextlib.suppress(RuntimeError):  # its loop has ended
-                    self._context.call_soon_threadsafe(self._expired, token.decode())
+                    self._owner.call_soon_threadsafe(self._receipts.revoke_all, token.decode())
         return True

@@ -20,15 +20,13 @@ from taskqueue_core.errors import (
 )
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import AnswerLost, Refused
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.coalescer import Coalescer
-from taskqueue_redis.scripts.keys import room_channel
 from taskqueue_redis.scripts.receipts import readable
 from taskqueue_redis.scripts.runner import Arg, microseconds
 from taskqueue_redis.scripts.task_codec import digest, encode
-from taskqueue_redis.wakeups import RedisRoomSignal
+from taskqueue_redis.wakeups import RedisRoomSignal, room_channel
 
 _NO_ROOM_PAUSE = 1.0
 _PART = 250
@@ -43,19 +41,17 @@ class RedisPublisher:
     def __init__(self, context: RedisContext) -> None:
         self._context = context
         self._scripts = context.scripts
-        self._confirming = context.confirming
-        self._coalescers: dict[str, Coalescer[Task, Confirmation]] = {}
+        self._publishes: Coalescer[Task, Confirmation] = Coalescer(self._send)
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         self._context.ensure_open()
-        if not self._context.promises_checked:
-            with translated():
-                await self._context.check_promises()
+        if not self._scripts.promises_checked:
+            await self._scripts.check_promises()
         if not tasks:
             return ()
         partitions = self._scripts.partitions
         if len(tasks) == 1 or (len(partitions.names) == 1 and len(tasks) <= LIMITS.batch):
-            return tuple(await self._coalescer(partitions.of(tasks[0].key)).submit(tasks))
+            return tuple(await self._publishes.submit(partitions.of(tasks[0].key), tasks))
         indexes: dict[str, list[int]] = {}
         for index, task in enumerate(tasks):
             indexes.setdefault(partitions.of(task.key), []).append(index)
@@ -65,7 +61,7 @@ class RedisPublisher:
             for start in range(0, len(batch), LIMITS.batch)
         ]
         results = await _gather_all(
-            self._coalescer(partition).submit([tasks[index] for index in batch])
+            self._publishes.submit(partition, [tasks[index] for index in batch])
             for partition, batch in batches
         )
         answers: dict[int, Confirmation] = {}
@@ -92,15 +88,14 @@ class RedisPublisher:
             fence, receipt_token, attempt = receipt.fence, receipt.token, settles.attempt
         partition = self._scripts.partitions.of(task.key)
         text = "" if error is None else error[: LIMITS.text]
-        with translated():
-            (answer,) = await self._confirming.run(
-                "schedule_retry", partition, (task.key,),
-                task.key, task.id, microseconds(at), token or "",
-                "" if error is None else "1", text.encode(errors="replace"),
-                fence, receipt_token, attempt,
-                digest(task.payload), task.priority, _optional_time(task.deadline), encode(task),
-                task.tenant or "", task.ordering_key or "",
-            )  # fmt: skip
+        (answer,) = await self._scripts.run_replicated(
+            "schedule_retry", partition, (task.key,),
+            task.key, task.id, microseconds(at), token or "",
+            "" if error is None else "1", text.encode(errors="replace"),
+            fence, receipt_token, attempt,
+            digest(task.payload), task.priority, _optional_time(task.deadline), encode(task),
+            task.tenant or "", task.ordering_key or "",
+        )  # fmt: skip
         if answer == b"lost":
             raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
         if settles is not None:
@@ -111,26 +106,16 @@ class RedisPublisher:
     def room_signal(self, *keys: str) -> RedisRoomSignal:
         """See `taskqueue_core.capabilities.RoomSignals`."""
         self._context.ensure_open()
-        partition_of = self._context.scripts.partitions.of
+        partition_of = self._scripts.partitions.of
         channels = (room_channel(partition_of(key), key) for key in checked_keys(keys))
         return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
     async def sent(self) -> None:
         """Wait until the publishes that were asked for before have been answered."""
-        for coalescer in tuple(self._coalescers.values()):
-            await coalescer.sent()
-
-    def _coalescer(self, partition: str) -> Coalescer[Task, Confirmation]:
-        if partition not in self._coalescers:
-
-            async def send(tasks: Sequence[Task]) -> Sequence[Confirmation]:
-                return await self._send(partition, tasks)
-
-            self._coalescers[partition] = Coalescer(send, LIMITS.batch)
-        return self._coalescers[partition]
+        await self._publishes.sent()
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
-        if len(tasks) <= _PART or self._confirming.waits_for(task.key for task in tasks):
+        if len(tasks) <= _PART or self._scripts.waits_for_replicas(task.key for task in tasks):
             return await self._run(
                 partition, tasks, *_script_args(tasks)
             )  # replicas are waited for once
@@ -156,16 +141,14 @@ class RedisPublisher:
         args: Sequence[Arg],
     ) -> Sequence[Confirmation]:
         try:
-            with translated(AnswerLost, Refused):
-                reply = await self._confirming.run("publish", partition, by_key, *args)
-        except AnswerLost as error:
-            raise PublishUnconfirmed(
-                "the store's response was lost", task_id=tasks[0].id
-            ) from error
-        except Refused as error:
-            if error.why != "OOM":
-                raise BackendUnavailable(f"the store accepts no writes: {error.why}") from error
-            return [_no_memory(task) for task in tasks]
+            reply = await self._scripts.run_replicated("publish", partition, by_key, *args)
+        except BackendUnavailable as error:
+            match error.__cause__:
+                case AnswerLost() as lost:
+                    raise PublishUnconfirmed(str(error), task_id=tasks[0].id) from lost
+                case Refused(why="OOM"):
+                    return [_no_memory(task) for task in tasks]
+            raise
         answers = iter(reply)
         of_key = {key: iter(tuple(islice(answers, len(tasks)))) for key, tasks in by_key.items()}
         return [_confirmation(task, next(of_key[task.key])) for task in tasks]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from typing import Any
+from collections.abc import Collection, Coroutine, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
-from taskqueue_redis.connection.errors import translated
-from taskqueue_redis.connection.failures import AnswerLost, Failure, ScriptError
+from taskqueue_redis.connection.failures import AnswerLost, ScriptError
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.deliveries import CORRUPT, ENTRY, deliveries_of
 from taskqueue_redis.scripts.receipts import Holder
 from taskqueue_redis.scripts.runner import seconds
+from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
 
 _POLL_EVERY = 8
 """receives after which queues that are not known to have work are looked at in any case"""
@@ -28,6 +27,20 @@ _RETRY_SECONDS = 0.2
 
 class GivenUp(Exception):
     """The store has given this consumer up: what it held is with others."""
+
+
+class Consumer(Holder, Protocol):
+    """The subscription that a `Receiver` reads for."""
+
+    keys: tuple[str, ...]
+
+    async def enter(self, partition: str) -> None:
+        """Register with a partition, if that has not been done."""
+        ...
+
+    def wake(self, key: str | None) -> None:
+        """Have a waiting receive look again."""
+        ...
 
 
 class _Taken(msgspec.Struct):
@@ -54,7 +67,8 @@ class _Taken(msgspec.Struct):
     @property
     def received(self) -> Received:
         """It as an answer."""
-        deliveries = _round_robin(list(self.by_key.values()))
+        lists = list(self.by_key.values())
+        deliveries = lists[0] if len(lists) == 1 else _round_robin(lists)
         return Received(
             deliveries=tuple(deliveries),
             expired=tuple(self.expired),
@@ -69,21 +83,11 @@ class Receiver:
     Where there are many, one that is out of reach does not hold up the others: it is asked aside until it answers.
     """
 
-    def __init__(
-        self,
-        context: RedisContext,
-        holder: Holder,
-        keys: tuple[str, ...],
-        *,
-        enter: Callable[[str], Awaitable[None]],
-        wake: Callable[[], None],
-    ) -> None:
-        """Do no input or output. ``enter`` registers with a partition; ``wake`` has a receive look again."""
+    def __init__(self, context: RedisContext, consumer: Consumer) -> None:
+        """Do no input or output."""
         self._context = context
-        self._holder = holder
-        self._enter = enter
-        self._wake = wake
-        self._partitions = tuple(context.scripts.partitions.group(keys))
+        self._consumer = consumer
+        self._partitions = tuple(context.scripts.partitions.group(consumer.keys))
         self.ready: dict[str, None] = {}
         """queues that are likely to have work, the next in turn first"""
         self._reads = 0
@@ -106,7 +110,7 @@ class Receiver:
             await self._poll_doubtful()
         if self._unseen:
             deliveries, self._unseen = self._unseen[:limit], self._unseen[limit:]
-            now = self._context.wakeups.now()
+            now = self._context.clock.now()
             # Housekeeping ends what is past its deadline.
             matches = [
                 delivery
@@ -123,7 +127,7 @@ class Receiver:
                 await self._take_from_many(taken, limit, poll=poll)
             else:
                 keys = tuple(self.ready)[:limit]
-                taken.add(await self._read(self._partitions[0], limit, keys, poll=poll))
+                taken = await self._read(self._partitions[0], limit, keys, poll=poll)
         except BaseException as error:
             self._unseen += taken.received.deliveries  # what other partitions gave
             self._late += taken.expired
@@ -234,18 +238,18 @@ class Receiver:
                 self._given_up, result = True, _Taken()
             except TaskQueueError:
                 read = None
-                if self._context.closed:
+                if self._context.closing.is_set():
                     result = _Taken()  # nobody takes anything any more
                 else:
                     await asyncio.sleep(_RETRY_SECONDS)
         self._unseen += result.received.deliveries
         self._late += result.expired
         del self._aside[partition]
-        self._wake()
+        self._consumer.wake(None)
 
     async def _poll_partition(self, partition: str) -> _Taken:
         """Find out which queues of a partition have work, and first of all what it has brought unseen."""
-        await self._enter(partition)
+        await self._consumer.enter(partition)
         if partition in self._doubtful:
             await self._poll_doubtful(partition)
             return _Taken(again=True)
@@ -255,21 +259,19 @@ class Receiver:
         self, partition: str, limit: int, keys: tuple[str, ...], *, poll: bool
     ) -> _Taken:
         try:
-            with translated(ScriptError):
-                reply = await self._context.scripts.run(
-                    "receive", partition, self._holder.token, self._turn, limit, int(poll), *keys,
-                    resend=False,
-                )  # fmt: skip
-        except ScriptError as error:
-            if error.code == "GONE":
-                raise GivenUp from error
-            raise BackendUnavailable("the store failed") from error
+            reply = await self._context.scripts.run(
+                "receive", partition, self._consumer.token, self._turn, limit, int(poll), *keys,
+                resend=False,
+            )  # fmt: skip
         except asyncio.CancelledError:
             self._mark_doubtful(partition)
             raise
         except BackendUnavailable as error:
-            if isinstance(error.__cause__, AnswerLost):
-                self._mark_doubtful(partition)
+            match error.__cause__:
+                case ScriptError(code="GONE") as gone:
+                    raise GivenUp from gone
+                case AnswerLost():
+                    self._mark_doubtful(partition)
             raise
         taken = _Taken()
         self._note(taken, partition, keys, reply)
@@ -278,16 +280,16 @@ class Receiver:
     def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], reply: Any) -> None:
         now, due, again, late, groups, leftover, others, closed = reply
         wakeups = self._context.wakeups
-        wakeups.learn_time(now)
+        self._context.clock.learn(now)
         wakeups.note_due(partition, due)
-        at, keep, token = seconds(now), self._context.receipts.add, self._holder.token
+        at, keep, token = seconds(now), self._context.receipts.add, self._consumer.token
         for name, lane, entries in groups:
             key = name.decode()
             good, bad = deliveries_of(key, lane.decode(), token, at, entries)
             if bad:
                 self._context.background.start(self._bury(bad))
             for delivery in good:
-                keep(delivery.receipt, self._holder)
+                keep(delivery.receipt, self._consumer)
             if key in taken.by_key:
                 taken.by_key[key] += good
             else:
@@ -296,7 +298,7 @@ class Receiver:
         remaining = [key.decode() for key in leftover]
         for key in {*keys, *remaining}:
             self.ready.pop(key, None)
-        for key in (*(key.decode() for key in others), *remaining):
+        for key in [*[key.decode() for key in others], *remaining]:
             self.ready.setdefault(key)  # what was served to the end: the queues take turns
         taken.expired += [Expired(key.decode(), name.decode(), n) for key, name, n in late]
         taken.again = taken.again or bool(again)
@@ -316,19 +318,21 @@ class Receiver:
     async def _poll_doubtful(self, only: str = "") -> None:
         for partition in [only] if only else [*(self._doubtful.keys() - self._aside.keys())]:
             try:
-                with translated(ScriptError):
-                    reply = await self._context.scripts.run(
-                        "pending", partition, self._holder.token, self._turn
-                    )
-            except ScriptError as error:
-                raise GivenUp from error
+                reply = await self._context.scripts.run(
+                    "pending", partition, self._consumer.token, self._turn
+                )
+            except BackendUnavailable as error:
+                match error.__cause__:
+                    case ScriptError(code="GONE") as gone:
+                        raise GivenUp from gone
+                raise
             deliveries = self._unknown(reply)
             if self._doubtful.pop(partition, False):
                 # Some may have been settled here, which a failover has undone: they get receipts of their own.
-                await self._context.settlements.redeliver(deliveries, "")
+                await self._context.settlement.redeliver(deliveries, "")
                 continue
             for delivery in deliveries:
-                self._context.receipts.add(delivery.receipt, self._holder)
+                self._context.receipts.add(delivery.receipt, self._consumer)
             self._unseen += deliveries
 
     def _unknown(self, reply: Any) -> list[Delivery]:
@@ -354,13 +358,13 @@ class Receiver:
             await self._poll_doubtful()
             deliveries, self._unseen = self._unseen, []
             if deliveries:
-                await self._context.settlements.redeliver(deliveries, "")
-        except (Failure, TaskQueueError, GivenUp):
+                await self._context.settlement.redeliver(deliveries, "")
+        except (TaskQueueError, GivenUp):
             pass  # in doubt still: the next receive looks again, and a close hands back
 
     async def _bury(self, corrupt: list[Delivery]) -> None:
         for delivery in corrupt:
-            await self._context.settlements.dead_letter(
+            await self._context.settlement.dead_letter(
                 delivery, CORRUPT, "the envelope cannot be read"
             )
 
@@ -378,7 +382,5 @@ async def _ended(reads: Collection[asyncio.Task[_Taken]]) -> None:
 
 
 def _round_robin(lists: list[list[Delivery]]) -> list[Delivery]:
-    if len(lists) == 1:
-        return lists[0]
     longest = max(map(len, lists), default=0)
     return [deliveries[n] for n in range(longest) for deliveries in lists if n < len(deliveries)]

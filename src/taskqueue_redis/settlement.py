@@ -8,10 +8,9 @@ from typing import NamedTuple
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.scripts.coalescer import Coalescer
 from taskqueue_redis.scripts.receipts import Receipts, readable
-from taskqueue_redis.scripts.runner import Arg, Scripts
+from taskqueue_redis.scripts.runner import Arg, ScriptRunner
 
 _ARGS = 4
 """that the script ``redeliver`` takes per delivery"""
@@ -28,13 +27,13 @@ class _Ack(NamedTuple):
     result: bytes
 
 
-class SettlementBatches:
-    """Ends deliveries, whoever owns them."""
+class Settlement:
+    """Ends deliveries, also those that another subscription received."""
 
-    def __init__(self, scripts: Scripts, receipts: Receipts) -> None:
+    def __init__(self, scripts: ScriptRunner, receipts: Receipts) -> None:
         self._scripts = scripts
         self._receipts = receipts
-        self._coalescers: dict[str, Coalescer[_Ack, Settled]] = {}
+        self._acks: Coalescer[_Ack, Settled] = Coalescer(self._ack)
 
     async def ack(
         self, deliveries: Sequence[Delivery], results: Sequence[bytes | None]
@@ -57,7 +56,7 @@ class SettlementBatches:
             acks.append(_Ack(tail, known_here, delivery.task.id, head, result or b""))
 
         async def settle(partition: str, indexes: list[int], acks: list[_Ack]) -> None:
-            outcomes = await self._coalescer(partition).submit(acks)
+            outcomes = await self._acks.submit(partition, acks)
             for index, answer in zip(indexes, outcomes, strict=True):
                 answers[index] = answer
                 self._receipts.forget(deliveries[index].receipt)
@@ -86,8 +85,7 @@ class SettlementBatches:
             reply: list[bytes] = []
             for start in range(0, len(args), _ARGS * LIMITS.batch):
                 batch = args[start : start + _ARGS * LIMITS.batch]
-                with translated():
-                    reply += await self._scripts.run("redeliver", partition, loser, *batch)
+                reply += await self._scripts.run("redeliver", partition, loser, *batch)
             for index, answer in zip(indexes, reply, strict=True):
                 answers[index] = _ANSWERS[answer]
                 self._receipts.forget(deliveries[index].receipt)
@@ -101,29 +99,18 @@ class SettlementBatches:
         if receipt is None or receipt.key != delivery.task.key:
             return Settled.LEASE_LOST
         text = "" if error is None else error[: LIMITS.text]
-        with translated():
-            reply = await self._scripts.run(
-                "dead_letter", self._scripts.partitions.of(receipt.key),
-                receipt.key, delivery.task.id, receipt.fence, receipt.token,
-                reason[: LIMITS.text].encode(errors="replace"),
-                "" if error is None else "1", text.encode(errors="replace"), receipt.lane,
-            )  # fmt: skip
+        reply = await self._scripts.run(
+            "dead_letter", self._scripts.partitions.of(receipt.key),
+            receipt.key, delivery.task.id, receipt.fence, receipt.token,
+            reason[: LIMITS.text].encode(errors="replace"),
+            "" if error is None else "1", text.encode(errors="replace"), receipt.lane,
+        )  # fmt: skip
         self._receipts.forget(delivery.receipt)
         return _ANSWERS[reply]
 
     async def settled(self) -> None:
         """Wait until the acks that were asked for before have been answered."""
-        for coalescer in tuple(self._coalescers.values()):
-            await coalescer.sent()
-
-    def _coalescer(self, partition: str) -> Coalescer[_Ack, Settled]:
-        if partition not in self._coalescers:
-
-            async def send(acks: Sequence[_Ack]) -> Sequence[Settled]:
-                return await self._ack(partition, acks)
-
-            self._coalescers[partition] = Coalescer(send, LIMITS.batch)
-        return self._coalescers[partition]
+        await self._acks.sent()
 
     async def _ack(self, partition: str, acks: Sequence[_Ack]) -> Sequence[Settled]:
         groups: dict[tuple[str, bool], list[int]] = {}
@@ -136,8 +123,7 @@ class SettlementBatches:
             for position in group:
                 ack = acks[position]
                 args += (ack.task_id, ack.fence, ack.result)
-        with translated():
-            reply = await self._scripts.run("ack", partition, *args)
+        reply = await self._scripts.run("ack", partition, *args)
         answers = [Settled.LEASE_LOST] * len(acks)
         order = (index for group in groups.values() for index in group)
         for place, answer in zip(order, reply, strict=True):

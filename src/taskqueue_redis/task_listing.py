@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, Self
 from taskqueue_core.tasks import State
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
-from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
 from taskqueue_redis.journal.reader import installed
-from taskqueue_redis.scripts.keys import Partitions
-from taskqueue_redis.scripts.runner import Arg, source
+from taskqueue_redis.scripts.runner import Arg, Partitions, source
 from taskqueue_redis.scripts.task_record import Rest, rest_of, status_of
 
 _AT_ONCE = 300
@@ -52,7 +51,7 @@ class TaskLister:
 
     def __init__(self, settings: RedisSettings) -> None:
         """Do no input or output."""
-        self._link = Link(settings)
+        self._client = Link(settings)
         self._partitions: Partitions | None = None
         self._digest = hashlib.sha1(source(_STATUS).encode(), usedforsecurity=False).hexdigest()
 
@@ -65,7 +64,7 @@ class TaskLister:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._link.aclose()
+        await self._client.aclose()
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of the queues of all partitions, sorted; a shard is a queue of its own here."""
@@ -112,7 +111,7 @@ class TaskLister:
 
     async def _installed(self) -> Partitions:
         if self._partitions is None:
-            self._partitions = await installed(self._link)
+            self._partitions = await installed(self._client)
         return self._partitions
 
     async def _pending(self, partition: str, stream: str) -> tuple[int, int]:
@@ -147,8 +146,12 @@ class TaskLister:
             return await self._ask(partition, "EVAL", source(_STATUS), *args)
 
     async def _ask(self, partition: str, *args: Arg, retained: type[Failure] = NoScript) -> Any:
-        with translated(retained):
-            return await self._link.command(partition, *args)
+        try:
+            return await self._client.command(partition, *args)
+        except Failure as failure:
+            if isinstance(failure, retained):
+                raise
+            raise contract_error(failure) from failure
 
 
 def _may_fly(record: Rest, flying: Mapping[str, tuple[int, int]]) -> bool:

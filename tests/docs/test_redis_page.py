@@ -184,7 +184,7 @@ async def busy(redis: RedisServer) -> RedisServer:
     # Its process ends without a farewell: consumers stay where they are.
     await backend._context.heartbeat.aclose()
     await backend._context.wakeups.aclose()
-    await backend._context.link.aclose()
+    await backend._context.client.aclose()
     return redis
 
 

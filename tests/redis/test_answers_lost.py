@@ -258,8 +258,9 @@ async def test_a_late_receive_takes_nothing(redis_url: str, redis_prefix: str) -
         intake._mark_doubtful(intake._partitions[0])
         await intake._poll_doubtful()
         name = intake._partitions[0]
-        with pytest.raises(Exception, match="given this receive up"):
+        with pytest.raises(BackendUnavailable) as refused:
             await backend._context.scripts.run("receive", name, consumer.token, held, 1, 1)
+        assert "given this receive up" in str(refused.value.__cause__)
         assert (await backend.control.ledger(KEY)).waiting == 1
         assert [d.task.id for d in await take(consumer, 1)] == ["t"]
 
@@ -309,7 +310,7 @@ async def test_when_it_was_delivered(each_redis: RedisServer, redis_prefix: str)
         await publish(backend, "t")
         (lost,) = await take(consumer, 1)
         backend._context.receipts.forget(lost.receipt)  # as if the answer had never come
-        backend._context.wakeups.offset -= 10.0  # as after an answer that was late
+        backend._context.clock.offset -= 10.0  # as after an answer that was late
         await asyncio.sleep(0.05)
         intake: Receiver = consumer._receiver
         intake._mark_doubtful(intake._partitions[0])

@@ -14,20 +14,28 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
-from taskqueue_redis.connection.errors import translated
-from taskqueue_redis.scripts.keys import Partitions
+from taskqueue_redis.connection.errors import contract_error
+from taskqueue_redis.connection.failures import Failure
+from taskqueue_redis.scripts.runner import Partitions
 
 
-async def installed(link: Link) -> Partitions:
+async def command(client: Link, key: str, *args: str | int) -> Any:
+    """Run a command and return its reply. Raises the contract's errors."""
+    try:
+        return await client.command(key, *args)
+    except Failure as failure:
+        raise contract_error(failure) from failure
+
+
+async def installed(client: Link) -> Partitions:
     """Return the partitions that there are; where nothing is installed yet, what the settings say.
 
     Raises `BackendUnavailable`.
     """
-    partitions = Partitions(link.settings.prefix, link.settings.partitions_of)
+    partitions = Partitions(client.settings.prefix, client.settings.partitions_of)
     first = partitions.names[0]
-    with translated():
-        number = await link.command(first, "HGET", f"{first}:meta", "partitions")
-    return partitions if number is None else Partitions(link.settings.prefix, int(number))
+    number = await command(client, first, "HGET", f"{first}:meta", "partitions")
+    return partitions if number is None else Partitions(client.settings.prefix, int(number))
 
 
 JOURNAL_VERSION = 2
@@ -180,7 +188,7 @@ class RedisJournalReader:
 
     def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
         """Do no input or output. ``at_once``: the most entries in a reply."""
-        self._link = Link(settings)
+        self._client = Link(settings)
         self._at_once = at_once
         self.partitions = Partitions(settings.prefix, settings.partitions_of).names
         """as the settings say; `discover` asks the store"""
@@ -194,11 +202,11 @@ class RedisJournalReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._link.aclose()
+        await self._client.aclose()
 
     async def discover(self) -> tuple[str, ...]:
         """Return the partitions that the installation has, as far as there is one. Raises `BackendUnavailable`."""
-        self.partitions = (await installed(self._link)).names
+        self.partitions = (await installed(self._client)).names
         return self.partitions
 
     async def span(self, partition: str, known: JournalSpan | None = None) -> JournalSpan:
@@ -323,8 +331,7 @@ class RedisJournalReader:
         return None
 
     async def _ask(self, partition: str, *args: str | int) -> Any:
-        with translated():
-            return await self._link.command(partition, *args)
+        return await command(self._client, partition, *args)
 
 
 def _journal(partition: str) -> str:

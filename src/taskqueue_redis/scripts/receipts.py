@@ -76,9 +76,12 @@ class Receipts:
             self.forget(receipt)
         return receipts
 
-    def holders(self) -> set[Holder]:
-        """Return the consumers that have something out."""
-        return set(self._holders.values())
+    def revoke_all(self, token: str) -> None:
+        """Tell the consumer behind ``token`` that it has lost every delivery."""
+        for holder in set(self._holders.values()):
+            if holder.token == token:
+                holder.revoke(self.drop(holder))
+                return
 
     def revoke(self, token: str, fence: str, key: str) -> None:
         """Tell the consumer behind ``token`` that it has lost the delivery of a stream's entry."""

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskStatus
-from taskqueue_redis.scripts.deliveries import salvaged
 from taskqueue_redis.scripts.runner import seconds
-from taskqueue_redis.scripts.task_codec import Corrupt, decode
+from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvaged
 
 # As in lua/lib/states.lua; the 7-byte numbers are read as bytes.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")

@@ -8,16 +8,21 @@ next start runs them together with the transaction after them, and half a script
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from taskqueue_redis.connection.background import Owned
 from taskqueue_redis.connection.client import Ask, Link
 from taskqueue_redis.connection.failures import Failure, Misconfigured, ScriptError
-from taskqueue_redis.setup.checks import parsed
 
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 2.0, 60.0
+"""pause before the masters are asked again: the first one, and the longest"""
 _NO = "0"
 _SEVERAL_FILES = 7
 """the version since which the log is in several of them"""
+_log = logging.getLogger("taskqueue.redis")
 
 
 class AofReading(NamedTuple):
@@ -29,19 +34,83 @@ class AofReading(NamedTuple):
     """why a file is not rewritten"""
 
 
-async def rewrite_logs(link: Link) -> AofReading:
+class AofRewriter:
+    """Has servers rewrite their append-only files, in the background, whenever one of them may have been restarted."""
+
+    def __init__(self, client: Link) -> None:
+        """Do no input or output."""
+        self._client = client
+        self._tasks = Owned()
+        self._running = False
+        self._due = False
+        self._obstacle = ""
+        self._closed = False
+        client.when_reopened(self.start)
+
+    def start(self) -> None:
+        """Read what the servers say of their files, until each file is whole."""
+        self._due = True
+        if not self._closed and not self._running:
+            self._running = True
+            self._tasks.start(self._run())
+
+    async def try_once(self) -> bool:
+        """Ask every server to rewrite its file if need be. Return whether nothing remains to be done."""
+        try:
+            reading = await rewrite_logs(self._client)
+        except Failure:
+            return False
+        if reading.obstacle and reading.obstacle != self._obstacle:
+            self._obstacle = reading.obstacle
+            _log.warning(
+                "%s: cannot rewrite its append-only file (%s): run BGREWRITEAOF yourself "
+                    "after Redis was killed or lost power",
+                self._client.settings.address.shown, reading.obstacle,
+            )  # fmt: skip
+        elif reading.whole and not reading.obstacle:
+            self._obstacle = ""
+        return reading.whole
+
+    async def aclose(self) -> None:
+        """End the background work."""
+        self._closed = True
+        await self._tasks.aclose()
+
+    async def _run(self) -> None:
+        pause = _RETRY_SECONDS
+        try:
+            while self._due and not self._closed:
+                self._due = False
+                whole = await self.try_once()
+                # Also if `start` was called in the meantime: such calls may come in great numbers.
+                await asyncio.sleep(pause)
+                if whole:
+                    pause = _RETRY_SECONDS
+                else:
+                    self._due, pause = True, min(2 * pause, _MAX_RETRY_SECONDS)
+        finally:
+            self._running = False
+
+
+def parse_info(info: bytes) -> dict[str, str]:
+    """Return the fields of an answer to INFO."""
+    lines = info.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+async def rewrite_logs(client: Link) -> AofReading:
     """Have each master rewrite its file in the background, unless it has done so since its start.
 
     Raises a `Failure` where it is not known who they are.
     """
-    looks = await link.at_each_master(_read_persistence)
+    looks = await client.at_each_master(_read_persistence)
     obstacles = (reading.obstacle for reading in looks if reading.obstacle)
     return AofReading(all(reading.whole for reading in looks), next(obstacles, ""))
 
 
 async def _read_persistence(ask: Ask) -> AofReading:
     try:
-        facts = parsed(await ask(("INFO",)))
+        facts = parse_info(await ask(("INFO",)))
         if facts.get("loading", _NO) != _NO:
             return AofReading(whole=False)
         if _is_whole(facts):

@@ -33,13 +33,11 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.limits import LIMITS, check_duration, check_label
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.keys import slots_channel
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
 from taskqueue_redis.slots.records import EndpointRecord, SlotRecord, granted, lease_of, read_record
-from taskqueue_redis.wakeups import RedisRoomSignal
+from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
 
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _STRANGE = 1
@@ -53,6 +51,13 @@ class RedisSlots:
         """Do no input or output."""
         self._context = context
         self._partition = context.scripts.partitions.names[0]
+        self._acquires: set[asyncio.Task[Any]] = set()
+        """calls that go on if their callers are cancelled"""
+
+    async def sent(self) -> None:
+        """Wait until the acquires that were asked for before have been answered."""
+        if self._acquires:
+            await asyncio.wait(self._acquires)
 
     # endpoints
 
@@ -131,8 +136,8 @@ class RedisSlots:
             "" if idle is None else microseconds(idle),
         )
         asking = asyncio.create_task(self._acquire(args, releasing))
-        self._context.asking.add(asking)
-        asking.add_done_callback(self._context.asking.discard)
+        self._acquires.add(asking)
+        asking.add_done_callback(self._acquires.discard)
         try:
             reply = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -153,7 +158,7 @@ class RedisSlots:
 
     async def _give_back(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
         # What fails here comes back by its time.
-        with contextlib.suppress(TaskQueueError, Failure):
+        with contextlib.suppress(TaskQueueError):
             leases = granted(await asking, model, holder)
             if leases:
                 tokens = _tokens(leases)
@@ -261,8 +266,7 @@ class RedisSlots:
 
     async def _run(self, script: str, *args: Arg, resend: bool = True) -> Any:
         self._context.ensure_open()
-        with translated():
-            return await self._context.scripts.run(script, self._partition, *args, resend=resend)
+        return await self._context.scripts.run(script, self._partition, *args, resend=resend)
 
 
 def _tokens(leases: Sequence[SlotLease]) -> list[str]:
