@@ -23,7 +23,7 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.receipts import readable
+from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
 from taskqueue_redis.scripts.task_record import dead_letter_of, ledger_of, pairs, status_of
 
@@ -31,11 +31,23 @@ _CHUNK = 500
 _log = logging.getLogger("taskqueue.redis")
 
 
-class RedisControl:
+class _ScriptCaller:
+    def __init__(self, context: RedisContext) -> None:
+        self._context = context
+
+    async def _of(self, script: str, key: str, *args: Arg) -> Any:
+        return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
+
+    async def _run(self, script: str, partition: str, *args: Arg) -> Any:
+        self._context.ensure_open()
+        return await self._context.scripts.run(script, partition, *args)
+
+
+class RedisControl(_ScriptCaller):
     """See `taskqueue_core.capabilities.Control`."""
 
     def __init__(self, context: RedisContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._anomalies: dict[str, int] = {}
 
     async def queues(self) -> tuple[str, ...]:
@@ -120,7 +132,7 @@ class RedisControl:
         progress = checked_progress(value)
         if isinstance(progress, str):
             progress = progress.encode(errors="replace").decode()
-        receipt = readable(delivery.receipt)
+        receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
             return False
         packed = msgspec.msgpack.encode(progress)
@@ -202,13 +214,6 @@ class RedisControl:
             self._anomalies[partition] = anomalies
             _log.error("partition %s: %d inconsistent entries were repaired", partition, anomalies)
 
-    async def _of(self, script: str, key: str, *args: Arg) -> Any:
-        return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
-
-    async def _run(self, script: str, partition: str, *args: Arg) -> Any:
-        self._context.ensure_open()
-        return await self._context.scripts.run(script, partition, *args)
-
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
     """Return the numbers of the script's FLOWS."""
@@ -233,14 +238,8 @@ def _bucket(limit: RateLimit | None) -> tuple[int, int]:
     return (limit.max_tokens, microseconds(limit.period)) if limit else (0, 0)
 
 
-_MOVE_CHUNK = 500
-
-
-class RedisDeadLetters:
+class RedisDeadLetters(_ScriptCaller):
     """See `taskqueue_core.capabilities.DeadLetters`."""
-
-    def __init__(self, context: RedisContext) -> None:
-        self._context = context
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
@@ -259,18 +258,11 @@ class RedisDeadLetters:
         return await self._move("discard", key, task_ids)
 
     async def _move(self, verb: str, key: str, task_ids: tuple[str, ...]) -> int:
+        if task_ids:
+            chunks = [task_ids[n : n + _CHUNK] for n in range(0, len(task_ids), _CHUNK)]
+            return sum([(await self._of("redrive", key, verb, "", _CHUNK, *c))[0] for c in chunks])
         moved, upto, over = 0, b"", False
-        chunks = [task_ids[n : n + _MOVE_CHUNK] for n in range(0, len(task_ids), _MOVE_CHUNK)]
-        if chunks:
-            for chunk in chunks:
-                moved += (await self._of("redrive", key, verb, "", _MOVE_CHUNK, *chunk))[0]
-            return moved
         while not over:
-            number, over, upto = await self._of("redrive", key, verb, upto, _MOVE_CHUNK)
+            number, over, upto = await self._of("redrive", key, verb, upto, _CHUNK)
             moved += number
         return moved
-
-    async def _of(self, script: str, key: str, *args: Arg) -> Any:
-        self._context.ensure_open()
-        partition = self._context.scripts.partitions.of(key)
-        return await self._context.scripts.run(script, partition, key, *args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -12,7 +12,7 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 from taskqueue_redis.connection.failures import AnswerLost, ScriptError
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.receipts import Holder
+from taskqueue_redis.scripts.receipts import Consumer
 from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
 
@@ -25,25 +25,11 @@ _RETRY_SECONDS = 0.2
 """seconds until one that failed is asked again"""
 
 
-class GivenUp(Exception):
+class ConsumerExpired(Exception):
     """The store has given this consumer up: what it held is with others."""
 
 
-class Consumer(Holder, Protocol):
-    """The subscription that a `Receiver` reads for."""
-
-    keys: tuple[str, ...]
-
-    async def enter(self, partition: str) -> None:
-        """Register with a partition, if that has not been done."""
-        ...
-
-    def wake(self, key: str | None) -> None:
-        """Have a waiting receive look again."""
-        ...
-
-
-class _Taken(msgspec.Struct):
+class _Batch(msgspec.Struct):
     """What one receive has gathered."""
 
     by_key: dict[str, list[Delivery]] = {}
@@ -52,7 +38,7 @@ class _Taken(msgspec.Struct):
     dues: list[float] = []
     again: bool = False
 
-    def add(self, other: _Taken) -> None:
+    def add(self, other: _Batch) -> None:
         """Take what another one has gathered."""
         for key, deliveries in other.by_key.items():
             if key in self.by_key:
@@ -92,22 +78,22 @@ class Receiver:
         """queues that are likely to have work, the next in turn first"""
         self._reads = 0
         self._turn = 0
-        self._doubtful: dict[str, bool] = {}
+        self._uncertain: dict[str, bool] = {}
         """partitions where a receive may have brought what nobody has seen; true where acks may have been undone too"""
         self._unseen: list[Delivery] = []
         self._late: list[Expired] = []
         """what expired, as a partition said when nobody waited for it any more"""
-        self._aside: dict[str, asyncio.Task[None]] = {}
+        self._unavailable: dict[str, asyncio.Task[None]] = {}
         """partitions that are out of reach, and who asks them"""
-        self._given_up = False
+        self._expired = False
 
     async def take(self, limit: int) -> Received:
-        """Take up to ``limit`` deliveries. Raises `GivenUp`, and the contract's errors."""
-        if self._given_up:
-            raise GivenUp
+        """Take up to ``limit`` deliveries. Raises `ConsumerExpired`, and the contract's errors."""
+        if self._expired:
+            raise ConsumerExpired
         many = len(self._partitions) > 1
-        if self._doubtful and not many:
-            await self._poll_doubtful()
+        if self._uncertain and not many:
+            await self._read_in_flight()
         if self._unseen:
             deliveries, self._unseen = self._unseen[:limit], self._unseen[limit:]
             now = self._context.clock.now()
@@ -120,7 +106,7 @@ class Receiver:
             return Received(deliveries=tuple(matches), again=True)
         self._reads += 1
         poll = self._reads % _POLL_EVERY == 0
-        taken = _Taken(expired=self._late)
+        taken = _Batch(expired=self._late)
         self._late = []
         try:
             if many:
@@ -132,37 +118,37 @@ class Receiver:
             self._unseen += taken.received.deliveries  # what other partitions gave
             self._late += taken.expired
             if isinstance(error, asyncio.CancelledError):
-                self._context.background.start(self._hand_back_unseen())
+                self._context.background.start(self._release_unseen())
             raise
         return taken.received
 
     def mark_all_uncertain(self) -> None:
         """Look, before the next receive, at what the store says is in flight here: acks may have been undone there."""
         for partition in self._partitions:
-            self._mark_doubtful(partition, undone=True)
+            self._mark_uncertain(partition, undone=True)
 
     def forget(self) -> None:
         """Start over: nothing is known to have work, nothing is in doubt, and nobody is asked aside."""
         self.ready.clear()
-        self._doubtful.clear()
+        self._uncertain.clear()
         self._unseen.clear()
-        self._given_up = False
-        for task in self._aside.values():
+        self._expired = False
+        for task in self._unavailable.values():
             task.cancel()
-        self._aside.clear()
+        self._unavailable.clear()
 
-    async def _take_from_many(self, taken: _Taken, limit: int, *, poll: bool) -> None:
+    async def _take_from_many(self, taken: _Batch, limit: int, *, poll: bool) -> None:
         looked = False
         for _ in range(_ROUNDS):
             remaining = limit - taken.number
             if remaining <= 0:
                 break
             ready = self._within_reach()
-            doubtful = self._doubtful.keys() - self._aside.keys()
-            if poll or doubtful or not ready:
+            uncertain = self._uncertain.keys() - self._unavailable.keys()
+            if poll or uncertain or not ready:
                 if looked:
                     break
-                names = [name for name in self._partitions if name not in self._aside]
+                names = [name for name in self._partitions if name not in self._unavailable]
                 await self._each(taken, {name: self._poll_partition(name) for name in names})
                 looked, poll = True, False
                 if self._unseen:  # older than what would be read now
@@ -182,12 +168,12 @@ class Receiver:
 
     def _within_reach(self) -> tuple[str, ...]:
         """Return the queues that are likely to have work, but for those in partitions that are asked aside."""
-        if not self._aside:
+        if not self._unavailable:
             return tuple(self.ready)
         of = self._context.scripts.partitions.of
-        return tuple(key for key in self.ready if of(key) not in self._aside)
+        return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
-    async def _each(self, taken: _Taken, reads: Mapping[str, Coroutine[Any, Any, _Taken]]) -> None:
+    async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
         """Gather what partitions give. One that fails, or keeps silent, is set aside while there are others."""
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
@@ -221,63 +207,63 @@ class Receiver:
 
     def _others(self, names: set[str]) -> bool:
         """Whether any partition is within reach but for these."""
-        return len(names | self._aside.keys()) < len(self._partitions)
+        return len(names | self._unavailable.keys()) < len(self._partitions)
 
-    def set_aside(self, partition: str, read: asyncio.Task[_Taken] | None = None) -> None:
+    def set_aside(self, partition: str, read: asyncio.Task[_Batch] | None = None) -> None:
         """Have a partition asked until it answers, without anybody waiting for it; ``read`` is under way."""
-        if partition not in self._aside:
+        if partition not in self._unavailable:
             asking = self._context.background.start(self._ask(partition, read))
-            self._aside[partition] = asking
+            self._unavailable[partition] = asking
 
-    async def _ask(self, partition: str, read: asyncio.Task[_Taken] | None) -> None:
-        result: _Taken | None = None
+    async def _ask(self, partition: str, read: asyncio.Task[_Batch] | None) -> None:
+        result: _Batch | None = None
         while result is None:
             try:
                 result = await (read or self._poll_partition(partition))
-            except GivenUp:
-                self._given_up, result = True, _Taken()
+            except ConsumerExpired:
+                self._expired, result = True, _Batch()
             except TaskQueueError:
                 read = None
                 if self._context.closing.is_set():
-                    result = _Taken()  # nobody takes anything any more
+                    result = _Batch()  # nobody takes anything any more
                 else:
                     await asyncio.sleep(_RETRY_SECONDS)
         self._unseen += result.received.deliveries
         self._late += result.expired
-        del self._aside[partition]
+        del self._unavailable[partition]
         self._consumer.wake(None)
 
-    async def _poll_partition(self, partition: str) -> _Taken:
+    async def _poll_partition(self, partition: str) -> _Batch:
         """Find out which queues of a partition have work, and first of all what it has brought unseen."""
         await self._consumer.enter(partition)
-        if partition in self._doubtful:
-            await self._poll_doubtful(partition)
-            return _Taken(again=True)
+        if partition in self._uncertain:
+            await self._read_in_flight(partition)
+            return _Batch(again=True)
         return await self._read(partition, 0, (), poll=True)
 
     async def _read(
         self, partition: str, limit: int, keys: tuple[str, ...], *, poll: bool
-    ) -> _Taken:
+    ) -> _Batch:
         try:
             reply = await self._context.scripts.run(
                 "receive", partition, self._consumer.token, self._turn, limit, int(poll), *keys,
                 resend=False,
             )  # fmt: skip
         except asyncio.CancelledError:
-            self._mark_doubtful(partition)
+            self._mark_uncertain(partition)
             raise
         except BackendUnavailable as error:
             match error.__cause__:
                 case ScriptError(code="GONE") as gone:
-                    raise GivenUp from gone
+                    raise ConsumerExpired from gone
                 case AnswerLost():
-                    self._mark_doubtful(partition)
+                    self._mark_uncertain(partition)
             raise
-        taken = _Taken()
+        taken = _Batch()
         self._note(taken, partition, keys, reply)
         return taken
 
-    def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], reply: Any) -> None:
+    def _note(self, taken: _Batch, partition: str, keys: tuple[str, ...], reply: Any) -> None:
         now, due, again, late, groups, leftover, others, closed = reply
         wakeups = self._context.wakeups
         self._context.clock.learn(now)
@@ -287,7 +273,7 @@ class Receiver:
             key = name.decode()
             good, bad = deliveries_of(key, lane.decode(), token, at, entries)
             if bad:
-                self._context.background.start(self._bury(bad))
+                self._context.background.start(self._dead_letter_corrupt(bad))
             for delivery in good:
                 keep(delivery.receipt, self._consumer)
             if key in taken.by_key:
@@ -311,12 +297,12 @@ class Receiver:
 
     # what an answer that was lost has brought
 
-    def _mark_doubtful(self, partition: str, *, undone: bool = False) -> None:
+    def _mark_uncertain(self, partition: str, *, undone: bool = False) -> None:
         self._turn += 1  # one that is still on its way comes too late from now on
-        self._doubtful[partition] = undone or self._doubtful.get(partition, False)
+        self._uncertain[partition] = undone or self._uncertain.get(partition, False)
 
-    async def _poll_doubtful(self, only: str = "") -> None:
-        for partition in [only] if only else [*(self._doubtful.keys() - self._aside.keys())]:
+    async def _read_in_flight(self, only: str = "") -> None:
+        for partition in [only] if only else [*(self._uncertain.keys() - self._unavailable.keys())]:
             try:
                 reply = await self._context.scripts.run(
                     "pending", partition, self._consumer.token, self._turn
@@ -324,10 +310,10 @@ class Receiver:
             except BackendUnavailable as error:
                 match error.__cause__:
                     case ScriptError(code="GONE") as gone:
-                        raise GivenUp from gone
+                        raise ConsumerExpired from gone
                 raise
             deliveries = self._unknown(reply)
-            if self._doubtful.pop(partition, False):
+            if self._uncertain.pop(partition, False):
                 # Some may have been settled here, which a failover has undone: they get receipts of their own.
                 await self._context.settlement.redeliver(deliveries, "")
                 continue
@@ -345,7 +331,7 @@ class Receiver:
                     key.decode(), lane.decode(), token.decode(), seconds(time), entry
                 )
                 if bad:
-                    self._context.background.start(self._bury(bad))
+                    self._context.background.start(self._dead_letter_corrupt(bad))
                 unknown += (
                     delivery
                     for delivery in good
@@ -353,27 +339,27 @@ class Receiver:
                 )
         return unknown
 
-    async def _hand_back_unseen(self) -> None:
+    async def _release_unseen(self) -> None:
         try:
-            await self._poll_doubtful()
+            await self._read_in_flight()
             deliveries, self._unseen = self._unseen, []
             if deliveries:
                 await self._context.settlement.redeliver(deliveries, "")
-        except (TaskQueueError, GivenUp):
+        except (TaskQueueError, ConsumerExpired):
             pass  # in doubt still: the next receive looks again, and a close hands back
 
-    async def _bury(self, corrupt: list[Delivery]) -> None:
+    async def _dead_letter_corrupt(self, corrupt: list[Delivery]) -> None:
         for delivery in corrupt:
             await self._context.settlement.dead_letter(
                 delivery, CORRUPT, "the envelope cannot be read"
             )
 
 
-def _answered(read: asyncio.Task[_Taken]) -> bool:
+def _answered(read: asyncio.Task[_Batch]) -> bool:
     return read.done() and not read.cancelled() and read.exception() is None
 
 
-async def _ended(reads: Collection[asyncio.Task[_Taken]]) -> None:
+async def _ended(reads: Collection[asyncio.Task[_Batch]]) -> None:
     """Cancel reads, and wait until they have taken note of it."""
     for waiter in reads:
         waiter.cancel()

@@ -9,7 +9,7 @@ from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled
 from taskqueue_redis.scripts.coalescer import Coalescer
-from taskqueue_redis.scripts.receipts import Receipts, readable
+from taskqueue_redis.scripts.receipts import Receipts, parse_receipt
 from taskqueue_redis.scripts.runner import Arg, ScriptRunner
 
 _ARGS = 4
@@ -45,7 +45,7 @@ class Settlement:
         for index, (delivery, result) in enumerate(zip(deliveries, results, strict=True)):
             head, _, tail = delivery.receipt.partition(".")
             if tail not in known:
-                receipt = readable(delivery.receipt)
+                receipt = parse_receipt(delivery.receipt)
                 known[tail] = receipt and self._scripts.partitions.of(receipt.key)
             partition = known[tail]
             if partition is None or not head.isdecimal() or not tail.endswith(delivery.task.key):
@@ -73,7 +73,7 @@ class Settlement:
         answers = [Settled.LEASE_LOST] * len(deliveries)
         by_partition: dict[str, tuple[list[int], list[Arg]]] = {}
         for index, delivery in enumerate(deliveries):
-            receipt = readable(delivery.receipt)
+            receipt = parse_receipt(delivery.receipt)
             if receipt is None or receipt.key != delivery.task.key:
                 continue
             partition = self._scripts.partitions.of(receipt.key)
@@ -95,7 +95,7 @@ class Settlement:
 
     async def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
         """End a delivery among the dead letters."""
-        receipt = readable(delivery.receipt)
+        receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
             return Settled.LEASE_LOST
         text = "" if error is None else error[: LIMITS.text]

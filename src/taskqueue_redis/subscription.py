@@ -15,8 +15,8 @@ from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Received, Settled
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.receiver import GivenUp, Receiver
-from taskqueue_redis.scripts.receipts import IssuedReceipt, readable
+from taskqueue_redis.receiver import ConsumerExpired, Receiver
+from taskqueue_redis.scripts.receipts import IssuedReceipt, parse_receipt
 from taskqueue_redis.scripts.runner import microseconds, seconds
 from taskqueue_redis.scripts.task_codec import delivery_of
 
@@ -55,7 +55,6 @@ class RedisSubscription(SubscriptionBase):
     # receive
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
         checked_limit(limit)
         if self._closing.is_set():
             raise SubscriptionClosed("the subscription is closed")
@@ -84,7 +83,7 @@ class RedisSubscription(SubscriptionBase):
                 break
             try:
                 received = await self._receiver.take(limit)
-            except GivenUp:
+            except ConsumerExpired:
                 self._restart()
                 continue
             if self._closing.is_set():
@@ -105,13 +104,11 @@ class RedisSubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
         self._context.ensure_open()
         return answer(await self._context.settlement.ack(deliveries, checked))
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.redeliver`."""
         self._context.ensure_open()
         loser = self.token if lost else ""
         return answer(await self._context.settlement.redeliver(deliveries, loser))
@@ -119,12 +116,10 @@ class RedisSubscription(SubscriptionBase):
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """See `taskqueue_core.capabilities.DeadLettering`."""
         self._context.ensure_open()
         return answer([await self._context.settlement.dead_letter(delivery, reason, error)])[0]
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
-        """See `taskqueue_core.capabilities.Handover`."""
         if self._closing.is_set():
             raise SubscriptionClosed("the subscription is closed")
         self._context.ensure_open()
@@ -132,7 +127,7 @@ class RedisSubscription(SubscriptionBase):
         answers: list[Delivery | None] = [None] * len(receipts)
         by_partition: dict[str, list[tuple[int, IssuedReceipt]]] = {}
         for index, text in enumerate(receipts):
-            receipt = readable(text)
+            receipt = parse_receipt(text)
             if (
                 receipt is not None
                 and self._context.scripts.partitions.of(receipt.key) in self._joined
@@ -156,7 +151,6 @@ class RedisSubscription(SubscriptionBase):
         return tuple(answers)
 
     async def revoked(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Revocation`."""
         if not self._closing.is_set():
             await self.join()
         await self._revocation.wait()
@@ -211,7 +205,6 @@ class RedisSubscription(SubscriptionBase):
                 self._context.heartbeat.add(token, partition)
 
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
         if not self._closing.is_set():
             self._closing.set()
             self._context.wakeups.subscriptions.pop(self, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from taskqueue_core.clock import Timer
 from taskqueue_core.errors import TaskQueueError
@@ -12,7 +12,7 @@ from taskqueue_redis.connection.background import Owned
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.connection.pubsub import Doorbell
-from taskqueue_redis.scripts.receipts import Receipts
+from taskqueue_redis.scripts.receipts import Consumer, Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner, microseconds, seconds
 
 T = TypeVar("T")
@@ -42,43 +42,19 @@ def process_channel(partition: str, process: str) -> str:
     return f"{partition}:process:{process}"
 
 
-class OpenSubscription(Protocol):
-    """A subscription that has not been closed."""
-
-    keys: tuple[str, ...]
-    asleep: bool
-    """whether to wake it: it waits, or will wait unless it finds something now"""
-
-    async def join(self) -> None:
-        """Register with the store."""
-        ...
-
-    async def close(self) -> None:
-        """Release every delivery, and leave the store."""
-        ...
-
-    def mark_uncertain(self) -> None:
-        """Read, before the next receive, what the store has in flight here: it may have lost its last writes."""
-        ...
-
-    def wake(self, key: str | None) -> None:
-        """Have a waiting receive look again; ``key`` is known to have work."""
-        ...
-
-
 class Wakeups:
     """The open subscriptions and signals of this process, and what wakes them."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts, process_id: str) -> None:
         """Do no input or output."""
-        self.subscriptions: dict[OpenSubscription, None] = {}
+        self.subscriptions: dict[Consumer, None] = {}
         """those that are not closed"""
         self._scripts = scripts
         self._receipts = receipts
         self._clock = scripts.clock
         self._process_id = process_id
         self._listener = Doorbell(scripts.client, self._on_message, self.reconnected)
-        self._listening: dict[str, dict[OpenSubscription, None]] = {}
+        self._listening: dict[str, dict[Consumer, None]] = {}
         """registered subscriptions by key, the one that was not woken for the longest time first"""
         self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
         """open signals by channel"""
@@ -100,7 +76,7 @@ class Wakeups:
         for subscription in tuple(self.subscriptions):
             await subscription.join()
 
-    async def listen(self, subscription: OpenSubscription) -> None:
+    async def listen(self, subscription: Consumer) -> None:
         """Wake a subscription when its queues have work; return once no notification can be missed."""
         keys = subscription.keys
         for key in keys:
@@ -112,7 +88,7 @@ class Wakeups:
         channels += [process_channel(name, self._process_id) for name in names]
         await self._subscribe(channels)
 
-    def leave(self, subscription: OpenSubscription) -> None:
+    def leave(self, subscription: Consumer) -> None:
         """Wake a subscription no longer."""
         of = self._scripts.partitions.of
         unused = _remove(self._listening, subscription.keys, subscription)
@@ -240,7 +216,7 @@ class Wakeups:
         for partition in {self._scripts.partitions.of(key) for key in self._listening}:
             self._fall_due(partition)
 
-    def _registered(self) -> dict[OpenSubscription, None]:
+    def _registered(self) -> dict[Consumer, None]:
         """Return the subscriptions that listen, each once."""
         return {each: None for listening in self._listening.values() for each in listening}
 

@@ -255,8 +255,8 @@ async def test_a_late_receive_takes_nothing(redis_url: str, redis_prefix: str) -
         await publish(backend, "t")
         intake: Receiver = consumer._receiver
         held = intake._turn
-        intake._mark_doubtful(intake._partitions[0])
-        await intake._poll_doubtful()
+        intake._mark_uncertain(intake._partitions[0])
+        await intake._read_in_flight()
         name = intake._partitions[0]
         with pytest.raises(BackendUnavailable) as refused:
             await backend._context.scripts.run("receive", name, consumer.token, held, 1, 1)
@@ -313,7 +313,7 @@ async def test_when_it_was_delivered(each_redis: RedisServer, redis_prefix: str)
         backend._context.clock.offset -= 10.0  # as after an answer that was late
         await asyncio.sleep(0.05)
         intake: Receiver = consumer._receiver
-        intake._mark_doubtful(intake._partitions[0])
+        intake._mark_uncertain(intake._partitions[0])
         (found,) = await take(consumer, 1)
         assert found.receipt == lost.receipt
         assert abs(found.delivered_at - lost.delivered_at) <= 0.002

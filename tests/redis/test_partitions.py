@@ -125,7 +125,7 @@ async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -
             late += await take(consumer, 1)
         assert names(*late) == theirs
         await consumer.ack(*late)
-        assert not consumer._receiver._aside
+        assert not consumer._receiver._unavailable
 
 
 async def test_one_that_keeps_silent(backend: RedisBackend, faults: Faults) -> None:

@@ -227,7 +227,7 @@ async def everything(workload: Workload) -> None:
     consumer = backend.subscribe(["alpha"], "c")
     await publish(backend, "last", priority=9, key="alpha")
     (delivery,) = await take(consumer, 1, limit=1)
-    consumer._receiver._mark_doubtful(backend._context.scripts.partitions.of("alpha"))
+    consumer._receiver._mark_uncertain(backend._context.scripts.partitions.of("alpha"))
     await consumer.receive(1, 0)
     await consumer.dead_letter(delivery, "why")
     await control.workers()

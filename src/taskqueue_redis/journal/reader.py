@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from itertools import chain
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure
-from taskqueue_redis.scripts.runner import Partitions
+from taskqueue_redis.scripts.runner import Arg, Partitions
 
 
-async def command(client: Link, key: str, *args: str | int) -> Any:
+async def command(client: Link, key: str, *args: Arg) -> Any:
     """Run a command and return its reply. Raises the contract's errors."""
     try:
         return await client.command(key, *args)
@@ -183,26 +182,32 @@ class _Window(NamedTuple):
         )
 
 
-class RedisJournalReader:
-    """Reads the journals of an installation. An async context manager; belongs to one event loop."""
+class StoreReader:
+    """Reads an installation without scripts. An async context manager; belongs to one event loop."""
 
-    def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
-        """Do no input or output. ``at_once``: the most entries in a reply."""
+    def __init__(self, settings: RedisSettings) -> None:
+        """Do no input or output."""
         self._client = Link(settings)
-        self._at_once = at_once
-        self.partitions = Partitions(settings.prefix, settings.partitions_of).names
-        """as the settings say; `discover` asks the store"""
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
+
+    async def _ask(self, partition: str, *args: Arg) -> Any:
+        return await command(self._client, partition, *args)
+
+
+class RedisJournalReader(StoreReader):
+    """Reads the journals of an installation."""
+
+    def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
+        """Do no input or output. ``at_once``: the most entries in a reply."""
+        super().__init__(settings)
+        self._at_once = at_once
+        self.partitions = Partitions(settings.prefix, settings.partitions_of).names
+        """as the settings say; `discover` asks the store"""
 
     async def discover(self) -> tuple[str, ...]:
         """Return the partitions that the installation has, as far as there is one. Raises `BackendUnavailable`."""
@@ -329,9 +334,6 @@ class RedisJournalReader:
                 break
             start, count = "(" + reply[-1][0].decode(), 100
         return None
-
-    async def _ask(self, partition: str, *args: str | int) -> Any:
-        return await command(self._client, partition, *args)
 
 
 def _journal(partition: str) -> str:

@@ -21,19 +21,42 @@ class IssuedReceipt(NamedTuple):
     key: str
 
 
-def readable(receipt: str) -> IssuedReceipt | None:
+def parse_receipt(receipt: str) -> IssuedReceipt | None:
     """Read a receipt; ``None`` for one that was never issued."""
     parts = _RECEIPT.fullmatch(receipt)
     return None if parts is None else IssuedReceipt(parts[1], parts[2], parts[3], parts[4])
 
 
-class Holder(Protocol):
-    """A subscription, as far as receipts know it."""
+class Consumer(Protocol):
+    """An open subscription, as the other parts of the backend see it."""
 
     token: str
+    keys: tuple[str, ...]
+    asleep: bool
+    """whether to wake it: it waits, or will wait unless it finds something now"""
+
+    async def join(self) -> None:
+        """Register with the store, if that has not been done."""
+        ...
+
+    async def enter(self, partition: str) -> None:
+        """Register with a partition, if that has not been done."""
+        ...
+
+    async def close(self) -> None:
+        """Release every delivery, and leave the store."""
+        ...
+
+    def wake(self, key: str | None) -> None:
+        """Have a waiting receive look again; ``key`` is known to have work."""
+        ...
 
     def revoke(self, receipts: Iterable[str]) -> None:
         """Note that deliveries are no longer owned."""
+        ...
+
+    def mark_uncertain(self) -> None:
+        """Read, before the next receive, what the store has in flight here: it may have lost its last writes."""
         ...
 
 
@@ -41,35 +64,35 @@ class Receipts:
     """The deliveries that consumers of this process have out. What another process settles stays until the end."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, Holder] = {}
-        self._doubted: set[str] = set()
+        self._holders: dict[str, Consumer] = {}
+        self._uncertain: set[str] = set()
 
     def mark_uncertain(self) -> None:
         """Take nothing that is out for granted any more: the store has gone back, and may have given it to others."""
-        self._doubted = set(self._holders)
+        self._uncertain = set(self._holders)
 
     def is_known(self, receipt: str) -> bool:
         """Whether somebody here has seen it, and no failover since can have undone that it is theirs."""
-        return receipt in self._holders and receipt not in self._doubted
+        return receipt in self._holders and receipt not in self._uncertain
 
-    def add(self, receipt: str, holder: Holder) -> None:
+    def add(self, receipt: str, holder: Consumer) -> None:
         """Note a delivery."""
         self._holders[receipt] = holder
 
     def forget(self, receipt: str) -> None:
         """Note that a delivery has been settled."""
         self._holders.pop(receipt, None)
-        self._doubted.discard(receipt)
+        self._uncertain.discard(receipt)
 
     def holds(self, receipt: str) -> bool:
         """Whether somebody here has seen it."""
         return receipt in self._holders
 
-    def of(self, holder: Holder) -> list[str]:
+    def of(self, holder: Consumer) -> list[str]:
         """Return what a consumer has out. Looks at all: for rare occasions."""
         return [receipt for receipt, other in self._holders.items() if other is holder]
 
-    def drop(self, holder: Holder) -> list[str]:
+    def drop(self, holder: Consumer) -> list[str]:
         """Forget and return what a consumer has out."""
         receipts = self.of(holder)
         for receipt in receipts:

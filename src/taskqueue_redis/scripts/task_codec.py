@@ -51,7 +51,7 @@ def encode(task: Task) -> bytes:
     ):
         body = _PLAIN + task.payload
     else:
-        header = _encoder.encode(_unusual(task))
+        header = _encoder.encode(_non_default_fields(task))
         body = _PLAIN[:1] + len(header).to_bytes(2, "big") + header + task.payload
     return body + _checksum(body, task.id)
 
@@ -82,7 +82,7 @@ def _checksum(body: bytes, task_id: str) -> bytes:
     return zlib.crc32(task_id.encode(), zlib.crc32(body)).to_bytes(_CHECKSUM, "big")
 
 
-def _unusual(task: Task) -> dict[str, Any]:
+def _non_default_fields(task: Task) -> dict[str, Any]:
     fields = {
         name: getattr(task, name)
         for name in ("tenant", "ordering_key", "deadline", "not_before", "max_attempts")
@@ -110,7 +110,7 @@ def deliveries_of(
         try:
             good.append(delivery_of(key, priority, receipt, at, entry))
         except ValueError:  # whatever it is, it must not take the others of the answer along
-            task = salvaged(key, _name_of(entry[0], receipt), priority, entry[1])
+            task = salvage(key, _name_of(entry[0], receipt), priority, entry[1])
             bad.append(_delivery(task, receipt, at, b""))
     return good, bad
 
@@ -123,7 +123,7 @@ def delivery_of(
     return _delivery(decode(key, name.decode(), priority, body), receipt, at, more)
 
 
-def salvaged(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
+def salvage(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
     """Return a task that holds the raw bytes of an unreadable envelope, in hexadecimal."""
     return Task(
         key=key,

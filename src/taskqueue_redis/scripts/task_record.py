@@ -1,4 +1,4 @@
-"""Reading the books of a task: the packed record, and what few tasks have besides."""
+"""Reading what the store keeps of a task: the packed record, and the history that few tasks have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskStatus
 from taskqueue_redis.scripts.runner import seconds
-from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvaged
+from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvage
 
 # As in lua/lib/states.lua; the 7-byte numbers are read as bytes.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
@@ -30,8 +30,8 @@ _STATES = (
 _decoder = msgspec.msgpack.Decoder()
 
 
-class Rest(NamedTuple):
-    """What a record says by itself: of what is in flight, that it waits."""
+class TaskRecord(NamedTuple):
+    """What the packed record of a task says. A task in flight is waiting, as far as its record says."""
 
     state: State
     attempt: int
@@ -43,16 +43,8 @@ class Rest(NamedTuple):
     since: int
     """when it changed last, microseconds"""
     stream: str | None
-    """the end of the name of the stream that it lies in; there it is in flight if its ``fence`` is pending"""
+    """the end of the name of the stream that has its entry; the task is in flight if its ``fence`` is pending there"""
     fence: int
-
-
-class _Record(msgspec.Struct, frozen=True):
-    state: State
-    priority: int
-    attempt: int
-    losses: int
-    updated_at: float
 
 
 def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
@@ -60,7 +52,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
     if not reply:
         return None
     packed, in_flight, cold, progress = reply
-    record = _record(packed)
+    record = record_of(packed)
     history, reason = _cold(cold)
     return TaskStatus(
         key=key,
@@ -68,7 +60,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
         state=State.IN_FLIGHT if in_flight else record.state,
         attempt=record.attempt,
         losses=record.losses,
-        updated_at=record.updated_at,
+        updated_at=seconds(record.since),
         progress=None if progress is None else _decoder.decode(progress),
         error=reason or (history[-1].error if history else None),
     )
@@ -77,23 +69,23 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
 def dead_letter_of(key: str, reply: list[Any]) -> DeadLetter:
     """Read one answer of the script ``dead_letters``."""
     task_id, packed, cold, body = reply[0].decode(), *reply[1:]
-    record = _record(packed)
+    record = record_of(packed)
     history, reason = _cold(cold)
     return DeadLetter(
         task=_task(key, task_id, record.priority, body),
         attempt=record.attempt,
         losses=record.losses,
         reason=reason or "",
-        failed_at=record.updated_at,
+        failed_at=seconds(record.since),
         history=tuple(history),
     )
 
 
-def rest_of(packed: bytes) -> Rest:
-    """Read a record without the rest of the books."""
+def record_of(packed: bytes) -> TaskRecord:
+    """Read the packed record of a task."""
     state, position, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
     tenant, _, entity = packed[_RECORD.size + _MARKS :].decode().partition("/")
-    return Rest(
+    return TaskRecord(
         state=_STATES[state - 1],
         attempt=attempt,
         losses=losses,
@@ -120,18 +112,7 @@ def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
     try:
         return decode(key, task_id, priority, body or b"")
     except Corrupt:
-        return salvaged(key, task_id, priority, body or b"")
-
-
-def _record(packed: bytes) -> _Record:
-    state, _, priority, attempt, losses, _, _, _, _, at, *_ = _RECORD.unpack_from(packed)
-    return _Record(
-        state=_STATES[state - 1],
-        priority=priority,
-        attempt=attempt,
-        losses=losses,
-        updated_at=seconds(int.from_bytes(at, "big")),
-    )
+        return salvage(key, task_id, priority, body or b"")
 
 
 def _cold(packed: bytes | None) -> tuple[list[Failure], str | None]:

@@ -30,13 +30,13 @@ from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
 
 MINIMUM = (6, 2)
 """the oldest Redis that has the commands in use; every Valkey has them"""
-_LOADS_UNASKED = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
+_LOADS_WITHOUT_RIGHTS = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
 """The first versions that load their file whatever the user ``default`` may do.
 
 https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valkey/pull/3984. The latter is in later
 releases of Valkey 7.2 to 9.0 too; to refuse those costs only rights that the user ``default`` may have anyway.
 """
-_OF_EACH_KIND = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
+_WRITE_COMMANDS = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
 _ALL_RIGHTS = "Give it all rights (it may stay off): ACL SETUSER default ~* &* +@all, and the same in the ACL file"
 _CURES = {
     Durability.PROCESS: "set appendonly yes",
@@ -180,7 +180,7 @@ async def check_server(client: Link) -> ServerFacts:
         syncs = await _appendfsync(client)
         await _check_scripts(client)
         await _check_channels(client)
-        loads = await _loads(client)
+        loads = await _file_loads(client)
     except Misconfigured as failure:
         raise ConfigurationError(str(failure)) from None
     append_only = all(info.get("aof_enabled") == "1" for info in infos)
@@ -198,7 +198,7 @@ async def check_server(client: Link) -> ServerFacts:
         histories=_histories(infos),
         maxmemory=min(int(info.get("maxmemory", 0)) for info in infos),
         warnings=tuple(
-            _doubts(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
+            _warnings(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
         ),
     )
 
@@ -301,14 +301,14 @@ async def _check_channels(client: Link) -> None:
         await wire.aclose()
 
 
-async def _loads(client: Link) -> bool:
+async def _file_loads(client: Link) -> bool:
     """Return whether it is known that every server may load its file at its next start."""
     settings = client.settings
     key = _KEY % settings.prefix
     writes = [
         [key if name == "KEY" else name for name in args]
         for args in SCRIPT_COMMANDS
-        if args[0] in _OF_EACH_KIND
+        if args[0] in _WRITE_COMMANDS
     ]
 
     async def may(ask: Ask) -> bool | None:
@@ -316,7 +316,7 @@ async def _loads(client: Link) -> bool:
         if info.get("aof_enabled") != "1":
             return True
         product, version = _server(info)
-        if not (7, 0) <= _numbers(version) < _LOADS_UNASKED[product]:
+        if not (7, 0) <= _numbers(version) < _LOADS_WITHOUT_RIGHTS[product]:
             return True
         try:
             replies = [await ask(("ACL", "DRYRUN", "default", *args)) for args in writes]
@@ -346,7 +346,7 @@ def _cure(settings: RedisSettings) -> str:
     )
 
 
-def _doubts(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Iterable[str]:
+def _warnings(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Iterable[str]:
     if not append_only:
         yield "appendonly is off: a restart of Redis loses all data; set 'appendonly yes'"
         if replicas:

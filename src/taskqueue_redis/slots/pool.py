@@ -40,7 +40,7 @@ from taskqueue_redis.slots.records import EndpointRecord, SlotRecord, granted, l
 from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
 
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
-_STRANGE = 1
+_OTHER_POOL = 1
 """what the script ``slots_renew`` answers where a token is of another pool"""
 
 
@@ -62,7 +62,6 @@ class RedisSlots:
     # endpoints
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
-        """See `taskqueue_core.capabilities.SlotPool.register`."""
         _, now, reply = await self._run(
             "slots_register", endpoint.model, endpoint.server, endpoint.url, endpoint.slots,
             endpoint.priority, "1" if endpoint.reports else "", endpoint.together or 0,
@@ -70,15 +69,12 @@ class RedisSlots:
         return read_record(reply, seconds(now)).info
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.drain`."""
         return await self._steer(model, server, "draining", int(draining))
 
     async def remove(self, model: str, server: str) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.remove`."""
         return await self._steer(model, server, "removed", 1)
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.rest`."""
         check_duration("duration", duration)
         return await self._steer(model, server, "rests", microseconds(duration))
 
@@ -87,13 +83,11 @@ class RedisSlots:
         return bool(await self._run("slots_steer", model, server, what, value))
 
     async def configure(self, model: str, document: bytes | None) -> None:
-        """See `taskqueue_core.capabilities.SlotPool.configure`."""
         check_label("model", model)
         check_document(document)
         await self._run("slots_configure", model, document or "")
 
     async def documents(self) -> dict[str, bytes]:
-        """See `taskqueue_core.capabilities.SlotPool.documents`."""
         reply = await self._run("slots_documents")
         return {
             model.decode(): document
@@ -101,7 +95,6 @@ class RedisSlots:
         }
 
     async def inspect(self, model: str | None = None) -> PoolView:
-        """See `taskqueue_core.capabilities.SlotPool.look`."""
         if model is not None:
             check_label("model", model)
         epoch, now, *reply = await self._run("slots_look", model or "")
@@ -125,7 +118,6 @@ class RedisSlots:
         releasing: Sequence[SlotLease] = (),
         idle: float | None = None,
     ) -> tuple[SlotLease, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.acquire`."""
         check_acquire(model, holder, limit, releasing, idle)
         check_ttl(ttl)
         args = (
@@ -141,7 +133,7 @@ class RedisSlots:
         try:
             reply = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._context.background.start(self._give_back(asking, model, holder))
+            self._context.background.start(self._release_granted(asking, model, holder))
             raise
         return granted(reply, model, holder)
 
@@ -156,7 +148,7 @@ class RedisSlots:
         # What was given then has not come here: this finds it again.
         return await self._run("slots_acquire", *args, seed, "1", *tokens)
 
-    async def _give_back(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
+    async def _release_granted(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
         # What fails here comes back by its time.
         with contextlib.suppress(TaskQueueError):
             leases = granted(await asking, model, holder)
@@ -167,7 +159,6 @@ class RedisSlots:
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.assign`."""
         check_pairs(pairs)
         check_ttl(ttl)
         if not pairs:
@@ -179,7 +170,6 @@ class RedisSlots:
         return _answered([lease for lease, _ in pairs], reply)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.detach`."""
         check_leases(leases)
         check_ttl(ttl)
         if not leases:
@@ -188,21 +178,20 @@ class RedisSlots:
         return _answered(leases, reply)
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.renew`."""
         check_leases(leases)
         check_ttl(ttl)
         if not leases:
             return ()
         reply = await self._run("slots_renew", microseconds(ttl), "", *_tokens(leases))
         retained = list(_answered(leases, reply))
-        strange = [
+        foreign = [
             index
             for index, (lease, answer) in enumerate(zip(leases, reply[1], strict=True))
-            if answer == _STRANGE and check_remade(lease)
+            if answer == _OTHER_POOL and check_remade(lease)
         ]
-        if strange:
+        if foreign:
             for index, lease in zip(
-                strange, await self._restore([leases[index] for index in strange], ttl), strict=True
+                foreign, await self._restore([leases[index] for index in foreign], ttl), strict=True
             ):
                 retained[index] = lease
         return tuple(retained)
@@ -215,7 +204,6 @@ class RedisSlots:
         return _answered(leases, await self._run("slots_restore", microseconds(ttl), *args))
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.release`."""
         check_leases(leases)
         if not leases:
             return ()
@@ -224,7 +212,6 @@ class RedisSlots:
     # what servers say
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """See `taskqueue_core.capabilities.SlotPool.leave`."""
         check_job(model, job)
         check_note(note)
         presented = token if Token.read(token) else ""
@@ -232,14 +219,12 @@ class RedisSlots:
         return Left.TAKEN if reply else Left.LATE
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.late`."""
         check_job(model, job)
         return tuple(await self._run("slots_late", model, job))
 
     async def reconcile(
         self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.reconcile`."""
         check_endpoint(model, server)
         check_seen(observed, settled)
         active: Arg = "" if observed is None else observed.active
@@ -258,7 +243,6 @@ class RedisSlots:
         return tuple(leases)
 
     def slot_signal(self, *models: str) -> RedisRoomSignal:
-        """See `taskqueue_core.capabilities.SlotPool.bell`."""
         names = checked_models(models)
         self._context.ensure_open()
         channels = (slots_channel(self._partition, model) for model in names)
