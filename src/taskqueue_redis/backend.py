@@ -1,4 +1,4 @@
-"""The Redis backend, put together from its parts."""
+"""The Redis backend: builds its parts, and closes them in order."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ class RedisContext:
     """the deliveries that consumers of this process hold"""
     settlement: Settlement
     wakeups: Wakeups
-    """the open subscriptions, and what wakes them"""
+    """the open subscriptions, and the notifications for them"""
     heartbeat: Heartbeat
     clock: StoreClock
     process_id: str
     """random, and different at each start"""
     background: Owned
-    """work that goes on when its caller has left; it is finished before the connections are closed"""
+    """work that continues after its caller was cancelled; it ends before the connections are closed"""
     closing: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """set when the backend begins to close"""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)

@@ -1,4 +1,4 @@
-"""The operator's side."""
+"""What operators do: settings, statistics, dead letters, maintenance."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RedisControl(_ScriptCaller):
                 f"version {reply.decode()} of the settings is in force, not {settings.version}: read them again"
             )
         remaining, cursor = (1, b"0") if changed.order is Order.FAIR else (0, b"")
-        while remaining or cursor:  # what is there already takes its place in the order, and counts
+        while remaining or cursor:  # sort the tasks that are already in the queue by tenant
             remaining, cursor = await self._of("sort", key, _CHUNK, cursor)
         return changed
 
@@ -184,7 +184,7 @@ class RedisControl(_ScriptCaller):
         outcomes = await asyncio.gather(*passes, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
-            # One that is out of reach keeps nothing from the others, and is seen to when it is back.
+            # An unavailable partition does not keep the others from maintenance, unless all are unavailable.
             if not isinstance(failure, BackendUnavailable) or len(failures) == len(names):
                 raise failure
         for partition, reply in zip(names, outcomes, strict=True):
@@ -216,7 +216,7 @@ class RedisControl(_ScriptCaller):
 
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
-    """Return the numbers of the script's FLOWS."""
+    """Return the numbers that the script reads as FLOWS."""
     return (
         settings.capacity or 0,
         settings.max_inflight,

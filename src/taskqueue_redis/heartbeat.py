@@ -1,6 +1,6 @@
-"""The sign of life of this process's consumers, given from a thread of its own.
+"""Heartbeats for the consumers of this process, sent from a separate thread.
 
-A handler that keeps the event loop busy does not cost the consumer its leases; only a frozen process does.
+A handler that blocks the event loop does not cost a consumer its leases; only a frozen process does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from taskqueue_redis.scripts.receipts import Receipts
 from taskqueue_redis.scripts.runner import ScriptRunner
 
 _BEATS = 3
-"""signs of life per lease"""
+"""heartbeats per lease"""
 _log = logging.getLogger("taskqueue.redis")
 
 
@@ -26,7 +26,7 @@ class Heartbeat:
 
     def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
         """Do no input or output. What an expired consumer holds is revoked in the event loop of the first `add`."""
-        # An answer that does not come must not cost the lease: there is time for a second try.
+        # A lost answer must not cost the lease: there is time for a second try.
         patience = settings.lease / 3
         self._settings = settings.model_copy(
             update={
@@ -45,7 +45,7 @@ class Heartbeat:
         self._closed = False
 
     def add(self, token: str, partition: str) -> None:
-        """Keep a consumer alive in a partition."""
+        """Send heartbeats for a consumer in a partition."""
         with self._lock:
             self._consumers.setdefault(partition, set()).add(token)
             if self._thread is None and not self._closed:
@@ -56,13 +56,13 @@ class Heartbeat:
                 self._thread.start()
 
     def remove(self, token: str) -> None:
-        """Keep it alive no longer."""
+        """Send no more heartbeats for a consumer."""
         with self._lock:
             for tokens in self._consumers.values():
                 tokens.discard(token)
 
     async def aclose(self) -> None:
-        """End the thread, also in the midst of a sign of life: the store may be away."""
+        """End the thread, also during a heartbeat: the store may be unavailable."""
         with self._lock:
             self._closed = True
             thread, loop, beating = self._thread, self._loop, self._beating
@@ -93,7 +93,7 @@ class Heartbeat:
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
                 beats = (self._beat(scripts, *pair) for pair in consumers.items())
                 if not all(await asyncio.gather(*beats)):
-                    pause /= 10  # there is no time to lose
+                    pause /= 10  # the lease may end soon
         finally:
             await client.aclose()
 
@@ -105,7 +105,7 @@ class Heartbeat:
         except TaskQueueError as error:
             _log.warning("could not send a heartbeat (%s)", type(error.__cause__ or error).__name__)
             return False
-        except Exception:  # noqa: BLE001 - whatever it was: leases must not end because of it
+        except Exception:  # noqa: BLE001 - no error may end the thread, and with it the leases
             _log.exception("could not send a heartbeat")
             return False
         for token in gone:

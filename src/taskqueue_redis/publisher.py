@@ -1,4 +1,4 @@
-"""Putting tasks in."""
+"""Publishing tasks and scheduling retries."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from taskqueue_redis.wakeups import RedisRoomSignal, room_channel
 
 _NO_MEMORY_RETRY_SECONDS = 1.0
 _PART = 250
-"""tasks of one script: what others wait for meanwhile are a few milliseconds"""
+"""tasks per script call: one call blocks Redis for a few milliseconds at most"""
 _PARTLY = "the store accepted only part of the batch"
 _DUPLICATE = -1
 _DIGITS = tuple(str(digit).encode() for digit in range(10))
 
 
 class RedisPublisher:
-    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition; a long one goes in parts."""
+    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition; large batches go in parts."""
 
     def __init__(self, context: RedisContext) -> None:
         self._context = context
@@ -109,7 +109,7 @@ class RedisPublisher:
         return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
     async def sent(self) -> None:
-        """Wait until the publishes that were asked for before have been answered."""
+        """Wait until all publishes that were already requested have been answered."""
         await self._publishes.sent()
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
@@ -160,7 +160,7 @@ class RedisPublisher:
 
 
 def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg]]:
-    """Return tasks by queue, and what the script is told of them."""
+    """Return the tasks by queue, and the arguments of the script."""
     by_key: dict[str, list[Task]] = {}
     for task in tasks:
         by_key.setdefault(task.key, []).append(task)
@@ -230,7 +230,7 @@ def _refused(task: Task, text: str) -> Confirmation:
         case _:
             limits = QueueSettings(order=Order.FAIR, tenant_capacity=int(bound))
     confirmation = refusal(task, limits, int(depth), int(depth))
-    assert confirmation is not None  # noqa: S101 - the store has refused it for just this
+    assert confirmation is not None  # noqa: S101 - the store has refused it for this reason
     if not where:
         return confirmation
     return msgspec.structs.replace(confirmation, reason=f"queue {where!r}: {confirmation.reason}")

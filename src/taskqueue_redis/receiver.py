@@ -1,4 +1,4 @@
-"""Taking deliveries for one consumer: which queues are asked next, and what an answer that was lost has brought."""
+"""Receiving for one consumer: which queues are read next, and what a lost answer had delivered."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
 
 _POLL_EVERY = 8
-"""receives after which queues that are not known to have work are looked at in any case"""
+"""every so many receives, queues that are not known to have work are checked as well"""
 _ROUNDS = 5
 _PATIENCE = 0.25
-"""seconds for which a partition that keeps silent holds up what others gave"""
+"""seconds for which a receive waits for a silent partition when others have answered"""
 _RETRY_SECONDS = 0.2
-"""seconds until one that failed is asked again"""
+"""seconds until a partition that failed is asked again"""
 
 
 class ConsumerExpired(Exception):
-    """The store has given this consumer up: what it held is with others."""
+    """The lease of this consumer expired: its deliveries went to others."""
 
 
 class _Batch(msgspec.Struct):
-    """What one receive has gathered."""
+    """What one receive has collected."""
 
     by_key: dict[str, list[Delivery]] = {}
     number: int = 0
@@ -39,7 +39,7 @@ class _Batch(msgspec.Struct):
     again: bool = False
 
     def add(self, other: _Batch) -> None:
-        """Take what another one has gathered."""
+        """Add what another batch has collected."""
         for key, deliveries in other.by_key.items():
             if key in self.by_key:
                 self.by_key[key] += deliveries
@@ -52,7 +52,7 @@ class _Batch(msgspec.Struct):
 
     @property
     def received(self) -> Received:
-        """It as an answer."""
+        """The batch as the result of a receive."""
         lists = list(self.by_key.values())
         deliveries = lists[0] if len(lists) == 1 else _round_robin(lists)
         return Received(
@@ -64,9 +64,9 @@ class _Batch(msgspec.Struct):
 
 
 class Receiver:
-    """Reads for one consumer, in one step per partition.
+    """Reads for one consumer, with one script call per partition.
 
-    Where there are many, one that is out of reach does not hold up the others: it is asked aside until it answers.
+    If there are several, an unavailable one does not delay the others: a background task asks it until it answers.
     """
 
     def __init__(self, context: RedisContext, consumer: Consumer) -> None:
@@ -75,16 +75,16 @@ class Receiver:
         self._consumer = consumer
         self._partitions = tuple(context.scripts.partitions.group(consumer.keys))
         self.ready: dict[str, None] = {}
-        """queues that are likely to have work, the next in turn first"""
+        """queues that probably have work, the next one first"""
         self._reads = 0
         self._turn = 0
         self._uncertain: dict[str, bool] = {}
-        """partitions where a receive may have brought what nobody has seen; true where acks may have been undone too"""
+        """partitions where a lost answer may have contained deliveries; true if acks may be undone as well"""
         self._unseen: list[Delivery] = []
         self._late: list[Expired] = []
-        """what expired, as a partition said when nobody waited for it any more"""
+        """expired tasks that a partition reported after its receive had ended"""
         self._unavailable: dict[str, asyncio.Task[None]] = {}
-        """partitions that are out of reach, and who asks them"""
+        """partitions that are unavailable, with the background task that asks each"""
         self._expired = False
 
     async def take(self, limit: int) -> Received:
@@ -97,7 +97,7 @@ class Receiver:
         if self._unseen:
             deliveries, self._unseen = self._unseen[:limit], self._unseen[limit:]
             now = self._context.clock.now()
-            # Housekeeping ends what is past its deadline.
+            # Maintenance ends those past their deadline.
             matches = [
                 delivery
                 for delivery in deliveries
@@ -115,7 +115,7 @@ class Receiver:
                 keys = tuple(self.ready)[:limit]
                 taken = await self._read(self._partitions[0], limit, keys, poll=poll)
         except BaseException as error:
-            self._unseen += taken.received.deliveries  # what other partitions gave
+            self._unseen += taken.received.deliveries  # what other partitions returned
             self._late += taken.expired
             if isinstance(error, asyncio.CancelledError):
                 self._context.background.start(self._release_unseen())
@@ -123,12 +123,12 @@ class Receiver:
         return taken.received
 
     def mark_all_uncertain(self) -> None:
-        """Look, before the next receive, at what the store says is in flight here: acks may have been undone there."""
+        """Read, before the next receive, what the store has in flight here: acks may have been undone there."""
         for partition in self._partitions:
             self._mark_uncertain(partition, undone=True)
 
     def forget(self) -> None:
-        """Start over: nothing is known to have work, nothing is in doubt, and nobody is asked aside."""
+        """Forget all queues, deliveries and partitions, and end the background tasks."""
         self.ready.clear()
         self._uncertain.clear()
         self._unseen.clear()
@@ -151,7 +151,7 @@ class Receiver:
                 names = [name for name in self._partitions if name not in self._unavailable]
                 await self._each(taken, {name: self._poll_partition(name) for name in names})
                 looked, poll = True, False
-                if self._unseen:  # older than what would be read now
+                if self._unseen:  # older than what a read would return now
                     break
                 continue
             chosen: dict[str, list[str]] = {}
@@ -167,14 +167,14 @@ class Receiver:
         taken.again = taken.again or bool(self._within_reach()) or bool(self._unseen)
 
     def _within_reach(self) -> tuple[str, ...]:
-        """Return the queues that are likely to have work, but for those in partitions that are asked aside."""
+        """Return the queues that probably have work, without those in unavailable partitions."""
         if not self._unavailable:
             return tuple(self.ready)
         of = self._context.scripts.partitions.of
         return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
     async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
-        """Gather what partitions give. One that fails, or keeps silent, is set aside while there are others."""
+        """Collect what partitions return. A failed or silent one is left to a background task if there are others."""
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
         try:
@@ -206,11 +206,11 @@ class Receiver:
             self.set_aside(requested[one], one if one in late else None)
 
     def _others(self, names: set[str]) -> bool:
-        """Whether any partition is within reach but for these."""
+        """Return whether any partition is available besides these."""
         return len(names | self._unavailable.keys()) < len(self._partitions)
 
     def set_aside(self, partition: str, read: asyncio.Task[_Batch] | None = None) -> None:
-        """Have a partition asked until it answers, without anybody waiting for it; ``read`` is under way."""
+        """Ask a partition in the background until it answers; ``read`` is already running."""
         if partition not in self._unavailable:
             asking = self._context.background.start(self._ask(partition, read))
             self._unavailable[partition] = asking
@@ -225,7 +225,7 @@ class Receiver:
             except TaskQueueError:
                 read = None
                 if self._context.closing.is_set():
-                    result = _Batch()  # nobody takes anything any more
+                    result = _Batch()  # no receive follows
                 else:
                     await asyncio.sleep(_RETRY_SECONDS)
         self._unseen += result.received.deliveries
@@ -234,7 +234,7 @@ class Receiver:
         self._consumer.wake(None)
 
     async def _poll_partition(self, partition: str) -> _Batch:
-        """Find out which queues of a partition have work, and first of all what it has brought unseen."""
+        """Find out which queues of a partition have work, or first what a lost answer had delivered."""
         await self._consumer.enter(partition)
         if partition in self._uncertain:
             await self._read_in_flight(partition)
@@ -285,7 +285,7 @@ class Receiver:
         for key in {*keys, *remaining}:
             self.ready.pop(key, None)
         for key in [*[key.decode() for key in others], *remaining]:
-            self.ready.setdefault(key)  # what was served to the end: the queues take turns
+            self.ready.setdefault(key)  # at the end of the order, because queues take turns
         taken.expired += [Expired(key.decode(), name.decode(), n) for key, name, n in late]
         taken.again = taken.again or bool(again)
         if due:
@@ -295,10 +295,10 @@ class Receiver:
                 wakeups.note_opening(name.decode(), seconds(opens_at))
                 taken.dues.append(seconds(opens_at))
 
-    # what an answer that was lost has brought
+    # after a lost answer
 
     def _mark_uncertain(self, partition: str, *, undone: bool = False) -> None:
-        self._turn += 1  # one that is still on its way comes too late from now on
+        self._turn += 1  # the store refuses a receive of an earlier turn that arrives from now on
         self._uncertain[partition] = undone or self._uncertain.get(partition, False)
 
     async def _read_in_flight(self, only: str = "") -> None:
@@ -314,7 +314,7 @@ class Receiver:
                 raise
             deliveries = self._unknown(reply)
             if self._uncertain.pop(partition, False):
-                # Some may have been settled here, which a failover has undone: they get receipts of their own.
+                # A failover may have undone acks of some of them. All are released, and get new receipts.
                 await self._context.settlement.redeliver(deliveries, "")
                 continue
             for delivery in deliveries:
@@ -322,7 +322,7 @@ class Receiver:
             self._unseen += deliveries
 
     def _unknown(self, reply: Any) -> list[Delivery]:
-        """Return what the store has in flight here and nobody here knows of; what is corrupt is buried."""
+        """Return deliveries in flight that no receive has returned; corrupt ones become dead letters."""
         unknown: list[Delivery] = []
         for key, lane, entries, tokens, times in reply:
             for index, (token, time) in enumerate(zip(tokens, times, strict=True)):
@@ -346,7 +346,7 @@ class Receiver:
             if deliveries:
                 await self._context.settlement.redeliver(deliveries, "")
         except (TaskQueueError, ConsumerExpired):
-            pass  # in doubt still: the next receive looks again, and a close hands back
+            pass  # still uncertain: the next receive reads them again, and `close` releases them
 
     async def _dead_letter_corrupt(self, corrupt: list[Delivery]) -> None:
         for delivery in corrupt:
@@ -360,7 +360,7 @@ def _answered(read: asyncio.Task[_Batch]) -> bool:
 
 
 async def _ended(reads: Collection[asyncio.Task[_Batch]]) -> None:
-    """Cancel reads, and wait until they have taken note of it."""
+    """Cancel reads and wait until they have ended."""
     for waiter in reads:
         waiter.cancel()
     if reads:

@@ -1,4 +1,4 @@
-"""Settling deliveries: acks of concurrent callers go together."""
+"""Settling deliveries: concurrent acks are sent together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskqueue_redis.scripts.receipts import Receipts, parse_receipt
 from taskqueue_redis.scripts.runner import Arg, ScriptRunner
 
 _ARGS = 4
-"""that the script ``redeliver`` takes per delivery"""
+"""arguments per delivery of the script ``redeliver``"""
 _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOST}
 
 
@@ -21,14 +21,14 @@ class _Ack(NamedTuple):
     tail: str
     """of the receipt: lane, token and key"""
     known: bool
-    """whether this process has it out, so that nobody can have made it up"""
+    """whether this process received it, so that its receipt is certainly genuine"""
     task_id: str
     fence: str
     result: bytes
 
 
 class Settlement:
-    """Ends deliveries, also those that another subscription received."""
+    """Settles deliveries, also those of other subscriptions."""
 
     def __init__(self, scripts: ScriptRunner, receipts: Receipts) -> None:
         self._scripts = scripts
@@ -38,7 +38,7 @@ class Settlement:
     async def ack(
         self, deliveries: Sequence[Delivery], results: Sequence[bytes | None]
     ) -> list[Settled]:
-        """End deliveries as executed."""
+        """Settle deliveries as executed."""
         answers = [Settled.LEASE_LOST] * len(deliveries)
         by_partition: dict[str, tuple[list[int], list[_Ack]]] = {}
         known: dict[str, str | None] = {}
@@ -69,7 +69,7 @@ class Settlement:
         return answers
 
     async def redeliver(self, deliveries: Sequence[Delivery], loser: str) -> list[Settled]:
-        """Hand deliveries back; with the token of a ``loser``, as lost by that consumer."""
+        """Release deliveries; with the token of a ``loser``, as lost by that consumer."""
         answers = [Settled.LEASE_LOST] * len(deliveries)
         by_partition: dict[str, tuple[list[int], list[Arg]]] = {}
         for index, delivery in enumerate(deliveries):
@@ -94,7 +94,7 @@ class Settlement:
         return answers
 
     async def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
-        """End a delivery among the dead letters."""
+        """Make a dead letter of a delivery."""
         receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
             return Settled.LEASE_LOST
@@ -109,7 +109,7 @@ class Settlement:
         return _ANSWERS[reply]
 
     async def settled(self) -> None:
-        """Wait until the acks that were asked for before have been answered."""
+        """Wait until all acks that were already requested have been answered."""
         await self._acks.sent()
 
     async def _ack(self, partition: str, acks: Sequence[_Ack]) -> Sequence[Settled]:

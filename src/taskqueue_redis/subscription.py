@@ -1,4 +1,4 @@
-"""A consumer's view over its keys."""
+"""A consumer's subscription to its queues."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from taskqueue_redis.scripts.task_codec import delivery_of
 
 _RELEASED_AT_ONCE = 200
 _CHECKS = 100
-"""receives in a row that give nothing although more is said to be there"""
+"""number of receives in a row that may return nothing although the store reports more work"""
 
 
 class RedisSubscription(SubscriptionBase):
-    """Owns its deliveries while its process gives a sign of life. Registers with the store at its first call."""
+    """A subscription. It owns its deliveries while its process sends heartbeats, and registers at its first call."""
 
     def __init__(self, context: RedisContext, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys
@@ -77,7 +77,9 @@ class RedisSubscription(SubscriptionBase):
         while not self._closing.is_set():
             if len(self._joined) < len(self._partitions):
                 await self._arrive()
-            self.asleep = True  # before it looks, so that no notification is missed in between
+            self.asleep = (
+                True  # before the store is asked, so that no notification is missed in between
+            )
             self._woken.clear()
             if self._closing.is_set():
                 break
@@ -93,7 +95,7 @@ class RedisSubscription(SubscriptionBase):
             if end is not None and end <= self._context.clock.now():
                 return received
             if received.again and looked < _CHECKS:
-                looked += 1  # what came was set aside, and there is more
+                looked += 1  # corrupt entries were removed, and there is more
                 continue
             looked = 0
             await self._wait(end)
@@ -165,7 +167,7 @@ class RedisSubscription(SubscriptionBase):
         if self._revoked:
             self._revocation.set()
 
-    # come and go
+    # join and leave
 
     async def join(self) -> None:
         """Register with the store, if that has not been done."""
@@ -179,7 +181,7 @@ class RedisSubscription(SubscriptionBase):
         await gather_all(self.enter(partition) for partition in self._partitions)
 
     async def _arrive(self) -> None:
-        """Register with the store; where a part of it is out of reach, the others are enough."""
+        """Register with the store; if some partitions are unavailable, register with the others."""
         missing = self._partitions.keys() - self._joined
         if missing and self._joined and not self._closing.is_set():
             for partition in missing:
@@ -200,7 +202,7 @@ class RedisSubscription(SubscriptionBase):
                 *self._partitions[partition],
             )  # fmt: skip
             self._context.clock.learn(now)
-            if token == self.token:  # else it began anew meanwhile
+            if token == self.token:  # else it has become a new consumer in the meantime
                 self._joined.add(partition)
                 self._context.heartbeat.add(token, partition)
 
@@ -229,12 +231,12 @@ class RedisSubscription(SubscriptionBase):
             self._joined.discard(partition)
 
     def mark_uncertain(self) -> None:
-        """Look, before the next receive, at what the store says is in flight here."""
+        """Read, before the next receive, what the store has in flight for this consumer."""
         if self._joined:
             self._receiver.mark_all_uncertain()
 
     def wake(self, key: str | None) -> None:
-        """Have a waiting receive look again."""
+        """End the wait of a receive; ``key`` is known to have work."""
         self.asleep = False
         if key is not None:
             self._receiver.ready.setdefault(key)
@@ -250,7 +252,7 @@ class RedisSubscription(SubscriptionBase):
                 timer.cancel()
 
     def _restart(self) -> None:
-        """Start over as a new consumer: this one was given up, and what it held is with others."""
+        """Become a new consumer: the lease of this one expired, and its deliveries went to others."""
         self._context.heartbeat.remove(self.token)
         self.revoke(self._context.receipts.drop(self))
         self._receiver.forget()

@@ -1,7 +1,7 @@
-"""Listing the tasks of queues, for those who want to see all of them: in small steps, and without touching anything.
+"""Listing all tasks of a queue, in small steps and without changing anything.
 
-Redis is asked for some hundred records at a time, and serves others in between. Consumer groups are looked at, never
-read from.
+Each step reads some hundred records, so that Redis serves other clients in between. Consumer groups are inspected,
+never read from.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from taskqueue_redis.scripts.runner import Arg, Partitions, source
 from taskqueue_redis.scripts.task_record import TaskRecord, record_of, status_of
 
 _AT_ONCE = 300
-"""records of a step, each of some fifty bytes"""
+"""records per step, of some fifty bytes each"""
 _LOOKED_UP = 100
-"""tasks that a script looks up"""
+"""tasks that one script call looks up"""
 _STATUS = "status"
 _GROUP = "g"
 _ALL = (0, 2**63)
@@ -39,9 +39,9 @@ class Listed(NamedTuple):
     tenant: str | None
     ordering_key: str | None
     since: int
-    """microseconds: when its record changed last; a delivery changes none"""
+    """when its record last changed, in microseconds; a delivery does not change it"""
     as_of: int
-    """microseconds of the store's clock: when it was looked at"""
+    """when it was read, in microseconds of the store's clock"""
 
 
 class TaskLister(StoreReader):
@@ -54,7 +54,7 @@ class TaskLister(StoreReader):
         self._digest = hashlib.sha1(source(_STATUS).encode(), usedforsecurity=False).hexdigest()
 
     async def queues(self) -> tuple[str, ...]:
-        """Return the names of the queues of all partitions, sorted; a shard is a queue of its own here."""
+        """Return the names of the queues of all partitions, sorted; a shard counts as a queue."""
         names: set[str] = set()
         for partition in (await self._installed()).names:
             reply = await self._ask(partition, "SMEMBERS", f"{partition}:queues")
@@ -62,10 +62,10 @@ class TaskLister(StoreReader):
         return tuple(sorted(names))
 
     async def read(self, key: str, states: Collection[State]) -> AsyncIterator[list[Listed]]:
-        """Give the tasks of a queue that are in one of some states, some at a time, in no order.
+        """Yield the tasks of a queue that are in one of ``states``, some at a time, in no order.
 
-        A task that is there from the beginning to the end is given; in a queue that grows or shrinks meanwhile it may
-        be given more than once.
+        A task that is in the queue all the time is yielded at least once, and may be yielded again if the queue grows
+        or shrinks.
         """
         partition = (await self._installed()).of(key)
         name = f"{partition}:q:{key}"
@@ -74,7 +74,7 @@ class TaskLister(StoreReader):
         in_flight: dict[str, tuple[int, int]] = {}
         while epoch is not None:
             seconds, more = await self._ask(partition, "TIME")
-            # Asked before the records are read, so that what has been delivered for longer is told as in flight.
+            # Before the records are read, so that a task that was already delivered is reported as in flight.
             for stream in in_flight:
                 in_flight[stream] = await self._pending(partition, f"{name}/{stream}")
             args = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE
@@ -119,7 +119,7 @@ class TaskLister(StoreReader):
     async def _states(
         self, partition: str, epoch: bytes, key: str, ids: list[str]
     ) -> dict[str, State | None]:
-        """Return the states of tasks, each looked at in one step; ``None`` for one that is gone."""
+        """Return the states of tasks, each read in one step; ``None`` for a task that is gone."""
         states: dict[str, State | None] = {}
         for start in range(0, len(ids), _LOOKED_UP):
             batch = ids[start : start + _LOOKED_UP]
@@ -140,7 +140,7 @@ class TaskLister(StoreReader):
 
 
 def _may_be_in_flight(record: TaskRecord, in_flight: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether it takes another look to know if a task is in flight."""
+    """Return whether a task may be in flight, so that its state must be read."""
     if record.state is not State.WAITING or record.stream is None:
         return False
     low, high = in_flight.get(record.stream, _ALL)

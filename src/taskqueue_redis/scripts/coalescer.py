@@ -1,4 +1,4 @@
-"""Calls that come while one is under way go together in the next one; a lone one goes at once."""
+"""Coalescing concurrent calls: the first is sent at once; calls made during it are sent together in the next batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Coalescer(Generic[Item, Answer]):
         self._lines: dict[str, _Line[Item, Answer]] = {}
 
     async def submit(self, partition: str, items: Sequence[Item]) -> Sequence[Answer]:
-        """Return the answers, or raise what sending the batch raised. More items than a batch go in several."""
+        """Return the answers, or raise what sending the batch raised. Send more items than a batch in several."""
         line = self._lines.get(partition)
         if line is None:
             line = self._lines[partition] = _Line(partial(self._send, partition))
@@ -80,7 +80,7 @@ class _Line(Generic[Item, Answer]):
         finally:
             self.busy = False
             self._rest = None
-            while self._waiting:  # only where the loop itself was ended
+            while self._waiting:  # only if the event loop was stopped
                 self._waiting.popleft()[1].cancel()
 
     async def _send_next(self) -> None:

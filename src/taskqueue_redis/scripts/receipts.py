@@ -1,4 +1,4 @@
-"""Receipts: ``<sequence>.<lane>.<token of the consumer>.<key>``, and which of them this process has out."""
+"""Receipts: ``<sequence>.<lane>.<token of the consumer>.<key>``, and which of them this process holds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _RECEIPT = re.compile(r"([0-9]{1,17})\.([sr][0-9])\.([0-9a-f]{1,64}-[0-9]{1,12})
 
 
 class IssuedReceipt(NamedTuple):
-    """What a receipt says."""
+    """The parts of a receipt."""
 
     fence: str
-    """the sequence of the stream's entry; a task that is delivered again gets another one"""
+    """the sequence of the stream's entry; each delivery of a task has a different one"""
     lane: str
-    """``s`` (fresh) or ``r`` (returned before), and the priority"""
+    """``s`` (first delivery) or ``r`` (returned before), and the priority"""
     token: str
-    """of the consumer that it was issued to: random, so that nobody can guess it"""
+    """of the consumer that it was issued to: random, so that it cannot be guessed"""
     key: str
 
 
 def parse_receipt(receipt: str) -> IssuedReceipt | None:
-    """Read a receipt; ``None`` for one that was never issued."""
+    """Parse a receipt; return ``None`` if it cannot have been issued."""
     parts = _RECEIPT.fullmatch(receipt)
     return None if parts is None else IssuedReceipt(parts[1], parts[2], parts[3], parts[4])
 
@@ -61,18 +61,18 @@ class Consumer(Protocol):
 
 
 class Receipts:
-    """The deliveries that consumers of this process have out. What another process settles stays until the end."""
+    """The deliveries that consumers of this process hold, also those that another process has settled."""
 
     def __init__(self) -> None:
         self._holders: dict[str, Consumer] = {}
         self._uncertain: set[str] = set()
 
     def mark_uncertain(self) -> None:
-        """Take nothing that is out for granted any more: the store has gone back, and may have given it to others."""
+        """Trust no current receipt any more: a failover may have given the deliveries to other consumers."""
         self._uncertain = set(self._holders)
 
     def is_known(self, receipt: str) -> bool:
-        """Whether somebody here has seen it, and no failover since can have undone that it is theirs."""
+        """Return whether this process holds a receipt, and no failover since can have made it invalid."""
         return receipt in self._holders and receipt not in self._uncertain
 
     def add(self, receipt: str, holder: Consumer) -> None:
@@ -85,29 +85,29 @@ class Receipts:
         self._uncertain.discard(receipt)
 
     def holds(self, receipt: str) -> bool:
-        """Whether somebody here has seen it."""
+        """Return whether this process holds a receipt."""
         return receipt in self._holders
 
     def of(self, holder: Consumer) -> list[str]:
-        """Return what a consumer has out. Looks at all: for rare occasions."""
+        """Return what a consumer holds. Slow: it reads all receipts."""
         return [receipt for receipt, other in self._holders.items() if other is holder]
 
     def drop(self, holder: Consumer) -> list[str]:
-        """Forget and return what a consumer has out."""
+        """Forget and return what a consumer holds."""
         receipts = self.of(holder)
         for receipt in receipts:
             self.forget(receipt)
         return receipts
 
     def revoke_all(self, token: str) -> None:
-        """Tell the consumer behind ``token`` that it has lost every delivery."""
+        """Revoke all deliveries of the consumer with ``token``."""
         for holder in set(self._holders.values()):
             if holder.token == token:
                 holder.revoke(self.drop(holder))
                 return
 
     def revoke(self, token: str, fence: str, key: str) -> None:
-        """Tell the consumer behind ``token`` that it has lost the delivery of a stream's entry."""
+        """Revoke the delivery of a stream's entry from the consumer with ``token``."""
         head, tail = f"{fence}.", f".{key}"
         for receipt, holder in self._holders.items():
             if holder.token == token and receipt.startswith(head) and receipt.endswith(tail):

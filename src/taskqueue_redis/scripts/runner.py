@@ -1,4 +1,4 @@
-"""The transitions: each is one Lua script in `lua/`, put together from its parts and called by its hash."""
+"""Running the Lua scripts of `lua/`: each transition is one script, assembled from parts and called by hash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taskqueue_redis.connection.failures import AnswerLost, Failure, NoScript, S
 from taskqueue_redis.setup.checks import ServerChecks
 
 LAYOUT = "5"
-"""grows when older versions could not read what newer ones write"""
+"""the version of the stored data; it grows when older code cannot read what newer code writes"""
 _REPLICATED_QUEUES = 10_000
 """queues of which it is remembered that they wait for replicas"""
 _PARTS = re.compile(r"^--@ (.*)\n")
@@ -33,18 +33,18 @@ Arg = bytes | str | int | float
 
 
 def microseconds(time: float) -> int:
-    """Turn Unix seconds into the unit of the store."""
+    """Convert Unix seconds to the unit of the store."""
     return round(time * 1_000_000)
 
 
 def seconds(time: bytes | str | int) -> float:
-    """Turn the unit of the store into Unix seconds."""
+    """Convert the unit of the store to Unix seconds."""
     return int(time) / 1_000_000
 
 
 @cache
 def source(name: str) -> str:
-    """Return a script with the parts that its first line names; those after a slash it finds in ``rarely()``."""
+    """Return a script with the parts that its first line names; it reaches those after a slash by ``rarely()``."""
     folder = resources.files("taskqueue_redis") / "lua"
     text = (folder / f"{name}.lua").read_text()
     named = _PARTS.match(text)
@@ -62,7 +62,7 @@ def _part(name: str) -> str:
 
 
 def _lazily(parts: str) -> str:
-    """Put parts into a function, as making functions costs a script that is done in microseconds too much."""
+    """Wrap parts in a function: to define all their functions would cost most calls more than the call itself."""
     names = ", ".join(f"{name} = {name}" for name in _FUNCTION.findall(parts))
     return (
         "local rare\nlocal function rarely()\nif not rare then\n"
@@ -120,7 +120,7 @@ class Partitions:
 
 
 class ScriptRunner:
-    """Runs scripts on partitions. The first call installs them; a reset of the store is noticed by the next one."""
+    """Runs scripts on partitions. The first call installs a partition; each call detects a reset of the store."""
 
     def __init__(
         self, client: Link, checks: ServerChecks | None = None, clock: StoreClock | None = None
@@ -132,7 +132,7 @@ class ScriptRunner:
         self.clock = clock or StoreClock()
         self.partitions = Partitions(settings.prefix, settings.partitions_of)
         self.resets = 0
-        """how often the store turned out to be another one than before"""
+        """how often a partition was found emptied or replaced"""
         self.promises_checked = False
         """whether the servers are known to provide the durability of every queue"""
         self._installed: dict[str, tuple[Arg, ...]] = {}

@@ -1,4 +1,4 @@
-"""How a task lies in the store: what is not as usual, the payload as it came, and a checksum.
+"""The envelope of a task in the store, and deliveries from it: unusual fields, the payload, and a checksum.
 
 ::
 
@@ -6,10 +6,10 @@
     bytes 1-2   length of the header
     header      MessagePack: the fields that are not at their defaults; empty for most tasks
     payload     JSON text, never touched
-    4 bytes     CRC-32 of all that stands before, then of the task's id
+    4 bytes     CRC-32 of all bytes before, then of the task's id
 
-The checksum is at the end because Lua, which keeps each string once, finds it by a few of its bytes,
-the last one among them: the bodies of like tasks must not all look the same to it.
+The checksum is at the end because Lua stores each string once, in a hash table, and hashes a few of its bytes only,
+the last one among them: without a checksum the bodies of similar tasks would have the same hash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Delivery, Task, encode_json, stored_task
 
 ENTRY = 4
-"""values that a script gives per entry"""
+"""values that a script returns per entry"""
 CORRUPT = "corrupt"
 """the reason of a dead letter whose envelope could not be read"""
 _PLAIN = b"\x01\x00\x00"
@@ -36,7 +36,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 class Corrupt(ValueError):
-    """What lies in the store is not what was written."""
+    """The stored bytes are not what was written."""
 
 
 def encode(task: Task) -> bytes:
@@ -74,7 +74,7 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
 
 
 def digest(payload: bytes) -> bytes:
-    """Return what is kept of a payload to tell another from the same."""
+    """Return the digest of a payload, by which a different payload with the same id is detected."""
     return hashlib.blake2b(payload, digest_size=8).digest()
 
 
@@ -96,7 +96,7 @@ def _non_default_fields(task: Task) -> dict[str, Any]:
 def deliveries_of(
     key: str, lane: str, token: str, at: float, entries: Sequence[bytes]
 ) -> tuple[list[Delivery], list[Delivery]]:
-    """Read entries of one stream: sequence, id, body and more of each, one after another.
+    """Parse entries of one stream: sequence, id, body and counters of each, one after another.
 
     Return the deliveries, and those whose envelope is corrupt.
     """
@@ -109,7 +109,7 @@ def deliveries_of(
         entry = entries[n + 1 : n + ENTRY]
         try:
             good.append(delivery_of(key, priority, receipt, at, entry))
-        except ValueError:  # whatever it is, it must not take the others of the answer along
+        except ValueError:  # one unreadable entry must not fail the others of the answer
             task = salvage(key, _name_of(entry[0], receipt), priority, entry[1])
             bad.append(_delivery(task, receipt, at, b""))
     return good, bad
@@ -118,7 +118,7 @@ def deliveries_of(
 def delivery_of(
     key: str, priority: int, receipt: str, at: float, entry: Sequence[bytes]
 ) -> Delivery:
-    """Read the id, body and more of one entry whose receipt is known. Raises `ValueError`."""
+    """Parse the id, body and counters of one entry whose receipt is known. Raises `ValueError`."""
     name, body, more = entry
     return _delivery(decode(key, name.decode(), priority, body), receipt, at, more)
 
@@ -140,13 +140,13 @@ def _name_of(name: bytes, receipt: str) -> str:
         check_name("id", text)
     except ValueError:
         return (
-            f"corrupt:{receipt.partition('.')[0]}"  # no record has it, so the entry is just dropped
+            f"corrupt:{receipt.partition('.')[0]}"  # no record has this id, so the entry is dropped
         )
     return text
 
 
 def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:
-    # A receipt begins with the sequence of its entry: the microseconds at which that came into its lane.
+    # A receipt begins with the sequence of its entry: the time at which it entered its lane, in microseconds.
     since = int(receipt.partition(".")[0]) / 1e6
     if not more:
         return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=at, waiting_since=since)

@@ -12,12 +12,12 @@ from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskS
 from taskqueue_redis.scripts.runner import seconds
 from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvage
 
-# As in lua/lib/states.lua; the 7-byte numbers are read as bytes.
+# The format of lua/lib/states.lua; numbers of 7 bytes are read as bytes.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
 _MARKS = 2
-"""bytes behind the numbers, before the tenant, of a record that goes on"""
+"""bytes between the numbers and the tenant, in a record that has one"""
 _KINDS = {1: "s", 2: "r"}
-"""of streams, by the place where a body is"""
+"""of streams, by the number that says where the body is stored"""
 _STATES = (
     State.WAITING,
     State.SCHEDULED,
@@ -48,7 +48,7 @@ class TaskRecord(NamedTuple):
 
 
 def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
-    """Read the answer of the script ``status``."""
+    """Parse the answer of the script ``status``."""
     if not reply:
         return None
     packed, in_flight, cold, progress = reply
@@ -67,7 +67,7 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
 
 
 def dead_letter_of(key: str, reply: list[Any]) -> DeadLetter:
-    """Read one answer of the script ``dead_letters``."""
+    """Parse one answer of the script ``dead_letters``."""
     task_id, packed, cold, body = reply[0].decode(), *reply[1:]
     record = record_of(packed)
     history, reason = _cold(cold)
@@ -82,7 +82,7 @@ def dead_letter_of(key: str, reply: list[Any]) -> DeadLetter:
 
 
 def record_of(packed: bytes) -> TaskRecord:
-    """Read the packed record of a task."""
+    """Parse the packed record of a task."""
     state, position, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
     tenant, _, entity = packed[_RECORD.size + _MARKS :].decode().partition("/")
     return TaskRecord(
@@ -99,12 +99,12 @@ def record_of(packed: bytes) -> TaskRecord:
 
 
 def ledger_of(counters: Mapping[str, str]) -> Ledger:
-    """Read the counters of a queue."""
+    """Return the ledger in the counters of a queue."""
     return Ledger(**{name: int(counters.get(name, 0)) for name in Ledger.__struct_fields__})
 
 
 def pairs(reply: list[bytes]) -> dict[str, str]:
-    """Read the fields of a hash."""
+    """Return the fields of a hash as a mapping."""
     return {reply[n].decode(): reply[n + 1].decode() for n in range(0, len(reply), 2)}
 
 

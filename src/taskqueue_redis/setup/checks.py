@@ -1,4 +1,4 @@
-"""The check at the start: a Redis that cannot keep a promise is refused, with what to do; doubts are warnings."""
+"""Checks of the servers: a Redis that would lose tasks is refused with what to do; less certain problems are logged."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from taskqueue_redis.setup.aof_rewrite import AofRewriter, parse_info
 from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
 
 MINIMUM = (6, 2)
-"""the oldest Redis that has the commands in use; every Valkey has them"""
+"""the oldest Redis that has all commands in use; every Valkey has them"""
 _LOADS_WITHOUT_RIGHTS = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
-"""The first versions that load their file whatever the user ``default`` may do.
+"""The first versions that load their file whatever rights the user ``default`` has.
 
 https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valkey/pull/3984. The latter is in later
 releases of Valkey 7.2 to 9.0 too; to refuse those costs only rights that the user ``default`` may have anyway.
@@ -47,8 +47,8 @@ _SYNCS = {"no": 0, "everysec": 1, "always": 2}
 _KEY = "{%s:0}:check"
 _log = logging.getLogger("taskqueue.redis")
 
-# Returns the commands that the user may not use. Redis 7.0 can be asked; before, the only way is to try:
-# the key then holds a string, on which the commands do nothing or fail, and is deleted.
+# Returns the commands that the user may not use. Redis 7.0 can be asked. Before, the only way is to try: the key then
+# holds a string, on which the commands fail or have no effect, and it is deleted.
 _RIGHTS = """
 local denied, at = {}, 1
 while ARGV[at] do
@@ -71,30 +71,30 @@ return denied
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about the servers: of several, the least of each."""
+    """What is known about the servers; of several, the lowest value of each."""
 
     address: str
     """without secrets"""
     product: str
-    """Redis or Valkey: which of them has the least version"""
+    """Redis or Valkey: that of the server with the lowest version"""
     version: str
     mode: str
     """single, sentinel or cluster"""
     masters: int
     replicas: int
-    """connected to the master that has the fewest"""
+    """replicas of the master that has the fewest"""
     append_only: bool
     """whether every master keeps an append-only file"""
     appendfsync: str
-    """how often that is synced: always, everysec, no; unknown if neither Redis nor the settings say"""
+    """how often it is synced: always, everysec, no; unknown if neither Redis nor the settings say"""
     histories: tuple[str, ...]
-    """the replication histories that the masters are in: another one after a restart or failover"""
+    """the replication ids of the masters; they change with a restart or failover"""
     maxmemory: int
     """in bytes; 0 is no limit"""
     warnings: tuple[str, ...] = ()
 
     def details(self) -> dict[str, str | int | float | bool | None]:
-        """Return it for health."""
+        """Return the details for health."""
         facts = msgspec.structs.asdict(self)
         warnings = facts.pop("warnings")
         del facts["histories"]
@@ -165,15 +165,15 @@ class ServerChecks:
 
 
 async def check_server(client: Link) -> ServerFacts:
-    """Return the facts. Raises `ConfigurationError` that names the cure, and `Failure` if Redis cannot be reached.
+    """Return the facts. Raises `ConfigurationError` that says what to do, and `Failure` if Redis is unavailable.
 
-    Harmless at any time; needs no right that the package does not need anyway.
+    It is harmless at any time, and needs no rights besides those of the scripts.
     """
     settings = client.settings
     try:
         await client.everywhere(
             "PING"
-        )  # while it loads its data INFO would say that it keeps no log
+        )  # while Redis loads its data, INFO would report no append-only file
         infos = [parse_info(info) for info in await client.everywhere("INFO")]
         for info in infos:
             _refuse(info, settings)
@@ -247,7 +247,7 @@ async def _appendfsync(client: Link) -> str:
     except Misconfigured:
         return (
             client.settings.appendfsync or "unknown"
-        )  # the access list that ships keeps it secret
+        )  # the access list of this package does not allow CONFIG
     matches: list[str] = [reply[1].decode() for reply in replies]
     return min(matches, key=lambda name: _SYNCS.get(name, 0))
 
@@ -281,7 +281,7 @@ async def _direct(client: Link, key: str, *args: str | int) -> Any:
 
 async def _check_channels(client: Link) -> None:
     settings = client.settings
-    # A channel of this check alone: what others publish on it would arrive as an answer.
+    # A channel for this check alone: messages of other clients would arrive as answers.
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
     _, wire = await client.listener()
     try:
@@ -302,7 +302,7 @@ async def _check_channels(client: Link) -> None:
 
 
 async def _file_loads(client: Link) -> bool:
-    """Return whether it is known that every server may load its file at its next start."""
+    """Return whether every server is known to have the rights to load its file at its next start."""
     settings = client.settings
     key = _KEY % settings.prefix
     writes = [
@@ -325,7 +325,7 @@ async def _file_loads(client: Link) -> bool:
         return all(reply == b"OK" for reply in replies)
 
     if not settings.user_name:
-        return True  # who is the default user has shown its rights already
+        return True  # the client is the default user, whose rights were just checked
     answers = await client.at_each_master(may)
     if False in answers:
         raise ConfigurationError(

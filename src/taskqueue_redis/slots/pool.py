@@ -1,4 +1,4 @@
-"""The slot pool, all of it in the first partition."""
+"""The slot pool. All of it is in the first partition."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
 
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _OTHER_POOL = 1
-"""what the script ``slots_renew`` answers where a token is of another pool"""
+"""answer of the script ``slots_renew`` for a token of another pool"""
 
 
 class RedisSlots:
@@ -52,10 +52,10 @@ class RedisSlots:
         self._context = context
         self._partition = context.scripts.partitions.names[0]
         self._acquires: set[asyncio.Task[Any]] = set()
-        """calls that go on if their callers are cancelled"""
+        """calls that continue if their callers are cancelled"""
 
     async def sent(self) -> None:
-        """Wait until the acquires that were asked for before have been answered."""
+        """Wait until all acquires that were already requested have been answered."""
         if self._acquires:
             await asyncio.wait(self._acquires)
 
@@ -145,11 +145,11 @@ class RedisSlots:
             failure = error.__cause__
             if not (isinstance(failure, Failure) and failure.uncertain):
                 raise
-        # What was given then has not come here: this finds it again.
+        # The answer with the granted slots was lost: this call returns them again.
         return await self._run("slots_acquire", *args, seed, "1", *tokens)
 
     async def _release_granted(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
-        # What fails here comes back by its time.
+        # If this fails, the leases expire.
         with contextlib.suppress(TaskQueueError):
             leases = granted(await asking, model, holder)
             if leases:
@@ -209,7 +209,7 @@ class RedisSlots:
             return ()
         return tuple(map(bool, await self._run("slots_release", *_tokens(leases))))
 
-    # what servers say
+    # reports of GPU servers
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         check_job(model, job)
@@ -231,7 +231,7 @@ class RedisSlots:
         jobs = () if observed is None else observed.jobs or ()
         which = "1" if observed is not None and observed.jobs is not None else ""
         names = [job.encode(errors="replace") for job in jobs if len(job) <= LIMITS.name]
-        # The same observation twice would be two that agree, so it is not sent again.
+        # It is not sent again: the same observation twice would count as two that agree.
         epoch, reply = await self._run(
             "slots_reconcile", model, server, microseconds(settled), active, which, *names,
             resend=False,
@@ -254,7 +254,7 @@ class RedisSlots:
 
 
 def _tokens(leases: Sequence[SlotLease]) -> list[str]:
-    """Return the tokens, empty where one is none."""
+    """Return the tokens; empty for a lease whose token is malformed."""
     return [lease.token if Token.read(lease.token) else "" for lease in leases]
 
 
