@@ -63,8 +63,8 @@ class RedisSettings(BaseSettings):
     operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
     """seconds after which a command is not retried"""
     journal_length: int | None = Field(None, ge=1000, le=1_000_000_000)
-    """minimum number of transitions in the journal of a partition, for every process from now on; queues opt in by their
-    settings. Unset: the value of the installation, a million at first"""
+    """minimum number of transitions in the journal of a partition, for every process from now on; queues opt in by
+    their settings. Unset: the value of the installation, a million at first"""
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
     """seconds without a heartbeat after which the deliveries of a consumer go to others"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)

@@ -33,7 +33,6 @@ class _Batch(msgspec.Struct):
     """What one receive has collected."""
 
     by_key: dict[str, list[Delivery]] = {}
-    number: int = 0
     expired: list[Expired] = []
     dues: list[float] = []
     again: bool = False
@@ -41,11 +40,7 @@ class _Batch(msgspec.Struct):
     def add(self, other: _Batch) -> None:
         """Add what another batch has collected."""
         for key, deliveries in other.by_key.items():
-            if key in self.by_key:
-                self.by_key[key] += deliveries
-            else:
-                self.by_key[key] = deliveries
-        self.number += other.number
+            self.by_key.setdefault(key, []).extend(deliveries)
         self.expired += other.expired
         self.dues += other.dues
         self.again = self.again or other.again
@@ -140,7 +135,7 @@ class Receiver:
     async def _take_from_many(self, taken: _Batch, limit: int, *, poll: bool) -> None:
         looked = False
         for _ in range(_ROUNDS):
-            remaining = limit - taken.number
+            remaining = limit - sum(map(len, taken.by_key.values()))
             if remaining <= 0:
                 break
             ready = self._within_reach()
@@ -190,20 +185,16 @@ class Receiver:
             for waiter in requested:
                 if _answered(waiter):
                     taken.add(waiter.result())
-        failed = {
-            waiter: waiter.exception()
-            for waiter in requested
-            if waiter.done() and not _answered(waiter)
-        }
-        for error in failed.values():
-            if error is not None and not isinstance(error, BackendUnavailable):
+        silent = [waiter for waiter in requested if not _answered(waiter)]
+        errors = [error for waiter in silent if waiter.done() and (error := waiter.exception())]
+        for error in errors:
+            if not isinstance(error, BackendUnavailable):
                 await _ended(late)
                 raise error
-        silent = [waiter for waiter in requested if not _answered(waiter)]
         if not self._others({requested[waiter] for waiter in silent}):
-            raise next(error for error in failed.values() if error is not None)
-        for one in silent:
-            self.set_aside(requested[one], one if one in late else None)
+            raise errors[0]
+        for waiter in silent:
+            self.set_aside(requested[waiter], waiter if waiter in late else None)
 
     def _others(self, names: set[str]) -> bool:
         """Return whether any partition is available besides these."""
@@ -276,11 +267,7 @@ class Receiver:
                 self._context.background.start(self._dead_letter_corrupt(bad))
             for delivery in good:
                 keep(delivery.receipt, self._consumer)
-            if key in taken.by_key:
-                taken.by_key[key] += good
-            else:
-                taken.by_key[key] = good
-            taken.number += len(good)
+            taken.by_key.setdefault(key, []).extend(good)
         remaining = [key.decode() for key in leftover]
         for key in {*keys, *remaining}:
             self.ready.pop(key, None)

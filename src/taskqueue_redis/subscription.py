@@ -129,27 +129,19 @@ class RedisSubscription(SubscriptionBase):
         answers: list[Delivery | None] = [None] * len(receipts)
         by_partition: dict[str, list[tuple[int, IssuedReceipt]]] = {}
         for index, text in enumerate(receipts):
-            receipt = parse_receipt(text)
-            if (
-                receipt is not None
-                and self._context.scripts.partitions.of(receipt.key) in self._joined
-            ):
+            if (receipt := parse_receipt(text)) is not None:
                 partition = self._context.scripts.partitions.of(receipt.key)
-                by_partition.setdefault(partition, []).append((index, receipt))
+                if partition in self._joined:
+                    by_partition.setdefault(partition, []).append((index, receipt))
         for partition, wanted in by_partition.items():
             args = [name for _, r in wanted for name in (r.key, r.lane, r.fence, r.token)]
             reply = await self._context.scripts.run("adopt", partition, self.token, *args)
-            for (place, receipt), result in zip(wanted, reply, strict=True):
+            for (index, receipt), result in zip(wanted, reply, strict=True):
                 if result:
                     *entry, at = result
-                    answers[place] = delivery_of(
-                        receipt.key,
-                        int(receipt.lane[1]),
-                        receipts[place],
-                        seconds(at),
-                        entry,
-                    )
-                    self._context.receipts.add(receipts[place], self)
+                    text, priority = receipts[index], int(receipt.lane[1])
+                    answers[index] = delivery_of(receipt.key, priority, text, seconds(at), entry)
+                    self._context.receipts.add(text, self)
         return tuple(answers)
 
     async def revoked(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from taskqueue_core.tasks import State
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
-from taskqueue_redis.journal.reader import StoreReader, installed
+from taskqueue_redis.journal.reader import StoreReader
 from taskqueue_redis.scripts.runner import Arg, Partitions, source
 from taskqueue_redis.scripts.task_record import TaskRecord, record_of, status_of
 
@@ -100,7 +100,7 @@ class TaskLister(StoreReader):
 
     async def _installed(self) -> Partitions:
         if self._partitions is None:
-            self._partitions = await installed(self._client)
+            self._partitions = await self.installed()
         return self._partitions
 
     async def _pending(self, partition: str, stream: str) -> tuple[int, int]:

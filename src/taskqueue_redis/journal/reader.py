@@ -17,26 +17,6 @@ from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.scripts.runner import Arg, Partitions
 
-
-async def command(client: Link, key: str, *args: Arg) -> Any:
-    """Run a command and return its reply. Raises the contract's errors."""
-    try:
-        return await client.command(key, *args)
-    except Failure as failure:
-        raise contract_error(failure) from failure
-
-
-async def installed(client: Link) -> Partitions:
-    """Return the partitions of the installation; if nothing is installed yet, those of the settings.
-
-    Raises `BackendUnavailable`.
-    """
-    partitions = Partitions(client.settings.prefix, client.settings.partitions_of)
-    first = partitions.names[0]
-    number = await command(client, first, "HGET", f"{first}:meta", "partitions")
-    return partitions if number is None else Partitions(client.settings.prefix, int(number))
-
-
 JOURNAL_VERSION = 2
 HEAD = ("v", "ts", "event", "key", "state", "worker", "reason")
 """fields with one value per entry, in this order"""
@@ -195,8 +175,23 @@ class StoreReader:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
+    async def installed(self) -> Partitions:
+        """Return the partitions of the installation; if nothing is installed yet, those of the settings.
+
+        Raises `BackendUnavailable`.
+        """
+        settings = self._client.settings
+        partitions = Partitions(settings.prefix, settings.partitions_of)
+        first = partitions.names[0]
+        number = await self._ask(first, "HGET", f"{first}:meta", "partitions")
+        return partitions if number is None else Partitions(settings.prefix, int(number))
+
     async def _ask(self, partition: str, *args: Arg) -> Any:
-        return await command(self._client, partition, *args)
+        """Run a command and return its reply. Raises the contract's errors."""
+        try:
+            return await self._client.command(partition, *args)
+        except Failure as failure:
+            raise contract_error(failure) from failure
 
 
 class RedisJournalReader(StoreReader):
@@ -211,7 +206,7 @@ class RedisJournalReader(StoreReader):
 
     async def discover(self) -> tuple[str, ...]:
         """Return the partitions of the installation, and use them. Raises `BackendUnavailable`."""
-        self.partitions = (await installed(self._client)).names
+        self.partitions = (await self.installed()).names
         return self.partitions
 
     async def span(self, partition: str, known: JournalSpan | None = None) -> JournalSpan:

@@ -265,9 +265,7 @@ async def _check_scripts(client: Link) -> None:
     denied = await _direct(client, key, "EVALSHA", digest, 1, key, *args)
     if denied:
         names = ", ".join(sorted({name.decode() for name in denied}))
-        raise ConfigurationError(
-            f"the Redis user may not use {names} on keys or channels named {_named(settings)}: {_cure(settings)}"
-        )
+        raise _denied(settings, f"use {names} on keys or channels")
 
 
 async def _direct(client: Link, key: str, *args: str | int) -> Any:
@@ -292,9 +290,7 @@ async def _check_channels(client: Link) -> None:
                 _, failure = judge(error)
                 if not isinstance(failure, Misconfigured):
                     raise failure from None
-                raise ConfigurationError(
-                    f"the Redis user may not {name} on channels named {_named(settings)}: {_cure(settings)}"
-                ) from None
+                raise _denied(settings, f"{name} on channels") from None
     except Lost as lost:
         raise NotReached(lost.reason) from None
     finally:
@@ -335,14 +331,10 @@ async def _file_loads(client: Link) -> bool:
     return None not in answers
 
 
-def _named(settings: RedisSettings) -> str:
-    return f"{{{settings.prefix}:…"
-
-
-def _cure(settings: RedisSettings) -> str:
-    return (
-        "use the access list taskqueue.acl that ships with taskqueue_redis"
-        f" (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
+def _denied(settings: RedisSettings, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the Redis user may not {what} named {{{settings.prefix}:…: use the access list taskqueue.acl "
+        f"that ships with taskqueue_redis (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
     )
 
 

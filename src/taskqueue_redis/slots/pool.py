@@ -36,7 +36,7 @@ from taskqueue_core.limits import LIMITS, check_duration, check_label
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
-from taskqueue_redis.slots.records import EndpointRecord, SlotRecord, granted, lease_of, read_record
+from taskqueue_redis.slots.records import SlotRecord, granted, lease_of, read_record
 from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
 
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
@@ -98,12 +98,15 @@ class RedisSlots:
         if model is not None:
             check_label("model", model)
         epoch, now, *reply = await self._run("slots_look", model or "")
-        records = sorted((read_record(each, seconds(now)) for each in reply), key=_by_model)
+        records = sorted(
+            (read_record(each, seconds(now)) for each in reply),
+            key=lambda record: (record.info.endpoint.model, record.number),
+        )
         leases = (lease for record in records for lease in record.leases)
         return PoolView(
             epoch=epoch.decode(),
             endpoints=tuple(record.info for record in records),
-            leases=tuple(sorted(leases, key=_by_fence)),
+            leases=tuple(sorted(leases, key=lambda lease: lease.fence)),
         )
 
     # leases
@@ -260,22 +263,12 @@ def _tokens(leases: Sequence[SlotLease]) -> list[str]:
 
 def _answered(leases: Sequence[SlotLease], reply: Any) -> tuple[SlotLease | None, ...]:
     epoch, answers = reply
-    return tuple(
-        _answer(epoch, lease, answer) for lease, answer in zip(leases, answers, strict=True)
-    )
-
-
-def _answer(epoch: bytes, lease: SlotLease, answer: Any) -> SlotLease | None:
-    if not isinstance(answer, list):
-        return None
-    number, fence, server, url, packed, note = answer
-    record = SlotRecord(lease.model, server.decode(), url.decode())
-    return lease_of(epoch, record, (number, fence, packed, note))
-
-
-def _by_model(record: EndpointRecord) -> tuple[str, int]:
-    return record.info.endpoint.model, record.number
-
-
-def _by_fence(lease: SlotLease) -> int:
-    return lease.fence
+    answered: list[SlotLease | None] = []
+    for lease, answer in zip(leases, answers, strict=True):
+        if isinstance(answer, list):
+            number, fence, server, url, packed, note = answer
+            record = SlotRecord(lease.model, server.decode(), url.decode())
+            answered.append(lease_of(epoch, record, (number, fence, packed, note)))
+        else:
+            answered.append(None)
+    return tuple(answered)
