@@ -77,9 +77,7 @@ class RedisSubscription(SubscriptionBase):
         while not self._closing.is_set():
             if len(self._joined) < len(self._partitions):
                 await self._arrive()
-            self.asleep = (
-                True  # before the store is asked, so that no notification is missed in between
-            )
+            self.asleep = True  # before the store is asked: no notification may be missed
             self._woken.clear()
             if self._closing.is_set():
                 break

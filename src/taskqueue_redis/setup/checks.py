@@ -171,9 +171,8 @@ async def check_server(client: Link) -> ServerFacts:
     """
     settings = client.settings
     try:
-        await client.everywhere(
-            "PING"
-        )  # while Redis loads its data, INFO would report no append-only file
+        # While Redis loads its data, INFO would report no append-only file; PING waits for the end.
+        await client.everywhere("PING")
         infos = [parse_info(info) for info in await client.everywhere("INFO")]
         for info in infos:
             _refuse(info, settings)
