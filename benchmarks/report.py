@@ -33,7 +33,7 @@ PIPELINE_BEGIN = "<!-- figures of the pipeline: begin, written by benchmarks/rep
 PIPELINE_END = "<!-- figures of the pipeline: end -->"
 SERVERS_BEGIN = "<!-- figures of servers: begin, written by benchmarks/report.py -->"
 SERVERS_END = "<!-- figures of servers: end -->"
-IMAGE = f"![Ours beside floors and peers](../{PICTURE.relative_to(HERE.parent)})"
+IMAGE = f"![Ours compared with floors and peers](../{PICTURE.relative_to(HERE.parent)})"
 _PANELS = (
     ("drain", "Drain, tasks per second (more is better)"),
     ("bulk", "Bulk publish, tasks per second (more is better)"),

@@ -1,4 +1,4 @@
-"""Where Redis is: what a URL says, and whether it may be used without protection."""
+"""Addresses of Redis servers, parsed from a URL."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HostAddress(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """Whether nothing leaves this machine on the way there."""
+        """Whether it is on this machine for certain."""
         return bool(self.path) or is_loopback(self.host)
 
     def __str__(self) -> str:
@@ -61,12 +61,12 @@ class HostAddress(msgspec.Struct, frozen=True):
 
 
 class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL says. Its ``repr`` and ``shown`` have no secret in them."""
+    """A parsed URL. Its ``repr`` and ``shown`` contain no secret."""
 
     kind: Kind
     tls: bool
     hosts: tuple[HostAddress, ...]
-    """one server; or some of the Sentinels, or of the cluster's nodes"""
+    """one server, or some of the Sentinels or cluster nodes"""
     service: str = ""
     """the name under which Sentinels know the master"""
     database: int = 0
@@ -86,7 +86,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, url: str, setting: str = "TASKQUEUE_REDIS_URL") -> Self:
-        """Read a URL. Raises `ConfigurationError` that names the setting and what is allowed, never the value."""
+        """Parse a URL. Raises `ConfigurationError` that names the setting and what is allowed, never the value."""
         try:
             parts = urlsplit(url.strip())
         except ValueError:
@@ -118,7 +118,7 @@ class StoreAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine for certain; names other than ``localhost`` are not."""
+    """Return whether a host is this machine for certain; of names, only ``localhost`` is."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

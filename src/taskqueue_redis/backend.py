@@ -1,4 +1,4 @@
-"""The Redis backend, put together."""
+"""The Redis backend: builds its parts, and closes them in order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import Health
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.context import RedisContext
+from taskqueue_redis.context import make_context
 from taskqueue_redis.control import RedisControl, RedisDeadLetters
 from taskqueue_redis.publisher import RedisPublisher
 from taskqueue_redis.slots.pool import RedisSlots
 from taskqueue_redis.subscription import RedisSubscription
+
+_OUTAGE_SECONDS = 1.0
+"""seconds for which a backend that is being closed waits for a store that is unavailable"""
 
 
 class RedisBackend:
@@ -30,7 +33,7 @@ class RedisBackend:
         self, *, clock: Clock | None = None, settings: RedisSettings | None = None
     ) -> None:
         """Do no input or output. A ``clock`` in place of the store's time is for tests."""
-        self._context = RedisContext(settings or load_settings(RedisSettings), clock)
+        self._context = make_context(settings or load_settings(RedisSettings), clock)
         self.publisher = RedisPublisher(self._context)
         self.control = RedisControl(self._context)
         self.dead_letters = RedisDeadLetters(self._context)
@@ -40,38 +43,69 @@ class RedisBackend:
         """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
         subscription = RedisSubscription(self._context, checked_keys(keys), consumer)
-        self._context.subscriptions[subscription] = None
+        self._context.wakeups.subscriptions[subscription] = None
         return subscription
 
     def now(self) -> float:
-        """Return the store's time, as the last answer told it."""
-        return self._context.wakeups.now()
+        """Return the store's time, as known from its last answer."""
+        return self._context.clock.now()
 
     async def health(self) -> Health:
-        """Ask the store."""
-        return await self._context.health()
+        """See `taskqueue_core.backend.Backend.health`."""
+        context = self._context
+        details: dict[str, str | int | float | bool | None] = {"doorbell": context.wakeups.works}
+        ok, anomalies = not context.closing.is_set(), 0
+        if ok:
+            try:
+                for partition in context.scripts.partitions.names:
+                    anomalies += int(await context.scripts.run("health", partition))
+            except TaskQueueError as error:
+                ok = False
+                details["error"] = str(error)
+        details["anomalies"] = anomalies
+        details["resets"] = context.scripts.resets
+        details["trouble"] = context.client.trouble.text
+        if context.checks.facts is not None:
+            details |= context.checks.facts.details()
+        return Health(ok=ok, backend="redis", details=details)
 
     async def aclose(self) -> None:
-        """Hand everything back and close every connection; what the store holds stays.
+        """Release every delivery and close every connection; what the store holds stays.
 
-        With the store away this is tried for about a second, after TASKQUEUE_REDIS_ANSWER_TIMEOUT where it has just
-        begun to be silent. Then calls that wait for it end with `BackendUnavailable`, and what was held comes back
-        when its lease is over.
+        If the store is unavailable this is tried for about a second, or for TASKQUEUE_REDIS_ANSWER_TIMEOUT if it has
+        just become silent. Then calls that wait for it end with `BackendUnavailable`, and what was not released is
+        delivered again when its lease expires.
         """
-        if self._context.closed:
+        context = self._context
+        if context.closing.is_set():
             return
-        self._context.closed = True
-        patience = asyncio.create_task(self._context.give_up())
+        context.closing.set()
+        deadline = asyncio.create_task(self._end_during_outage())
         try:
-            for subscription in tuple(self._context.subscriptions):
-                # its deliveries come back when its lease is over
-                with contextlib.suppress(TaskQueueError):
+            for subscription in tuple(context.wakeups.subscriptions):
+                with contextlib.suppress(TaskQueueError):  # its leases expire
                     await subscription.close()
             await self.publisher.sent()
-            await self._context.aclose()
+            await context.checks.files.aclose()
+            await context.background.drained()
+            await context.heartbeat.aclose()
+            await context.wakeups.aclose()
+            await context.client.aclose()
+            await self.slots.sent()
         finally:
-            patience.cancel()
-            await asyncio.wait([patience])
+            deadline.cancel()
+            await asyncio.wait([deadline])
+
+    async def _end_during_outage(self) -> None:
+        """Close the connections once nothing has worked for a while: every call that waits for the store fails."""
+        pause = _OUTAGE_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            # Else it answers, or was unavailable for a moment only.
+            if self._context.client.trouble.seconds >= _OUTAGE_SECONDS / 2:
+                break
+            pause = _OUTAGE_SECONDS / 10
+        await self._context.client.aclose()
 
 
 def create_backend() -> RedisBackend:

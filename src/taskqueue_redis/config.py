@@ -20,7 +20,7 @@ _MINUTE = 60.0
 
 
 class RedisSettings(BaseSettings):
-    """What the Redis backend can be told."""
+    """Settings of the Redis backend."""
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_REDIS_", env_file=".env", extra="ignore"
@@ -29,50 +29,50 @@ class RedisSettings(BaseSettings):
     url: SecretStr = SecretStr("redis://127.0.0.1:6379")
     """``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``; it may hold a password"""
     user: str = ""
-    """an ACL user; empty takes the URL's, or the default user"""
+    """an ACL user; empty: that of the URL, or the default user"""
     password: SecretStr | None = None
     """the user's password, if it is not in the URL"""
     password_file: Path | None = None
     """a file with the password; read at each connection, so that the password can be changed without a restart"""
     sentinel_user: str = ""
     sentinel_password: SecretStr | None = None
-    """what Sentinels ask for, if they do"""
+    """for Sentinels that require a password"""
     tls_ca_file: Path | None = None
-    """who signs the server's certificate; unset trusts what this machine trusts"""
+    """certificates that may sign the server's; unset: those that this machine trusts"""
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
-    """this client's certificate and key, for servers that ask for one"""
+    """this client's certificate and key, for servers that require one"""
     dangerously_skip_tls_verification: bool = False
-    """accept any certificate: whoever is on the way can then read and change everything"""
+    """accept any certificate: an attacker in the network can then read and change everything"""
     allow_plaintext: bool = False
     """use a Redis on another machine without TLS or without a password"""
     prefix: str = Field("tq", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """what the names of all keys and channels begin with, after a brace"""
+    """prefix of all keys and channels, after a brace"""
     partitions: int | None = Field(None, ge=1, le=1024)
-    """over how many slots the queues are spread, fixed at installation; 1, or 8 on a cluster, unless set"""
+    """number of hash slots over which queues are distributed, fixed at installation; unset: 1, or 8 on a cluster"""
     connections: int = Field(16, ge=1, le=1000)
-    """connections for commands that wait for replicas, per server, beside the one that all others share"""
+    """maximum number of connections per server for commands that wait for replicas; all others share one connection"""
     in_flight: int = Field(1000, ge=1, le=100_000)
-    """commands on their way at once, per server; more of them wait"""
+    """maximum number of commands in progress per server; further ones wait"""
     connect_timeout: float = Field(2.0, gt=0, le=_MINUTE, allow_inf_nan=False)
-    """seconds for a connection, with TLS and login"""
+    """seconds for opening a connection, with TLS and login"""
     answer_timeout: float = Field(5.0, gt=0, le=_MINUTE, allow_inf_nan=False)
-    """seconds of silence while an answer is due, after which a connection is given up"""
-    # Room for one answer that is lost and a second one; and less than a lease (15 s unless set), so that
-    # who keeps one alive learns of its failure before the lease is over.
+    """seconds without data, while an answer is due, after which a connection is closed"""
+    # Enough for one lost answer and a second one; and less than a lease (15 s unless set), so that a heartbeat fails
+    # before the lease expires.
     operation_timeout: float = Field(10.0, gt=0, le=10 * _MINUTE, allow_inf_nan=False)
-    """seconds after which a command is not tried again"""
+    """seconds after which a command is not retried"""
     journal_length: int | None = Field(None, ge=1000, le=1_000_000_000)
-    """transitions that the journal of a partition keeps at least, for every process from now on; queues opt in by their
-    settings. Unset: what the installation has, a million at first"""
+    """minimum number of transitions in the journal of a partition, for every process from now on; queues opt in by
+    their settings. Unset: the value of the installation, a million at first"""
     lease: float = Field(15.0, ge=1, le=3600, allow_inf_nan=False)
-    """seconds of silence after which what a consumer holds goes to others"""
+    """seconds without a heartbeat after which the deliveries of a consumer go to others"""
     housekeeping: float = Field(2.0, gt=0, le=60, allow_inf_nan=False)
-    """usual seconds between two passes of housekeeping"""
+    """usual seconds between two runs of maintenance"""
     stale_consumers: float = Field(86_400.0, ge=60, allow_inf_nan=False)
-    """seconds after which a member of a stream's group that holds nothing, and that nobody knows, is removed"""
+    """seconds after which an unregistered member of a stream's group that holds nothing is removed"""
     appendfsync: Literal["always", "everysec", "no"] | None = None
-    """how often Redis syncs its append-only file, where its ACL keeps that secret"""
+    """how often Redis syncs its append-only file, if its ACL does not allow to read it"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -101,21 +101,21 @@ class RedisSettings(BaseSettings):
 
     @cached_property
     def address(self) -> StoreAddress:
-        """What the URL says. Raises `ConfigurationError`."""
+        """The parsed URL. Raises `ConfigurationError`."""
         return StoreAddress.of(self.url.get_secret_value())
 
     @property
     def partitions_of(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return self.partitions or (8 if self.address.kind is Kind.CLUSTER else 1)
 
     @property
     def user_name(self) -> str:
-        """The ACL user, or nothing for the default one."""
+        """The ACL user; empty for the default user."""
         return self.user or self.address.user
 
     def password_now(self) -> str:
-        """Return the password, or nothing; a file is read anew. Raises `ConfigurationError`."""
+        """Return the password, or an empty text; a file is read at each call. Raises `ConfigurationError`."""
         if self.password_file is None:
             secret = self.password.get_secret_value() if self.password else ""
             return secret or self.address.password
@@ -129,7 +129,7 @@ class RedisSettings(BaseSettings):
 
     @cached_property
     def tls_context(self) -> ssl.SSLContext | None:
-        """How TLS is to be used, or None for an address without it. Raises `ConfigurationError`."""
+        """The TLS context, or None for an address without TLS. Raises `ConfigurationError`."""
         if not self.address.tls:
             return None
         try:
@@ -148,7 +148,7 @@ class RedisSettings(BaseSettings):
         return context
 
     def refuse_exposed(self, address: HostAddress) -> None:
-        """Raise `ConfigurationError` for a server elsewhere that anyone on the way could use or overhear."""
+        """Raise `ConfigurationError` for a server on another machine without TLS or without a password."""
         proves = bool(self.password_now()) or self.tls_cert_file is not None
         if self.allow_plaintext or address.loopback or (self.address.tls and proves):
             return

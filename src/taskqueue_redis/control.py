@@ -1,4 +1,4 @@
-"""The operator's side."""
+"""What operators do: settings, statistics, dead letters, maintenance."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from taskqueue_core.tasks import (
     TaskStatus,
     WorkerInfo,
 )
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.receipts import readable
+from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
 from taskqueue_redis.scripts.task_record import dead_letter_of, ledger_of, pairs, status_of
 
@@ -32,11 +31,23 @@ _CHUNK = 500
 _log = logging.getLogger("taskqueue.redis")
 
 
-class RedisControl:
+class _ScriptCaller:
+    def __init__(self, context: RedisContext) -> None:
+        self._context = context
+
+    async def _of(self, script: str, key: str, *args: Arg) -> Any:
+        return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
+
+    async def _run(self, script: str, partition: str, *args: Arg) -> Any:
+        self._context.ensure_open()
+        return await self._context.scripts.run(script, partition, *args)
+
+
+class RedisControl(_ScriptCaller):
     """See `taskqueue_core.capabilities.Control`."""
 
     def __init__(self, context: RedisContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._anomalies: dict[str, int] = {}
 
     async def queues(self) -> tuple[str, ...]:
@@ -52,7 +63,7 @@ class RedisControl:
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         check_name("key", key)
-        durabilities = await self._context.durabilities(settings.replicas)
+        durabilities = await self._context.checks.durabilities(settings.replicas)
         checked_settings(settings, durabilities, journal=True, flow=True, order=True, fan_out=True)
         self._check_bound(key, settings)
         replicated = settings.durability is Durability.REPLICATED
@@ -78,7 +89,7 @@ class RedisControl:
                 f"version {reply.decode()} of the settings is in force, not {settings.version}: read them again"
             )
         remaining, cursor = (1, b"0") if changed.order is Order.FAIR else (0, b"")
-        while remaining or cursor:  # what is there already takes its place in the order, and counts
+        while remaining or cursor:  # sort the tasks that are already in the queue by tenant
             remaining, cursor = await self._of("sort", key, _CHUNK, cursor)
         return changed
 
@@ -94,7 +105,7 @@ class RedisControl:
         return ledger_of(pairs(counters))
 
     async def stats(self, key: str) -> QueueStats:
-        await self._context.arrived()
+        await self._context.wakeups.join_all()
         reply, oldest, subscribers = await self._of("stats", key)
         counters = pairs(reply)
         return QueueStats(
@@ -121,7 +132,7 @@ class RedisControl:
         progress = checked_progress(value)
         if isinstance(progress, str):
             progress = progress.encode(errors="replace").decode()
-        receipt = readable(delivery.receipt)
+        receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
             return False
         packed = msgspec.msgpack.encode(progress)
@@ -141,7 +152,7 @@ class RedisControl:
         return purged
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        await self._context.arrived()
+        await self._context.wakeups.join_all()
         connections: dict[str, set[str]] = {}
         matches: dict[str, WorkerInfo] = {}
         for partition in self._context.scripts.partitions.names:
@@ -173,7 +184,7 @@ class RedisControl:
         outcomes = await asyncio.gather(*passes, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         for failure in failures:
-            # One that is out of reach keeps nothing from the others, and is seen to when it is back.
+            # An unavailable partition does not keep the others from maintenance, unless all are unavailable.
             if not isinstance(failure, BackendUnavailable) or len(failures) == len(names):
                 raise failure
         for partition, reply in zip(names, outcomes, strict=True):
@@ -203,17 +214,9 @@ class RedisControl:
             self._anomalies[partition] = anomalies
             _log.error("partition %s: %d inconsistent entries were repaired", partition, anomalies)
 
-    async def _of(self, script: str, key: str, *args: Arg) -> Any:
-        return await self._run(script, self._context.scripts.partitions.of(key), key, *args)
-
-    async def _run(self, script: str, partition: str, *args: Arg) -> Any:
-        self._context.ensure_open()
-        with translated():
-            return await self._context.scripts.run(script, partition, *args)
-
 
 def _limits(settings: QueueSettings) -> tuple[int | float, ...]:
-    """Return the numbers of the script's FLOWS."""
+    """Return the numbers that the script reads as FLOWS."""
     return (
         settings.capacity or 0,
         settings.max_inflight,
@@ -235,14 +238,8 @@ def _bucket(limit: RateLimit | None) -> tuple[int, int]:
     return (limit.max_tokens, microseconds(limit.period)) if limit else (0, 0)
 
 
-_MOVE_CHUNK = 500
-
-
-class RedisDeadLetters:
+class RedisDeadLetters(_ScriptCaller):
     """See `taskqueue_core.capabilities.DeadLetters`."""
-
-    def __init__(self, context: RedisContext) -> None:
-        self._context = context
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
@@ -261,20 +258,11 @@ class RedisDeadLetters:
         return await self._move("discard", key, task_ids)
 
     async def _move(self, verb: str, key: str, task_ids: tuple[str, ...]) -> int:
+        if task_ids:
+            chunks = [task_ids[n : n + _CHUNK] for n in range(0, len(task_ids), _CHUNK)]
+            return sum([(await self._of("redrive", key, verb, "", _CHUNK, *c))[0] for c in chunks])
         moved, upto, over = 0, b"", False
-        chunks = [task_ids[n : n + _MOVE_CHUNK] for n in range(0, len(task_ids), _MOVE_CHUNK)]
-        if chunks:
-            for chunk in chunks:
-                moved += (await self._of("redrive", key, verb, "", _MOVE_CHUNK, *chunk))[0]
-            return moved
         while not over:
-            number, over, upto = await self._of("redrive", key, verb, upto, _MOVE_CHUNK)
+            number, over, upto = await self._of("redrive", key, verb, upto, _CHUNK)
             moved += number
         return moved
-
-    async def _of(self, script: str, key: str, *args: Arg) -> Any:
-        self._context.ensure_open()
-        with translated():
-            return await self._context.scripts.run(
-                script, self._context.scripts.partitions.of(key), key, *args
-            )

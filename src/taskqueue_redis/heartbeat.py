@@ -1,6 +1,6 @@
-"""The sign of life of this process's consumers, given from a thread of its own.
+"""Heartbeats for the consumers of this process, sent from a separate thread.
 
-A handler that keeps the event loop busy does not cost the consumer its leases; only a frozen process does.
+A handler that blocks the event loop does not cost a consumer its leases; only a frozen process does.
 """
 
 from __future__ import annotations
@@ -9,25 +9,24 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
 
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
-from taskqueue_redis.connection.failures import Failure
-from taskqueue_redis.scripts.runner import Scripts
+from taskqueue_redis.scripts.receipts import Receipts
+from taskqueue_redis.scripts.runner import ScriptRunner
 
 _BEATS = 3
-"""signs of life per lease"""
+"""heartbeats per lease"""
 _log = logging.getLogger("taskqueue.redis")
 
 
 class Heartbeat:
     """Renews the leases of consumers, three times per lease."""
 
-    def __init__(self, settings: RedisSettings, gone: Callable[[str], None]) -> None:
-        """Call ``gone`` in the event loop of the first `add` for a consumer that was given up."""
-        # An answer that does not come must not cost the lease: there is time for a second try.
+    def __init__(self, settings: RedisSettings, receipts: Receipts) -> None:
+        """Do no input or output. What an expired consumer holds is revoked in the event loop of the first `add`."""
+        # A lost answer must not cost the lease: there is time for a second try.
         patience = settings.lease / 3
         self._settings = settings.model_copy(
             update={
@@ -36,34 +35,34 @@ class Heartbeat:
                 "operation_timeout": min(settings.operation_timeout, settings.lease / 3),
             }
         )
-        self._expired = gone
+        self._receipts = receipts
         self._consumers: dict[str, set[str]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._context: asyncio.AbstractEventLoop | None = None
+        self._owner: asyncio.AbstractEventLoop | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
 
     def add(self, token: str, partition: str) -> None:
-        """Keep a consumer alive in a partition."""
+        """Send heartbeats for a consumer in a partition."""
         with self._lock:
             self._consumers.setdefault(partition, set()).add(token)
             if self._thread is None and not self._closed:
-                self._context = asyncio.get_running_loop()
+                self._owner = asyncio.get_running_loop()
                 self._thread = threading.Thread(
                     target=self._run, name="taskqueue-heartbeat", daemon=True
                 )
                 self._thread.start()
 
     def remove(self, token: str) -> None:
-        """Keep it alive no longer."""
+        """Send no more heartbeats for a consumer."""
         with self._lock:
             for tokens in self._consumers.values():
                 tokens.discard(token)
 
     async def aclose(self) -> None:
-        """End the thread, also in the midst of a sign of life: the store may be away."""
+        """End the thread, also during a heartbeat: the store may be unavailable."""
         with self._lock:
             self._closed = True
             thread, loop, beating = self._thread, self._loop, self._beating
@@ -83,8 +82,8 @@ class Heartbeat:
             self._loop, self._beating = asyncio.get_running_loop(), asyncio.current_task()
             if self._closed:
                 return
-        link = Link(self._settings)
-        scripts = Scripts(link, self._settings.prefix, self._settings.partitions_of, None)
+        client = Link(self._settings)
+        scripts = ScriptRunner(client)
         try:
             pause = self._settings.lease / _BEATS
             while True:
@@ -94,24 +93,24 @@ class Heartbeat:
                     consumers = {name: sorted(tokens) for name, tokens in self._consumers.items()}
                 beats = (self._beat(scripts, *pair) for pair in consumers.items())
                 if not all(await asyncio.gather(*beats)):
-                    pause /= 10  # there is no time to lose
+                    pause /= 10  # the lease may end soon
         finally:
-            await link.aclose()
+            await client.aclose()
 
-    async def _beat(self, scripts: Scripts, partition: str, tokens: list[str]) -> bool:
+    async def _beat(self, scripts: ScriptRunner, partition: str, tokens: list[str]) -> bool:
         if not tokens:
             return True
         try:
             gone = await scripts.run("beat", partition, *tokens)
-        except (Failure, TaskQueueError) as error:
-            _log.warning("could not send a heartbeat (%s)", type(error).__name__)
+        except TaskQueueError as error:
+            _log.warning("could not send a heartbeat (%s)", type(error.__cause__ or error).__name__)
             return False
-        except Exception:  # noqa: BLE001 - whatever it was: leases must not end because of it
+        except Exception:  # noqa: BLE001 - no error may end the thread, and with it the leases
             _log.exception("could not send a heartbeat")
             return False
         for token in gone:
             self.remove(token.decode())
-            if self._context is not None:
+            if self._owner is not None:
                 with contextlib.suppress(RuntimeError):  # its loop has ended
-                    self._context.call_soon_threadsafe(self._expired, token.decode())
+                    self._owner.call_soon_threadsafe(self._receipts.revoke_all, token.decode())
         return True

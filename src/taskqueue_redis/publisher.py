@@ -1,12 +1,10 @@
-"""Putting tasks in."""
+"""Publishing tasks and scheduling retries."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import msgspec
 
@@ -16,46 +14,42 @@ from taskqueue_core.errors import (
     BackendUnavailable,
     LeaseLost,
     PublishUnconfirmed,
-    TaskQueueError,
 )
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import AnswerLost, Refused
 from taskqueue_redis.context import RedisContext
 from taskqueue_redis.scripts.coalescer import Coalescer
-from taskqueue_redis.scripts.keys import room_channel
-from taskqueue_redis.scripts.receipts import readable
+from taskqueue_redis.scripts.receipts import parse_receipt
 from taskqueue_redis.scripts.runner import Arg, microseconds
 from taskqueue_redis.scripts.task_codec import digest, encode
-from taskqueue_redis.wakeups import RedisRoomSignal
+from taskqueue_redis.wakeups import RedisRoomSignal, room_channel
 
-_NO_ROOM_PAUSE = 1.0
+_NO_MEMORY_RETRY_SECONDS = 1.0
 _PART = 250
-"""tasks of one script: what others wait for meanwhile are a few milliseconds"""
+"""tasks per script call: one call blocks Redis for a few milliseconds at most"""
+_PARTLY = "the store accepted only part of the batch"
 _DUPLICATE = -1
 _DIGITS = tuple(str(digit).encode() for digit in range(10))
 
 
 class RedisPublisher:
-    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition; a long one goes in parts."""
+    """See `taskqueue_core.backend.Publisher`. One round trip per batch and partition; large batches go in parts."""
 
     def __init__(self, context: RedisContext) -> None:
         self._context = context
         self._scripts = context.scripts
-        self._confirming = context.confirming
-        self._coalescers: dict[str, Coalescer[Task, Confirmation]] = {}
+        self._publishes: Coalescer[Task, Confirmation] = Coalescer(self._send)
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
         self._context.ensure_open()
-        if not self._context.promises_checked:
-            with translated():
-                await self._context.check_promises()
+        if not self._scripts.promises_checked:
+            await self._scripts.check_promises()
         if not tasks:
             return ()
         partitions = self._scripts.partitions
         if len(tasks) == 1 or (len(partitions.names) == 1 and len(tasks) <= LIMITS.batch):
-            return tuple(await self._coalescer(partitions.of(tasks[0].key)).submit(tasks))
+            return tuple(await self._publishes.submit(partitions.of(tasks[0].key), tasks))
         indexes: dict[str, list[int]] = {}
         for index, task in enumerate(tasks):
             indexes.setdefault(partitions.of(task.key), []).append(index)
@@ -65,7 +59,7 @@ class RedisPublisher:
             for start in range(0, len(batch), LIMITS.batch)
         ]
         results = await _gather_all(
-            self._coalescer(partition).submit([tasks[index] for index in batch])
+            self._publishes.submit(partition, [tasks[index] for index in batch])
             for partition, batch in batches
         )
         answers: dict[int, Confirmation] = {}
@@ -86,21 +80,20 @@ class RedisPublisher:
         self._context.ensure_open()
         fence, receipt_token, attempt = "", "", 0
         if settles is not None:
-            receipt = readable(settles.receipt)
+            receipt = parse_receipt(settles.receipt)
             if receipt is None:
                 raise LeaseLost("the receipt is not current: it was never issued")
             fence, receipt_token, attempt = receipt.fence, receipt.token, settles.attempt
         partition = self._scripts.partitions.of(task.key)
         text = "" if error is None else error[: LIMITS.text]
-        with translated():
-            (answer,) = await self._confirming.run(
-                "schedule_retry", partition, (task.key,),
-                task.key, task.id, microseconds(at), token or "",
-                "" if error is None else "1", text.encode(errors="replace"),
-                fence, receipt_token, attempt,
-                digest(task.payload), task.priority, _optional_time(task.deadline), encode(task),
-                task.tenant or "", task.ordering_key or "",
-            )  # fmt: skip
+        (answer,) = await self._scripts.run_replicated(
+            "schedule_retry", partition, (task.key,),
+            task.key, task.id, microseconds(at), token or "",
+            "" if error is None else "1", text.encode(errors="replace"),
+            fence, receipt_token, attempt,
+            digest(task.payload), task.priority, _optional_time(task.deadline), encode(task),
+            task.tenant or "", task.ordering_key or "",
+        )  # fmt: skip
         if answer == b"lost":
             raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
         if settles is not None:
@@ -111,42 +104,39 @@ class RedisPublisher:
     def room_signal(self, *keys: str) -> RedisRoomSignal:
         """See `taskqueue_core.capabilities.RoomSignals`."""
         self._context.ensure_open()
-        partition_of = self._context.scripts.partitions.of
+        partition_of = self._scripts.partitions.of
         channels = (room_channel(partition_of(key), key) for key in checked_keys(keys))
         return RedisRoomSignal(self._context.wakeups, tuple(channels))
 
     async def sent(self) -> None:
-        """Wait until the publishes that were asked for before have been answered."""
-        for coalescer in tuple(self._coalescers.values()):
-            await coalescer.sent()
-
-    def _coalescer(self, partition: str) -> Coalescer[Task, Confirmation]:
-        if partition not in self._coalescers:
-
-            async def send(tasks: Sequence[Task]) -> Sequence[Confirmation]:
-                return await self._send(partition, tasks)
-
-            self._coalescers[partition] = Coalescer(send, LIMITS.batch)
-        return self._coalescers[partition]
+        """Wait until all publishes that were already requested have been answered."""
+        await self._publishes.sent()
 
     async def _send(self, partition: str, tasks: Sequence[Task]) -> Sequence[Confirmation]:
-        if len(tasks) <= _PART or self._confirming.waits_for(task.key for task in tasks):
-            return await self._run(
-                partition, tasks, *_script_args(tasks)
-            )  # replicas are waited for once
-        # While Redis executes a part, the next ones are made ready. They are not sent before: a server that does not
-        # know the script refuses what it is asked until it does, and a part behind those would pass them by.
-        parts = (tasks[start : start + _PART] for start in range(0, len(tasks), _PART))
-        turns = _Turns()
-        results = await _gather_all(self._run_in_turn(turns, partition, part) for part in parts)
-        return [answer for part in results for answer in part]
-
-    async def _run_in_turn(
-        self, turns: _Turns, partition: str, tasks: Sequence[Task]
-    ) -> Sequence[Confirmation]:
-        ready = _script_args(tasks)
-        async with turns.next():
-            return await self._run(partition, tasks, *ready)
+        if len(tasks) <= _PART or self._scripts.waits_for_replicas(task.key for task in tasks):
+            return await self._run(partition, tasks, *_script_args(tasks))
+        # While Redis executes a part, the next one is encoded. It is not sent before: a server that does not know the
+        # script refuses the calls until it does, and a later part could be executed before an earlier one.
+        confirmations: list[Confirmation] = []
+        running: asyncio.Task[Sequence[Confirmation]] | None = None
+        try:
+            for start in range(0, len(tasks), _PART):
+                part = tasks[start : start + _PART]
+                args = _script_args(part)
+                if running is not None:
+                    confirmations += await running
+                running = asyncio.create_task(self._run(partition, part, *args))
+                await asyncio.sleep(0)  # it is sent before the next part is encoded
+            if running is not None:
+                confirmations += await running
+        except BackendUnavailable as error:
+            if confirmations:
+                raise PublishUnconfirmed(_PARTLY) from error
+            raise
+        finally:
+            if running is not None:
+                running.cancel()
+        return confirmations
 
     async def _run(
         self,
@@ -156,23 +146,21 @@ class RedisPublisher:
         args: Sequence[Arg],
     ) -> Sequence[Confirmation]:
         try:
-            with translated(AnswerLost, Refused):
-                reply = await self._confirming.run("publish", partition, by_key, *args)
-        except AnswerLost as error:
-            raise PublishUnconfirmed(
-                "the store's response was lost", task_id=tasks[0].id
-            ) from error
-        except Refused as error:
-            if error.why != "OOM":
-                raise BackendUnavailable(f"the store accepts no writes: {error.why}") from error
-            return [_no_memory(task) for task in tasks]
+            reply = await self._scripts.run_replicated("publish", partition, by_key, *args)
+        except BackendUnavailable as error:
+            match error.__cause__:
+                case AnswerLost() as lost:
+                    raise PublishUnconfirmed(str(error), task_id=tasks[0].id) from lost
+                case Refused(why="OOM"):
+                    return [_store_full(task) for task in tasks]
+            raise
         answers = iter(reply)
         of_key = {key: iter(tuple(islice(answers, len(tasks)))) for key, tasks in by_key.items()}
         return [_confirmation(task, next(of_key[task.key])) for task in tasks]
 
 
 def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg]]:
-    """Return tasks by queue, and what the script is told of them."""
+    """Return the tasks by queue, and the arguments of the script."""
     by_key: dict[str, list[Task]] = {}
     for task in tasks:
         by_key.setdefault(task.key, []).append(task)
@@ -180,70 +168,31 @@ def _script_args(tasks: Sequence[Task]) -> tuple[dict[str, list[Task]], list[Arg
     for key, batch in by_key.items():
         args += (key, len(batch))
         for task in batch:
-            args += (task.id, _about(task), encode(task))
+            args += (task.id, _descriptor(task), encode(task))
     return by_key, args
 
 
-class _Turns:
-    """Has parts stored one after another. Once one has failed, those behind it fail likewise, and are not tried."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._failure: TaskQueueError | None = None
-
-    @asynccontextmanager
-    async def next(self) -> AsyncIterator[None]:
-        """Wait until those that asked before are done."""
-        async with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            try:
-                yield
-            except TaskQueueError as error:
-                self._failure = error
-                raise
-
-
 async def _gather_all(
-    calls: Iterable[Coroutine[Any, Any, Sequence[Confirmation]]],
+    calls: Iterable[Awaitable[Sequence[Confirmation]]],
 ) -> list[Sequence[Confirmation]]:
-    """Return what each call answers, having begun them in their order.
+    """Return what each call returns; they start in their order.
 
-    Raises `BackendUnavailable` only where no call can have stored anything.
+    Raises `BackendUnavailable` only if no call can have stored anything.
     """
-    begun: list[asyncio.Task[Sequence[Confirmation] | TaskQueueError]] = []
-    async with asyncio.TaskGroup() as group:
-        for call in calls:
-            begun.append(group.create_task(_outcome(call)))
-            await asyncio.sleep(0)  # it is on its way before the next one is made
-    answers: list[Sequence[Confirmation]] = []
-    failures: list[TaskQueueError] = []
-    for waiter in begun:
-        outcome = waiter.result()
-        if isinstance(outcome, TaskQueueError):
-            failures.append(outcome)
-        else:
-            answers.append(outcome)
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for failure in failures:
         if not isinstance(failure, BackendUnavailable):
             raise failure
+    answers = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
     if failures and answers:
-        raise PublishUnconfirmed("the store accepted only part of the batch") from failures[0]
+        raise PublishUnconfirmed(_PARTLY) from failures[0]
     if failures:
         raise failures[0]
     return answers
 
 
-async def _outcome(
-    call: Coroutine[Any, Any, Sequence[Confirmation]],
-) -> Sequence[Confirmation] | TaskQueueError:
-    try:
-        return await call
-    except TaskQueueError as error:
-        return error
-
-
-def _about(task: Task) -> bytes:
+def _descriptor(task: Task) -> bytes:
     about = digest(task.payload) + _DIGITS[task.priority]
     plain = task.tenant is None and task.ordering_key is None
     if plain and task.not_before is None and task.deadline is None:
@@ -258,7 +207,7 @@ def _optional_time(time: float | None) -> int | str:
 
 def _confirmation(task: Task, answer: int | bytes) -> Confirmation:
     if isinstance(answer, bytes):
-        return _held_off(task, answer.decode())
+        return _refused(task, answer.decode())
     if answer >= 0:
         return Confirmation(
             key=task.key, task_id=task.id, status=Published.ACCEPTED, position=answer
@@ -267,7 +216,7 @@ def _confirmation(task: Task, answer: int | bytes) -> Confirmation:
     return Confirmation(key=task.key, task_id=task.id, status=status)
 
 
-def _held_off(task: Task, text: str) -> Confirmation:
+def _refused(task: Task, text: str) -> Confirmation:
     why, _, where = text.partition("/")
     code, _, rest = why.partition(":")
     depth, _, bound = rest.partition(":")
@@ -281,18 +230,18 @@ def _held_off(task: Task, text: str) -> Confirmation:
         case _:
             limits = QueueSettings(order=Order.FAIR, tenant_capacity=int(bound))
     confirmation = refusal(task, limits, int(depth), int(depth))
-    assert confirmation is not None  # noqa: S101 - the store has refused it for just this
+    assert confirmation is not None  # noqa: S101 - the store has refused it for this reason
     if not where:
         return confirmation
     return msgspec.structs.replace(confirmation, reason=f"queue {where!r}: {confirmation.reason}")
 
 
-def _no_memory(task: Task) -> Confirmation:
+def _store_full(task: Task) -> Confirmation:
     return Confirmation(
         key=task.key,
         task_id=task.id,
         status=Published.REFUSED,
         code=Refusal.STORE_FULL,
         reason="the store has no memory left",
-        retry_after=_NO_ROOM_PAUSE,
+        retry_after=_NO_MEMORY_RETRY_SECONDS,
     )

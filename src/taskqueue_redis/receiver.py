@@ -1,60 +1,55 @@
-"""Taking deliveries for one consumer: which queues are asked next, and what an answer that was lost has brought."""
+"""Receiving for one consumer: which queues are read next, and what a lost answer had delivered."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
-from taskqueue_redis.connection.errors import translated
-from taskqueue_redis.connection.failures import AnswerLost, Failure, ScriptError
+from taskqueue_redis.connection.failures import AnswerLost, ScriptError
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.deliveries import CORRUPT, ENTRY, deliveries_of
-from taskqueue_redis.scripts.receipts import Holder
+from taskqueue_redis.scripts.receipts import Consumer
 from taskqueue_redis.scripts.runner import seconds
+from taskqueue_redis.scripts.task_codec import CORRUPT, ENTRY, deliveries_of
 
 _POLL_EVERY = 8
-"""receives after which queues that are not known to have work are looked at in any case"""
+"""every so many receives, queues that are not known to have work are checked as well"""
 _ROUNDS = 5
 _PATIENCE = 0.25
-"""seconds for which a partition that keeps silent holds up what others gave"""
+"""seconds for which a receive waits for a silent partition when others have answered"""
 _RETRY_SECONDS = 0.2
-"""seconds until one that failed is asked again"""
+"""seconds until a partition that failed is asked again"""
 
 
-class GivenUp(Exception):
-    """The store has given this consumer up: what it held is with others."""
+class ConsumerExpired(Exception):
+    """The lease of this consumer expired: its deliveries went to others."""
 
 
-class _Taken(msgspec.Struct):
-    """What one receive has gathered."""
+class _Batch(msgspec.Struct):
+    """What one receive has collected."""
 
     by_key: dict[str, list[Delivery]] = {}
-    number: int = 0
     expired: list[Expired] = []
     dues: list[float] = []
     again: bool = False
 
-    def add(self, other: _Taken) -> None:
-        """Take what another one has gathered."""
+    def add(self, other: _Batch) -> None:
+        """Add what another batch has collected."""
         for key, deliveries in other.by_key.items():
-            if key in self.by_key:
-                self.by_key[key] += deliveries
-            else:
-                self.by_key[key] = deliveries
-        self.number += other.number
+            self.by_key.setdefault(key, []).extend(deliveries)
         self.expired += other.expired
         self.dues += other.dues
         self.again = self.again or other.again
 
     @property
     def received(self) -> Received:
-        """It as an answer."""
-        deliveries = _round_robin(list(self.by_key.values()))
+        """The batch as the result of a receive."""
+        lists = list(self.by_key.values())
+        deliveries = lists[0] if len(lists) == 1 else _round_robin(lists)
         return Received(
             deliveries=tuple(deliveries),
             expired=tuple(self.expired),
@@ -64,50 +59,40 @@ class _Taken(msgspec.Struct):
 
 
 class Receiver:
-    """Reads for one consumer, in one step per partition.
+    """Reads for one consumer, with one script call per partition.
 
-    Where there are many, one that is out of reach does not hold up the others: it is asked aside until it answers.
+    If there are several, an unavailable one does not delay the others: a background task asks it until it answers.
     """
 
-    def __init__(
-        self,
-        context: RedisContext,
-        holder: Holder,
-        keys: tuple[str, ...],
-        *,
-        enter: Callable[[str], Awaitable[None]],
-        wake: Callable[[], None],
-    ) -> None:
-        """Do no input or output. ``enter`` registers with a partition; ``wake`` has a receive look again."""
+    def __init__(self, context: RedisContext, consumer: Consumer) -> None:
+        """Do no input or output."""
         self._context = context
-        self._holder = holder
-        self._enter = enter
-        self._wake = wake
-        self._partitions = tuple(context.scripts.partitions.group(keys))
+        self._consumer = consumer
+        self._partitions = tuple(context.scripts.partitions.group(consumer.keys))
         self.ready: dict[str, None] = {}
-        """queues that are likely to have work, the next in turn first"""
+        """queues that probably have work, the next one first"""
         self._reads = 0
         self._turn = 0
-        self._doubtful: dict[str, bool] = {}
-        """partitions where a receive may have brought what nobody has seen; true where acks may have been undone too"""
+        self._uncertain: dict[str, bool] = {}
+        """partitions where a lost answer may have contained deliveries; true if acks may be undone as well"""
         self._unseen: list[Delivery] = []
         self._late: list[Expired] = []
-        """what expired, as a partition said when nobody waited for it any more"""
-        self._aside: dict[str, asyncio.Task[None]] = {}
-        """partitions that are out of reach, and who asks them"""
-        self._given_up = False
+        """expired tasks that a partition reported after its receive had ended"""
+        self._unavailable: dict[str, asyncio.Task[None]] = {}
+        """partitions that are unavailable, with the background task that asks each"""
+        self._expired = False
 
     async def take(self, limit: int) -> Received:
-        """Take up to ``limit`` deliveries. Raises `GivenUp`, and the contract's errors."""
-        if self._given_up:
-            raise GivenUp
+        """Take up to ``limit`` deliveries. Raises `ConsumerExpired`, and the contract's errors."""
+        if self._expired:
+            raise ConsumerExpired
         many = len(self._partitions) > 1
-        if self._doubtful and not many:
-            await self._poll_doubtful()
+        if self._uncertain and not many:
+            await self._read_in_flight()
         if self._unseen:
             deliveries, self._unseen = self._unseen[:limit], self._unseen[limit:]
-            now = self._context.wakeups.now()
-            # Housekeeping ends what is past its deadline.
+            now = self._context.clock.now()
+            # Maintenance ends those past their deadline.
             matches = [
                 delivery
                 for delivery in deliveries
@@ -116,52 +101,52 @@ class Receiver:
             return Received(deliveries=tuple(matches), again=True)
         self._reads += 1
         poll = self._reads % _POLL_EVERY == 0
-        taken = _Taken(expired=self._late)
+        taken = _Batch(expired=self._late)
         self._late = []
         try:
             if many:
                 await self._take_from_many(taken, limit, poll=poll)
             else:
                 keys = tuple(self.ready)[:limit]
-                taken.add(await self._read(self._partitions[0], limit, keys, poll=poll))
+                taken = await self._read(self._partitions[0], limit, keys, poll=poll)
         except BaseException as error:
-            self._unseen += taken.received.deliveries  # what other partitions gave
+            self._unseen += taken.received.deliveries  # what other partitions returned
             self._late += taken.expired
             if isinstance(error, asyncio.CancelledError):
-                self._context.background.start(self._hand_back_unseen())
+                self._context.background.start(self._release_unseen())
             raise
         return taken.received
 
     def mark_all_uncertain(self) -> None:
-        """Look, before the next receive, at what the store says is in flight here: acks may have been undone there."""
+        """Read, before the next receive, what the store has in flight here: acks may have been undone there."""
         for partition in self._partitions:
-            self._mark_doubtful(partition, undone=True)
+            self._mark_uncertain(partition, undone=True)
 
     def forget(self) -> None:
-        """Start over: nothing is known to have work, nothing is in doubt, and nobody is asked aside."""
+        """Forget all queues, deliveries and partitions, and end the background tasks."""
         self.ready.clear()
-        self._doubtful.clear()
+        self._uncertain.clear()
         self._unseen.clear()
-        self._given_up = False
-        for task in self._aside.values():
+        self._expired = False
+        for task in self._unavailable.values():
             task.cancel()
-        self._aside.clear()
+        self._unavailable.clear()
 
-    async def _take_from_many(self, taken: _Taken, limit: int, *, poll: bool) -> None:
+    async def _take_from_many(self, taken: _Batch, limit: int, *, poll: bool) -> None:
         looked = False
         for _ in range(_ROUNDS):
-            remaining = limit - taken.number
+            remaining = limit - sum(map(len, taken.by_key.values()))
             if remaining <= 0:
                 break
             ready = self._within_reach()
-            doubtful = self._doubtful.keys() - self._aside.keys()
-            if poll or doubtful or not ready:
+            uncertain = self._uncertain.keys() - self._unavailable.keys()
+            if poll or uncertain or not ready:
                 if looked:
                     break
-                names = [name for name in self._partitions if name not in self._aside]
+                names = [name for name in self._partitions if name not in self._unavailable]
                 await self._each(taken, {name: self._poll_partition(name) for name in names})
                 looked, poll = True, False
-                if self._unseen:  # older than what would be read now
+                if self._unseen:  # older than what a read would return now
                     break
                 continue
             chosen: dict[str, list[str]] = {}
@@ -177,14 +162,14 @@ class Receiver:
         taken.again = taken.again or bool(self._within_reach()) or bool(self._unseen)
 
     def _within_reach(self) -> tuple[str, ...]:
-        """Return the queues that are likely to have work, but for those in partitions that are asked aside."""
-        if not self._aside:
+        """Return the queues that probably have work, without those in unavailable partitions."""
+        if not self._unavailable:
             return tuple(self.ready)
         of = self._context.scripts.partitions.of
-        return tuple(key for key in self.ready if of(key) not in self._aside)
+        return tuple(key for key in self.ready if of(key) not in self._unavailable)
 
-    async def _each(self, taken: _Taken, reads: Mapping[str, Coroutine[Any, Any, _Taken]]) -> None:
-        """Gather what partitions give. One that fails, or keeps silent, is set aside while there are others."""
+    async def _each(self, taken: _Batch, reads: Mapping[str, Coroutine[Any, Any, _Batch]]) -> None:
+        """Collect what partitions return. A failed or silent one is left to a background task if there are others."""
         requested = {asyncio.create_task(read): name for name, read in reads.items()}
         late = set(requested)
         try:
@@ -200,104 +185,94 @@ class Receiver:
             for waiter in requested:
                 if _answered(waiter):
                     taken.add(waiter.result())
-        failed = {
-            waiter: waiter.exception()
-            for waiter in requested
-            if waiter.done() and not _answered(waiter)
-        }
-        for error in failed.values():
-            if error is not None and not isinstance(error, BackendUnavailable):
+        silent = [waiter for waiter in requested if not _answered(waiter)]
+        errors = [error for waiter in silent if waiter.done() and (error := waiter.exception())]
+        for error in errors:
+            if not isinstance(error, BackendUnavailable):
                 await _ended(late)
                 raise error
-        silent = [waiter for waiter in requested if not _answered(waiter)]
         if not self._others({requested[waiter] for waiter in silent}):
-            raise next(error for error in failed.values() if error is not None)
-        for one in silent:
-            self.set_aside(requested[one], one if one in late else None)
+            raise errors[0]
+        for waiter in silent:
+            self.set_aside(requested[waiter], waiter if waiter in late else None)
 
     def _others(self, names: set[str]) -> bool:
-        """Whether any partition is within reach but for these."""
-        return len(names | self._aside.keys()) < len(self._partitions)
+        """Return whether any partition is available besides these."""
+        return len(names | self._unavailable.keys()) < len(self._partitions)
 
-    def set_aside(self, partition: str, read: asyncio.Task[_Taken] | None = None) -> None:
-        """Have a partition asked until it answers, without anybody waiting for it; ``read`` is under way."""
-        if partition not in self._aside:
+    def set_aside(self, partition: str, read: asyncio.Task[_Batch] | None = None) -> None:
+        """Ask a partition in the background until it answers; ``read`` is already running."""
+        if partition not in self._unavailable:
             asking = self._context.background.start(self._ask(partition, read))
-            self._aside[partition] = asking
+            self._unavailable[partition] = asking
 
-    async def _ask(self, partition: str, read: asyncio.Task[_Taken] | None) -> None:
-        result: _Taken | None = None
+    async def _ask(self, partition: str, read: asyncio.Task[_Batch] | None) -> None:
+        result: _Batch | None = None
         while result is None:
             try:
                 result = await (read or self._poll_partition(partition))
-            except GivenUp:
-                self._given_up, result = True, _Taken()
+            except ConsumerExpired:
+                self._expired, result = True, _Batch()
             except TaskQueueError:
                 read = None
-                if self._context.closed:
-                    result = _Taken()  # nobody takes anything any more
+                if self._context.closing.is_set():
+                    result = _Batch()  # no receive follows
                 else:
                     await asyncio.sleep(_RETRY_SECONDS)
         self._unseen += result.received.deliveries
         self._late += result.expired
-        del self._aside[partition]
-        self._wake()
+        del self._unavailable[partition]
+        self._consumer.wake(None)
 
-    async def _poll_partition(self, partition: str) -> _Taken:
-        """Find out which queues of a partition have work, and first of all what it has brought unseen."""
-        await self._enter(partition)
-        if partition in self._doubtful:
-            await self._poll_doubtful(partition)
-            return _Taken(again=True)
+    async def _poll_partition(self, partition: str) -> _Batch:
+        """Find out which queues of a partition have work, or first what a lost answer had delivered."""
+        await self._consumer.enter(partition)
+        if partition in self._uncertain:
+            await self._read_in_flight(partition)
+            return _Batch(again=True)
         return await self._read(partition, 0, (), poll=True)
 
     async def _read(
         self, partition: str, limit: int, keys: tuple[str, ...], *, poll: bool
-    ) -> _Taken:
+    ) -> _Batch:
         try:
-            with translated(ScriptError):
-                reply = await self._context.scripts.run(
-                    "receive", partition, self._holder.token, self._turn, limit, int(poll), *keys,
-                    resend=False,
-                )  # fmt: skip
-        except ScriptError as error:
-            if error.code == "GONE":
-                raise GivenUp from error
-            raise BackendUnavailable("the store failed") from error
+            reply = await self._context.scripts.run(
+                "receive", partition, self._consumer.token, self._turn, limit, int(poll), *keys,
+                resend=False,
+            )  # fmt: skip
         except asyncio.CancelledError:
-            self._mark_doubtful(partition)
+            self._mark_uncertain(partition)
             raise
         except BackendUnavailable as error:
-            if isinstance(error.__cause__, AnswerLost):
-                self._mark_doubtful(partition)
+            match error.__cause__:
+                case ScriptError(code="GONE") as gone:
+                    raise ConsumerExpired from gone
+                case AnswerLost():
+                    self._mark_uncertain(partition)
             raise
-        taken = _Taken()
+        taken = _Batch()
         self._note(taken, partition, keys, reply)
         return taken
 
-    def _note(self, taken: _Taken, partition: str, keys: tuple[str, ...], reply: Any) -> None:
+    def _note(self, taken: _Batch, partition: str, keys: tuple[str, ...], reply: Any) -> None:
         now, due, again, late, groups, leftover, others, closed = reply
         wakeups = self._context.wakeups
-        wakeups.learn_time(now)
+        self._context.clock.learn(now)
         wakeups.note_due(partition, due)
-        at, keep, token = seconds(now), self._context.receipts.add, self._holder.token
+        at, keep, token = seconds(now), self._context.receipts.add, self._consumer.token
         for name, lane, entries in groups:
             key = name.decode()
             good, bad = deliveries_of(key, lane.decode(), token, at, entries)
             if bad:
-                self._context.background.start(self._bury(bad))
+                self._context.background.start(self._dead_letter_corrupt(bad))
             for delivery in good:
-                keep(delivery.receipt, self._holder)
-            if key in taken.by_key:
-                taken.by_key[key] += good
-            else:
-                taken.by_key[key] = good
-            taken.number += len(good)
+                keep(delivery.receipt, self._consumer)
+            taken.by_key.setdefault(key, []).extend(good)
         remaining = [key.decode() for key in leftover]
         for key in {*keys, *remaining}:
             self.ready.pop(key, None)
-        for key in (*(key.decode() for key in others), *remaining):
-            self.ready.setdefault(key)  # what was served to the end: the queues take turns
+        for key in [*[key.decode() for key in others], *remaining]:
+            self.ready.setdefault(key)  # at the end of the order, because queues take turns
         taken.expired += [Expired(key.decode(), name.decode(), n) for key, name, n in late]
         taken.again = taken.again or bool(again)
         if due:
@@ -307,32 +282,34 @@ class Receiver:
                 wakeups.note_opening(name.decode(), seconds(opens_at))
                 taken.dues.append(seconds(opens_at))
 
-    # what an answer that was lost has brought
+    # after a lost answer
 
-    def _mark_doubtful(self, partition: str, *, undone: bool = False) -> None:
-        self._turn += 1  # one that is still on its way comes too late from now on
-        self._doubtful[partition] = undone or self._doubtful.get(partition, False)
+    def _mark_uncertain(self, partition: str, *, undone: bool = False) -> None:
+        self._turn += 1  # the store refuses a receive of an earlier turn that arrives from now on
+        self._uncertain[partition] = undone or self._uncertain.get(partition, False)
 
-    async def _poll_doubtful(self, only: str = "") -> None:
-        for partition in [only] if only else [*(self._doubtful.keys() - self._aside.keys())]:
+    async def _read_in_flight(self, only: str = "") -> None:
+        for partition in [only] if only else [*(self._uncertain.keys() - self._unavailable.keys())]:
             try:
-                with translated(ScriptError):
-                    reply = await self._context.scripts.run(
-                        "pending", partition, self._holder.token, self._turn
-                    )
-            except ScriptError as error:
-                raise GivenUp from error
+                reply = await self._context.scripts.run(
+                    "pending", partition, self._consumer.token, self._turn
+                )
+            except BackendUnavailable as error:
+                match error.__cause__:
+                    case ScriptError(code="GONE") as gone:
+                        raise ConsumerExpired from gone
+                raise
             deliveries = self._unknown(reply)
-            if self._doubtful.pop(partition, False):
-                # Some may have been settled here, which a failover has undone: they get receipts of their own.
-                await self._context.settlements.redeliver(deliveries, "")
+            if self._uncertain.pop(partition, False):
+                # A failover may have undone acks of some of them. All are released, and get new receipts.
+                await self._context.settlement.redeliver(deliveries, "")
                 continue
             for delivery in deliveries:
-                self._context.receipts.add(delivery.receipt, self._holder)
+                self._context.receipts.add(delivery.receipt, self._consumer)
             self._unseen += deliveries
 
     def _unknown(self, reply: Any) -> list[Delivery]:
-        """Return what the store has in flight here and nobody here knows of; what is corrupt is buried."""
+        """Return deliveries in flight that no receive has returned; corrupt ones become dead letters."""
         unknown: list[Delivery] = []
         for key, lane, entries, tokens, times in reply:
             for index, (token, time) in enumerate(zip(tokens, times, strict=True)):
@@ -341,7 +318,7 @@ class Receiver:
                     key.decode(), lane.decode(), token.decode(), seconds(time), entry
                 )
                 if bad:
-                    self._context.background.start(self._bury(bad))
+                    self._context.background.start(self._dead_letter_corrupt(bad))
                 unknown += (
                     delivery
                     for delivery in good
@@ -349,28 +326,28 @@ class Receiver:
                 )
         return unknown
 
-    async def _hand_back_unseen(self) -> None:
+    async def _release_unseen(self) -> None:
         try:
-            await self._poll_doubtful()
+            await self._read_in_flight()
             deliveries, self._unseen = self._unseen, []
             if deliveries:
-                await self._context.settlements.redeliver(deliveries, "")
-        except (Failure, TaskQueueError, GivenUp):
-            pass  # in doubt still: the next receive looks again, and a close hands back
+                await self._context.settlement.redeliver(deliveries, "")
+        except (TaskQueueError, ConsumerExpired):
+            pass  # still uncertain: the next receive reads them again, and `close` releases them
 
-    async def _bury(self, corrupt: list[Delivery]) -> None:
+    async def _dead_letter_corrupt(self, corrupt: list[Delivery]) -> None:
         for delivery in corrupt:
-            await self._context.settlements.dead_letter(
+            await self._context.settlement.dead_letter(
                 delivery, CORRUPT, "the envelope cannot be read"
             )
 
 
-def _answered(read: asyncio.Task[_Taken]) -> bool:
+def _answered(read: asyncio.Task[_Batch]) -> bool:
     return read.done() and not read.cancelled() and read.exception() is None
 
 
-async def _ended(reads: Collection[asyncio.Task[_Taken]]) -> None:
-    """Cancel reads, and wait until they have taken note of it."""
+async def _ended(reads: Collection[asyncio.Task[_Batch]]) -> None:
+    """Cancel reads and wait until they have ended."""
     for waiter in reads:
         waiter.cancel()
     if reads:
@@ -378,7 +355,5 @@ async def _ended(reads: Collection[asyncio.Task[_Taken]]) -> None:
 
 
 def _round_robin(lists: list[list[Delivery]]) -> list[Delivery]:
-    if len(lists) == 1:
-        return lists[0]
     longest = max(map(len, lists), default=0)
     return [deliveries[n] for n in range(longest) for deliveries in lists if n < len(deliveries)]

@@ -1,4 +1,4 @@
-"""Settling deliveries: acks of concurrent callers go together."""
+"""Settling deliveries: concurrent acks are sent together."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import NamedTuple
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Settled
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.scripts.coalescer import Coalescer
-from taskqueue_redis.scripts.receipts import Receipts, readable
-from taskqueue_redis.scripts.runner import Arg, Scripts
+from taskqueue_redis.scripts.receipts import Receipts, parse_receipt
+from taskqueue_redis.scripts.runner import Arg, ScriptRunner
 
 _ARGS = 4
-"""that the script ``redeliver`` takes per delivery"""
+"""arguments per delivery of the script ``redeliver``"""
 _ANSWERS = {b"ok": Settled.OK, b"dead": Settled.DEAD, b"lost": Settled.LEASE_LOST}
 
 
@@ -22,31 +21,31 @@ class _Ack(NamedTuple):
     tail: str
     """of the receipt: lane, token and key"""
     known: bool
-    """whether this process has it out, so that nobody can have made it up"""
+    """whether this process received it, so that its receipt is certainly genuine"""
     task_id: str
     fence: str
     result: bytes
 
 
-class SettlementBatches:
-    """Ends deliveries, whoever owns them."""
+class Settlement:
+    """Settles deliveries, also those of other subscriptions."""
 
-    def __init__(self, scripts: Scripts, receipts: Receipts) -> None:
+    def __init__(self, scripts: ScriptRunner, receipts: Receipts) -> None:
         self._scripts = scripts
         self._receipts = receipts
-        self._coalescers: dict[str, Coalescer[_Ack, Settled]] = {}
+        self._acks: Coalescer[_Ack, Settled] = Coalescer(self._ack)
 
     async def ack(
         self, deliveries: Sequence[Delivery], results: Sequence[bytes | None]
     ) -> list[Settled]:
-        """End deliveries as executed."""
+        """Settle deliveries as executed."""
         answers = [Settled.LEASE_LOST] * len(deliveries)
         by_partition: dict[str, tuple[list[int], list[_Ack]]] = {}
         known: dict[str, str | None] = {}
         for index, (delivery, result) in enumerate(zip(deliveries, results, strict=True)):
             head, _, tail = delivery.receipt.partition(".")
             if tail not in known:
-                receipt = readable(delivery.receipt)
+                receipt = parse_receipt(delivery.receipt)
                 known[tail] = receipt and self._scripts.partitions.of(receipt.key)
             partition = known[tail]
             if partition is None or not head.isdecimal() or not tail.endswith(delivery.task.key):
@@ -57,7 +56,7 @@ class SettlementBatches:
             acks.append(_Ack(tail, known_here, delivery.task.id, head, result or b""))
 
         async def settle(partition: str, indexes: list[int], acks: list[_Ack]) -> None:
-            outcomes = await self._coalescer(partition).submit(acks)
+            outcomes = await self._acks.submit(partition, acks)
             for index, answer in zip(indexes, outcomes, strict=True):
                 answers[index] = answer
                 self._receipts.forget(deliveries[index].receipt)
@@ -70,11 +69,11 @@ class SettlementBatches:
         return answers
 
     async def redeliver(self, deliveries: Sequence[Delivery], loser: str) -> list[Settled]:
-        """Hand deliveries back; with the token of a ``loser``, as lost by that consumer."""
+        """Release deliveries; with the token of a ``loser``, as lost by that consumer."""
         answers = [Settled.LEASE_LOST] * len(deliveries)
         by_partition: dict[str, tuple[list[int], list[Arg]]] = {}
         for index, delivery in enumerate(deliveries):
-            receipt = readable(delivery.receipt)
+            receipt = parse_receipt(delivery.receipt)
             if receipt is None or receipt.key != delivery.task.key:
                 continue
             partition = self._scripts.partitions.of(receipt.key)
@@ -86,8 +85,7 @@ class SettlementBatches:
             reply: list[bytes] = []
             for start in range(0, len(args), _ARGS * LIMITS.batch):
                 batch = args[start : start + _ARGS * LIMITS.batch]
-                with translated():
-                    reply += await self._scripts.run("redeliver", partition, loser, *batch)
+                reply += await self._scripts.run("redeliver", partition, loser, *batch)
             for index, answer in zip(indexes, reply, strict=True):
                 answers[index] = _ANSWERS[answer]
                 self._receipts.forget(deliveries[index].receipt)
@@ -96,34 +94,23 @@ class SettlementBatches:
         return answers
 
     async def dead_letter(self, delivery: Delivery, reason: str, error: str | None) -> Settled:
-        """End a delivery among the dead letters."""
-        receipt = readable(delivery.receipt)
+        """Make a dead letter of a delivery."""
+        receipt = parse_receipt(delivery.receipt)
         if receipt is None or receipt.key != delivery.task.key:
             return Settled.LEASE_LOST
         text = "" if error is None else error[: LIMITS.text]
-        with translated():
-            reply = await self._scripts.run(
-                "dead_letter", self._scripts.partitions.of(receipt.key),
-                receipt.key, delivery.task.id, receipt.fence, receipt.token,
-                reason[: LIMITS.text].encode(errors="replace"),
-                "" if error is None else "1", text.encode(errors="replace"), receipt.lane,
-            )  # fmt: skip
+        reply = await self._scripts.run(
+            "dead_letter", self._scripts.partitions.of(receipt.key),
+            receipt.key, delivery.task.id, receipt.fence, receipt.token,
+            reason[: LIMITS.text].encode(errors="replace"),
+            "" if error is None else "1", text.encode(errors="replace"), receipt.lane,
+        )  # fmt: skip
         self._receipts.forget(delivery.receipt)
         return _ANSWERS[reply]
 
     async def settled(self) -> None:
-        """Wait until the acks that were asked for before have been answered."""
-        for coalescer in tuple(self._coalescers.values()):
-            await coalescer.sent()
-
-    def _coalescer(self, partition: str) -> Coalescer[_Ack, Settled]:
-        if partition not in self._coalescers:
-
-            async def send(acks: Sequence[_Ack]) -> Sequence[Settled]:
-                return await self._ack(partition, acks)
-
-            self._coalescers[partition] = Coalescer(send, LIMITS.batch)
-        return self._coalescers[partition]
+        """Wait until all acks that were already requested have been answered."""
+        await self._acks.sent()
 
     async def _ack(self, partition: str, acks: Sequence[_Ack]) -> Sequence[Settled]:
         groups: dict[tuple[str, bool], list[int]] = {}
@@ -136,8 +123,7 @@ class SettlementBatches:
             for position in group:
                 ack = acks[position]
                 args += (ack.task_id, ack.fence, ack.result)
-        with translated():
-            reply = await self._scripts.run("ack", partition, *args)
+        reply = await self._scripts.run("ack", partition, *args)
         answers = [Settled.LEASE_LOST] * len(acks)
         order = (index for group in groups.values() for index in group)
         for place, answer in zip(order, reply, strict=True):

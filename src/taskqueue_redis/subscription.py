@@ -1,4 +1,4 @@
-"""A consumer's view over its keys."""
+"""A consumer's subscription to its queues."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ from taskqueue_core.authoring.helpers import (
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed
 from taskqueue_core.tasks import Delivery, Received, Settled
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.receiver import GivenUp, Receiver
-from taskqueue_redis.scripts.deliveries import delivery_of
-from taskqueue_redis.scripts.receipts import IssuedReceipt, readable
+from taskqueue_redis.receiver import ConsumerExpired, Receiver
+from taskqueue_redis.scripts.receipts import IssuedReceipt, parse_receipt
 from taskqueue_redis.scripts.runner import microseconds, seconds
+from taskqueue_redis.scripts.task_codec import delivery_of
 
-_HANDED_BACK_AT_ONCE = 200
+_RELEASED_AT_ONCE = 200
 _CHECKS = 100
-"""receives in a row that give nothing although more is said to be there"""
+"""number of receives in a row that may return nothing although the store reports more work"""
 
 
 class RedisSubscription(SubscriptionBase):
-    """Owns its deliveries while its process gives a sign of life. Registers with the store at its first call."""
+    """A subscription. It owns its deliveries while its process sends heartbeats, and registers at its first call."""
 
     def __init__(self, context: RedisContext, keys: tuple[str, ...], consumer: str) -> None:
         self.keys = keys
         self.consumer = consumer
         self.token = context.new_token()
-        self.since = context.wakeups.now()
-        self.closed = False
+        self.since = context.clock.now()
+        self._closing = asyncio.Event()
         self.asleep = False
         self._context = context
         self._partitions = context.scripts.partitions.group(keys)
         self._joined: set[str] = set()
         self._joining = asyncio.Lock()
         self._entering = {partition: asyncio.Lock() for partition in self._partitions}
-        self._attending = False
-        self._receiver = Receiver(
-            context, self, keys, enter=self._enter, wake=lambda: self.wake(None)
-        )
+        self._listening = False
+        self._receiver = Receiver(context, self)
         self._woken = asyncio.Event()
         self._woken_by: set[str] = set()
         self._revoked: list[str] = []
         self._revocation = asyncio.Event()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
     # receive
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
         checked_limit(limit)
-        if self.closed:
+        if self._closing.is_set():
             raise SubscriptionClosed("the subscription is closed")
         self._context.ensure_open()
+        end = None if timeout is None else self._context.clock.now() + timeout
         try:
-            return await self._receive(limit, timeout)
+            return await self._receive(limit, end)
         except BackendUnavailable:
-            if self._is_closed():
+            if self._closing.is_set():
                 return Received()
             raise
         finally:
@@ -70,97 +72,82 @@ class RedisSubscription(SubscriptionBase):
                 self._context.wakeups.notify(key)
             self._woken_by.clear()
 
-    async def _receive(self, limit: int, timeout: float | None) -> Received:
-        end = None if timeout is None else self._context.wakeups.now() + timeout
-        received = Received()
+    async def _receive(self, limit: int, end: float | None) -> Received:
         looked = 0
-        while not self._is_closed():
-            await self._arrive()
-            self.asleep = True  # before it looks, so that no bell is missed in between
+        while not self._closing.is_set():
+            if len(self._joined) < len(self._partitions):
+                await self._arrive()
+            self.asleep = True  # before the store is asked: no notification may be missed
             self._woken.clear()
-            if self._is_closed():
+            if self._closing.is_set():
                 break
             try:
                 received = await self._receiver.take(limit)
-            except GivenUp:
+            except ConsumerExpired:
                 self._restart()
                 continue
-            over = end is not None and end <= self._context.wakeups.now()
-            if received.deliveries or received.expired or over:
+            if self._closing.is_set():
                 break
+            if received.deliveries or received.expired:
+                return received
+            if end is not None and end <= self._context.clock.now():
+                return received
             if received.again and looked < _CHECKS:
-                looked += 1  # what came was set aside, and there is more
+                looked += 1  # corrupt entries were removed, and there is more
                 continue
             looked = 0
             await self._wait(end)
-        return Received() if self._is_closed() else received
-
-    def _is_closed(self) -> bool:
-        return self.closed
+        return Received()
 
     # settle
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
         self._context.ensure_open()
-        return answer(await self._context.settlements.ack(deliveries, checked))
+        return answer(await self._context.settlement.ack(deliveries, checked))
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.redeliver`."""
         self._context.ensure_open()
         loser = self.token if lost else ""
-        return answer(await self._context.settlements.redeliver(deliveries, loser))
+        return answer(await self._context.settlement.redeliver(deliveries, loser))
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """See `taskqueue_core.capabilities.DeadLettering`."""
         self._context.ensure_open()
-        return answer([await self._context.settlements.dead_letter(delivery, reason, error)])[0]
+        return answer([await self._context.settlement.dead_letter(delivery, reason, error)])[0]
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
-        """See `taskqueue_core.capabilities.Handover`."""
-        if self.closed:
+        if self._closing.is_set():
             raise SubscriptionClosed("the subscription is closed")
         self._context.ensure_open()
         await self.join()
         answers: list[Delivery | None] = [None] * len(receipts)
         by_partition: dict[str, list[tuple[int, IssuedReceipt]]] = {}
         for index, text in enumerate(receipts):
-            receipt = readable(text)
-            if (
-                receipt is not None
-                and self._context.scripts.partitions.of(receipt.key) in self._joined
-            ):
+            if (receipt := parse_receipt(text)) is not None:
                 partition = self._context.scripts.partitions.of(receipt.key)
-                by_partition.setdefault(partition, []).append((index, receipt))
+                if partition in self._joined:
+                    by_partition.setdefault(partition, []).append((index, receipt))
         for partition, wanted in by_partition.items():
             args = [name for _, r in wanted for name in (r.key, r.lane, r.fence, r.token)]
-            with translated():
-                reply = await self._context.scripts.run("adopt", partition, self.token, *args)
-            for (place, receipt), result in zip(wanted, reply, strict=True):
+            reply = await self._context.scripts.run("adopt", partition, self.token, *args)
+            for (index, receipt), result in zip(wanted, reply, strict=True):
                 if result:
                     *entry, at = result
-                    answers[place] = delivery_of(
-                        receipt.key,
-                        int(receipt.lane[1]),
-                        receipts[place],
-                        seconds(at),
-                        entry,
-                    )
-                    self._context.receipts.add(receipts[place], self)
+                    text, priority = receipts[index], int(receipt.lane[1])
+                    answers[index] = delivery_of(receipt.key, priority, text, seconds(at), entry)
+                    self._context.receipts.add(text, self)
         return tuple(answers)
 
     async def revoked(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Revocation`."""
-        if not self.closed:
+        if not self._closing.is_set():
             await self.join()
         await self._revocation.wait()
         receipts, self._revoked = tuple(self._revoked), []
-        if not self.closed:
+        if not self._closing.is_set():
             self._revocation.clear()
         return receipts
 
@@ -170,81 +157,76 @@ class RedisSubscription(SubscriptionBase):
         if self._revoked:
             self._revocation.set()
 
-    # come and go
+    # join and leave
 
     async def join(self) -> None:
         """Register with the store, if that has not been done."""
-        if len(self._joined) == len(self._partitions) or self.closed:
+        if len(self._joined) == len(self._partitions) or self._closing.is_set():
             return
         async with self._joining:
-            with translated():
-                await self._context.check_promises()
-            if not self._attending:
-                with translated():
-                    await self._context.wakeups.subscribe(self)
-                self._attending = True
-        await gather_all(self._enter(partition) for partition in self._partitions)
+            await self._context.scripts.check_promises()
+            if not self._listening:
+                await self._context.wakeups.listen(self)
+                self._listening = True
+        await gather_all(self.enter(partition) for partition in self._partitions)
 
     async def _arrive(self) -> None:
-        """Register with the store; where a part of it is out of reach, the others are enough."""
+        """Register with the store; if some partitions are unavailable, register with the others."""
         missing = self._partitions.keys() - self._joined
-        if missing and self._joined and not self.closed:
+        if missing and self._joined and not self._closing.is_set():
             for partition in missing:
                 self._receiver.set_aside(partition)
         else:
             await self.join()
 
-    async def _enter(self, partition: str) -> None:
+    async def enter(self, partition: str) -> None:
         """Register with a partition, if that has not been done."""
         if partition in self._joined:
             return
         async with self._entering[partition]:
-            if partition in self._joined or self.closed:
+            if partition in self._joined or self._closing.is_set():
                 return
             token = self.token
-            with translated():
-                now = await self._context.scripts.run(
-                    "join", partition, token, self.consumer, microseconds(self.since),
-                    *self._partitions[partition],
-                )  # fmt: skip
-            self._context.wakeups.learn_time(now)
-            if token == self.token:  # else it began anew meanwhile
+            now = await self._context.scripts.run(
+                "join", partition, token, self.consumer, microseconds(self.since),
+                *self._partitions[partition],
+            )  # fmt: skip
+            self._context.clock.learn(now)
+            if token == self.token:  # else it has become a new consumer in the meantime
                 self._joined.add(partition)
                 self._context.heartbeat.add(token, partition)
 
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
-        if not self.closed:
-            self.closed = True
-            self._context.subscriptions.pop(self, None)
+        if not self._closing.is_set():
+            self._closing.set()
+            self._context.wakeups.subscriptions.pop(self, None)
             self._context.heartbeat.remove(self.token)
-            if self._attending:
+            if self._listening:
                 self._context.wakeups.leave(self)
             self.wake(None)
             self._revocation.set()
             self._context.receipts.drop(self)
             self._receiver.forget()
-            await self._context.settlements.settled()
+            await self._context.settlement.settled()
         await gather_all(self._leave(partition) for partition in self._partitions)
 
     async def _leave(self, partition: str) -> None:
         async with self._entering[partition]:
             if partition not in self._joined:
                 return
-            with translated():
-                while not await self._context.scripts.run(
-                    "leave", partition, self.token, _HANDED_BACK_AT_ONCE
-                ):
-                    pass
+            while not await self._context.scripts.run(
+                "leave", partition, self.token, _RELEASED_AT_ONCE
+            ):
+                pass
             self._joined.discard(partition)
 
     def mark_uncertain(self) -> None:
-        """Look, before the next receive, at what the store says is in flight here."""
+        """Read, before the next receive, what the store has in flight for this consumer."""
         if self._joined:
             self._receiver.mark_all_uncertain()
 
     def wake(self, key: str | None) -> None:
-        """Have a waiting receive look again."""
+        """End the wait of a receive; ``key`` is known to have work."""
         self.asleep = False
         if key is not None:
             self._receiver.ready.setdefault(key)
@@ -252,7 +234,7 @@ class RedisSubscription(SubscriptionBase):
         self._woken.set()
 
     async def _wait(self, end: float | None) -> None:
-        timer = None if end is None else self._context.wakeups.call_at(end, self._woken.set)
+        timer = None if end is None else self._context.clock.call_at(end, self._woken.set)
         try:
             await self._woken.wait()
         finally:
@@ -260,7 +242,7 @@ class RedisSubscription(SubscriptionBase):
                 timer.cancel()
 
     def _restart(self) -> None:
-        """Start over as a new consumer: this one was given up, and what it held is with others."""
+        """Become a new consumer: the lease of this one expired, and its deliveries went to others."""
         self._context.heartbeat.remove(self.token)
         self.revoke(self._context.receipts.drop(self))
         self._receiver.forget()

@@ -1,30 +1,27 @@
-"""Listing the tasks of queues, for those who want to see all of them: in small steps, and without touching anything.
+"""Listing all tasks of a queue, in small steps and without changing anything.
 
-Redis is asked for some hundred records at a time, and serves others in between. Consumer groups are looked at, never
-read from.
+Each step reads some hundred records, so that Redis serves other clients in between. Consumer groups are inspected,
+never read from.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from taskqueue_core.tasks import State
 from taskqueue_redis.config import RedisSettings
-from taskqueue_redis.connection.client import Link
-from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure, NoScript, ScriptError
-from taskqueue_redis.journal.reader import installed
-from taskqueue_redis.scripts.keys import Partitions
-from taskqueue_redis.scripts.runner import Arg, source
-from taskqueue_redis.scripts.task_record import Rest, rest_of, status_of
+from taskqueue_redis.journal.reader import StoreReader
+from taskqueue_redis.scripts.runner import Arg, Partitions, source
+from taskqueue_redis.scripts.task_record import TaskRecord, record_of, status_of
 
 _AT_ONCE = 300
-"""records of a step, each of some fifty bytes"""
+"""records per step, of some fifty bytes each"""
 _LOOKED_UP = 100
-"""tasks that a script looks up"""
+"""tasks that one script call looks up"""
 _STATUS = "status"
 _GROUP = "g"
 _ALL = (0, 2**63)
@@ -42,33 +39,22 @@ class Listed(NamedTuple):
     tenant: str | None
     ordering_key: str | None
     since: int
-    """microseconds: when its record changed last; a delivery changes none"""
+    """when its record last changed, in microseconds; a delivery does not change it"""
     as_of: int
-    """microseconds of the store's clock: when it was looked at"""
+    """when it was read, in microseconds of the store's clock"""
 
 
-class TaskLister:
-    """Lists tasks of an installation. An async context manager; belongs to one event loop."""
+class TaskLister(StoreReader):
+    """Lists tasks of an installation."""
 
     def __init__(self, settings: RedisSettings) -> None:
         """Do no input or output."""
-        self._link = Link(settings)
+        super().__init__(settings)
         self._partitions: Partitions | None = None
         self._digest = hashlib.sha1(source(_STATUS).encode(), usedforsecurity=False).hexdigest()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._link.aclose()
-
     async def queues(self) -> tuple[str, ...]:
-        """Return the names of the queues of all partitions, sorted; a shard is a queue of its own here."""
+        """Return the names of the queues of all partitions, sorted; a shard counts as a queue."""
         names: set[str] = set()
         for partition in (await self._installed()).names:
             reply = await self._ask(partition, "SMEMBERS", f"{partition}:queues")
@@ -76,26 +62,28 @@ class TaskLister:
         return tuple(sorted(names))
 
     async def read(self, key: str, states: Collection[State]) -> AsyncIterator[list[Listed]]:
-        """Give the tasks of a queue that are in one of some states, some at a time, in no order.
+        """Yield the tasks of a queue that are in one of ``states``, some at a time, in no order.
 
-        A task that is there from the beginning to the end is given; in a queue that grows or shrinks meanwhile it may
-        be given more than once.
+        A task that is in the queue all the time is yielded at least once, and may be yielded again if the queue grows
+        or shrinks.
         """
         partition = (await self._installed()).of(key)
         name = f"{partition}:q:{key}"
         epoch = await self._ask(partition, "HGET", f"{partition}:meta", "epoch")
         cursor = b"0"
-        flying: dict[str, tuple[int, int]] = {}
+        in_flight: dict[str, tuple[int, int]] = {}
         while epoch is not None:
             seconds, more = await self._ask(partition, "TIME")
-            # Asked before the records are read, so that what has been delivered for longer is told as in flight.
-            for stream in flying:
-                flying[stream] = await self._pending(partition, f"{name}/{stream}")
+            # Before the records are read, so that a task that was already delivered is reported as in flight.
+            for stream in in_flight:
+                in_flight[stream] = await self._pending(partition, f"{name}/{stream}")
             args = "HSCAN", f"{name}/t", cursor, "COUNT", _AT_ONCE
             cursor, reply = await self._ask(partition, *args)
-            records = {reply[n].decode(): rest_of(reply[n + 1]) for n in range(0, len(reply), 2)}
-            doubtful = [item for item, record in records.items() if _may_fly(record, flying)]
-            states_now = await self._states(partition, epoch, key, doubtful)
+            records = {reply[n].decode(): record_of(reply[n + 1]) for n in range(0, len(reply), 2)}
+            uncertain = [
+                item for item, record in records.items() if _may_be_in_flight(record, in_flight)
+            ]
+            states_now = await self._states(partition, epoch, key, uncertain)
             as_of = int(seconds) * 1_000_000 + int(more)
             listed = [
                 Listed(item, now, *record[1:7], as_of)
@@ -104,7 +92,7 @@ class TaskLister:
             ]
             for record in records.values():
                 if record.stream is not None:
-                    flying.setdefault(record.stream, _ALL)
+                    in_flight.setdefault(record.stream, _ALL)
             if listed:
                 yield listed
             if cursor == b"0":
@@ -112,15 +100,17 @@ class TaskLister:
 
     async def _installed(self) -> Partitions:
         if self._partitions is None:
-            self._partitions = await installed(self._link)
+            self._partitions = await self.installed()
         return self._partitions
 
     async def _pending(self, partition: str, stream: str) -> tuple[int, int]:
         """Return the lowest and the highest sequence of a stream that are in flight."""
         try:
-            reply = await self._ask(partition, "XPENDING", stream, _GROUP, retained=ScriptError)
-        except ScriptError:  # there is no such group, so nobody was ever given anything
+            reply = await self._client.command(partition, "XPENDING", stream, _GROUP)
+        except ScriptError:  # there is no such group: nothing was ever delivered
             return _NONE
+        except Failure as failure:
+            raise contract_error(failure) from failure
         number, first, last, _ = reply
         if not number:
             return _NONE
@@ -129,7 +119,7 @@ class TaskLister:
     async def _states(
         self, partition: str, epoch: bytes, key: str, ids: list[str]
     ) -> dict[str, State | None]:
-        """Return the states of tasks, each looked at in one step; ``None`` for one that is gone."""
+        """Return the states of tasks, each read in one step; ``None`` for a task that is gone."""
         states: dict[str, State | None] = {}
         for start in range(0, len(ids), _LOOKED_UP):
             batch = ids[start : start + _LOOKED_UP]
@@ -142,18 +132,16 @@ class TaskLister:
     async def _fetch(self, partition: str, epoch: bytes, key: str, ids: list[str]) -> Any:
         args: list[Arg] = [2, partition, f"{partition}:nothing", epoch, "", key, *ids]
         try:
-            return await self._ask(partition, "EVALSHA", self._digest, *args)
+            return await self._client.command(partition, "EVALSHA", self._digest, *args)
         except NoScript:
             return await self._ask(partition, "EVAL", source(_STATUS), *args)
-
-    async def _ask(self, partition: str, *args: Arg, retained: type[Failure] = NoScript) -> Any:
-        with translated(retained):
-            return await self._link.command(partition, *args)
+        except Failure as failure:
+            raise contract_error(failure) from failure
 
 
-def _may_fly(record: Rest, flying: Mapping[str, tuple[int, int]]) -> bool:
-    """Whether it takes another look to know if a task is in flight."""
+def _may_be_in_flight(record: TaskRecord, in_flight: Mapping[str, tuple[int, int]]) -> bool:
+    """Return whether a task may be in flight, so that its state must be read."""
     if record.state is not State.WAITING or record.stream is None:
         return False
-    low, high = flying.get(record.stream, _ALL)
+    low, high = in_flight.get(record.stream, _ALL)
     return low <= record.fence <= high

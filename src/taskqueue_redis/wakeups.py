@@ -1,155 +1,127 @@
-"""Waking waiting receives: one doorbell for all subscriptions of a process, one timer per partition."""
+"""Waking receives and signals that wait: one pub/sub connection per process, one timer per partition."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol, Self
+from collections.abc import Iterable
+from typing import Self, TypeVar
 
-from taskqueue_core.clock import Clock, SystemClock, Timer
+from taskqueue_core.clock import Timer
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_redis.connection.background import Owned
-from taskqueue_redis.connection.client import Link
-from taskqueue_redis.connection.errors import translated
+from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.connection.pubsub import Doorbell
-from taskqueue_redis.scripts.keys import process_channel, signal_channel
-from taskqueue_redis.scripts.receipts import Receipts
-from taskqueue_redis.scripts.runner import Scripts, microseconds, seconds
+from taskqueue_redis.scripts.receipts import Consumer, Receipts
+from taskqueue_redis.scripts.runner import ScriptRunner, microseconds, seconds
+
+T = TypeVar("T")
 
 _PROMOTED_AT_ONCE = 1000
-_RETRY_SECONDS = 1.0  # seconds until a promotion that failed is tried again
+_RETRY_SECONDS = 1.0
+"""seconds until a promotion that failed is tried again"""
 
 
-class Sleeper(Protocol):
-    """A subscription that may wait."""
-
-    keys: tuple[str, ...]
-    asleep: bool
-    """whether it is to be woken: it waits, or will unless it finds something now"""
-
-    def mark_uncertain(self) -> None:
-        """Take into account that the store may have gone back: look at what it says is in flight here."""
-        ...
-
-    def wake(self, key: str | None) -> None:
-        """Look again; ``key`` is known to have work."""
-        ...
+def signal_channel(partition: str, key: str) -> str:
+    """Return the channel of a queue's new work; without a key, of an earlier time at which something falls due."""
+    return f"{partition}:bell:{key}"
 
 
-class ChannelListener(Protocol):
-    """A bell that rings for what is published on some channels."""
+def room_channel(partition: str, key: str) -> str:
+    """Return the channel of a queue that refused a task and may accept one again."""
+    return f"{partition}:room:{key}"
 
-    channels: tuple[str, ...]
 
-    def notify(self) -> None:
-        """Say that there may be what it waits for."""
-        ...
+def slots_channel(partition: str, model: str) -> str:
+    """Return the channel of a model of which a slot may be free, or of whose job a note was left."""
+    return f"{partition}:slots:{model}"
+
+
+def process_channel(partition: str, process: str) -> str:
+    """Return the channel that notifies a process of deliveries which its consumers have lost."""
+    return f"{partition}:process:{process}"
 
 
 class Wakeups:
-    """Who waits for what."""
+    """The open subscriptions and signals of this process, and what wakes them."""
 
-    def __init__(
-        self,
-        link: Link,
-        scripts: Scripts,
-        receipts: Receipts,
-        clock: Clock | None,
-        process: str,
-        *,
-        reopened: Callable[[], None],
-    ) -> None:
-        """Do no input or output. A ``clock`` counts in place of the store's time."""
-        self._store_time = clock is None
+    def __init__(self, scripts: ScriptRunner, receipts: Receipts, process_id: str) -> None:
+        """Do no input or output."""
+        self.subscriptions: dict[Consumer, None] = {}
+        """those that are not closed"""
         self._scripts = scripts
         self._receipts = receipts
-        self._clock = clock or SystemClock()
-        self._process = process
-        self._doorbell = Doorbell(link, self._on_message, reopened)
-        self._attendants: dict[str, dict[Sleeper, None]] = {}
-        """subscriptions by key, the one that was not woken for the longest time first"""
-        self._signals: dict[str, dict[ChannelListener, None]] = {}
-        """those that are open, by channel"""
+        self._clock = scripts.clock
+        self._process_id = process_id
+        self._listener = Doorbell(scripts.client, self._on_message, self.reconnected)
+        self._listening: dict[str, dict[Consumer, None]] = {}
+        """registered subscriptions by key, the one that was not woken for the longest time first"""
+        self._signals: dict[str, dict[RedisRoomSignal, None]] = {}
+        """open signals by channel"""
         self._timers: dict[str, tuple[int, Timer]] = {}
+        """by partition: when something falls due there, in microseconds"""
         self._openings: dict[str, tuple[float, Timer]] = {}
-        """when queues that a limit holds up may be asked again"""
+        """by queue: when its rate limit allows deliveries again"""
         self._tasks = Owned()
-        self.offset = 0.0
-        """seconds by which the store's clock is ahead of this process's"""
+        self._closed = False
+        scripts.client.trouble.healed = self.reconnected
 
     @property
-    def hears(self) -> bool:
-        """Whether bells are heard, or none is listened for."""
-        return self._doorbell.works or not self._attendants
+    def works(self) -> bool:
+        """Whether notifications arrive, or none is needed."""
+        return self._listener.works or not self._listening
 
-    def now(self) -> float:
-        """Return the store's time, as well as it is known here."""
-        return self._clock.now() + self.offset
+    async def join_all(self) -> None:
+        """Return once every open subscription of this process is known to the store."""
+        for subscription in tuple(self.subscriptions):
+            await subscription.join()
 
-    def call_at(self, time: float, callback: Callable[[], None]) -> Timer:
-        """Call back at a time of the store."""
-        return self._clock.call_at(time - self.offset, callback)
-
-    def learn_time(self, time: bytes) -> None:
-        """Take the store's word on the time."""
-        if self._store_time:
-            self.offset = seconds(time) - self._clock.now()
-
-    async def subscribe(self, sleeper: Sleeper) -> None:
-        """Hear the bells of a subscription's queues for it; returns once none can be missed."""
-        keys = sleeper.keys
+    async def listen(self, subscription: Consumer) -> None:
+        """Wake a subscription when its queues have work; return once no notification can be missed."""
+        keys = subscription.keys
         for key in keys:
-            self._attendants.setdefault(key, {})[sleeper] = None
+            self._listening.setdefault(key, {})[subscription] = None
         partitions = self._scripts.partitions
         names = {partitions.of(key) for key in keys}
         channels = [signal_channel(partitions.of(key), key) for key in keys]
         channels += [signal_channel(name, "") for name in names]
-        channels += [process_channel(name, self._process) for name in names]
-        await self._doorbell.listen(*channels)
+        channels += [process_channel(name, self._process_id) for name in names]
+        await self._subscribe(channels)
 
-    def leave(self, sleeper: Sleeper) -> None:
-        """Hear no more bells for it, but those that others here listen for."""
-        silent = []
-        for key in sleeper.keys:
-            attendants = self._attendants.get(key, {})
-            attendants.pop(sleeper, None)
-            if not attendants:
-                self._attendants.pop(key, None)
-                silent.append(key)
-        self._doorbell.ignore(
-            *(signal_channel(self._scripts.partitions.of(key), key) for key in silent)
-        )
+    def leave(self, subscription: Consumer) -> None:
+        """Wake a subscription no longer."""
+        of = self._scripts.partitions.of
+        unused = _remove(self._listening, subscription.keys, subscription)
+        self._listener.ignore(*(signal_channel(of(key), key) for key in unused))
 
-    async def add_signal(self, signal: ChannelListener) -> None:
-        """Ring a bell for its channels; returns once no ring can be missed."""
+    async def add_signal(self, signal: RedisRoomSignal) -> None:
+        """Notify a signal of what is published on its channels; return once nothing can be missed."""
         for channel in signal.channels:
             self._signals.setdefault(channel, {})[signal] = None
-        await self._doorbell.listen(*signal.channels)
+        await self._subscribe(signal.channels)
 
-    def remove_signal(self, signal: ChannelListener) -> None:
-        """Ring a bell no more."""
-        silent = []
-        for channel in signal.channels:
-            bells = self._signals.get(channel, {})
-            bells.pop(signal, None)
-            if not bells:
-                self._signals.pop(channel, None)
-                silent.append(channel)
-        self._doorbell.ignore(*silent)
+    def remove_signal(self, signal: RedisRoomSignal) -> None:
+        """Notify a signal no longer."""
+        self._listener.ignore(*_remove(self._signals, signal.channels, signal))
+
+    async def _subscribe(self, channels: Iterable[str]) -> None:
+        try:
+            await self._listener.listen(*channels)
+        except Failure as failure:
+            raise contract_error(failure) from failure
 
     def notify(self, key: str) -> None:
-        """Wake the subscription whose turn it is for a queue. It rings on if it leaves work."""
-        attendants = self._attendants.get(key, {})
-        for sleeper in attendants:
-            if sleeper.asleep:
-                del attendants[sleeper]
-                attendants[sleeper] = None
-                sleeper.wake(key)
+        """Wake the subscription whose turn it is for a queue. It notifies the next one if it leaves work."""
+        listening = self._listening.get(key, {})
+        for subscription in listening:
+            if subscription.asleep:
+                del listening[subscription]
+                listening[subscription] = None
+                subscription.wake(key)
                 return
 
     def note_due(self, partition: str, time: bytes) -> None:
-        """Have what falls due at ``time`` promoted then; empty for nothing."""
+        """Promote, at ``time``, what falls due then. Empty: nothing will."""
         if not time:
             return
         due = int(time)
@@ -158,51 +130,50 @@ class Wakeups:
             if known[0] <= due:
                 return
             known[1].cancel()
-        if seconds(due) <= self.now():
+        if seconds(due) <= self._clock.now():
             self._fall_due(partition)
             return
-        timer = self.call_at(seconds(due), lambda: self._fall_due(partition))
+        timer = self._clock.call_at(seconds(due), lambda: self._fall_due(partition))
         self._timers[partition] = (due, timer)
 
     def note_opening(self, key: str, time: float) -> None:
-        """Ring for a queue at a time of the store: a limit holds it up until then."""
+        """Wake a subscription of a queue at a time of the store, until when a rate limit stops deliveries."""
         known = self._openings.get(key)
         if known is not None:
             if known[0] <= time:
                 return
             known[1].cancel()
             del self._openings[key]
-        if time <= self.now():
+        if time <= self._clock.now():
             self.notify(key)
         else:
-            self._openings[key] = (time, self.call_at(time, lambda: self._open(key)))
+            self._openings[key] = (time, self._clock.call_at(time, lambda: self._open(key)))
 
     def _open(self, key: str) -> None:
         at, _ = self._openings.pop(key)
-        self.note_opening(key, at)  # event loops may ring a hair too early
+        self.note_opening(key, at)  # a timer may fire slightly too early
 
     async def aclose(self) -> None:
-        """Wake everybody, and close the doorbell."""
+        """End all timers, the background work and the pub/sub connection."""
+        self._closed = True
         for _, timer in (*self._timers.values(), *self._openings.values()):
             timer.cancel()
         self._timers.clear()
         self._openings.clear()
         await self._tasks.aclose()
-        await self._doorbell.aclose()
+        await self._listener.aclose()
 
     def _fall_due(self, partition: str) -> None:
         self._timers.pop(partition, None)
-        if self._anybody_asleep():  # nobody else needs it: a receive promotes what is due itself
+        # Nothing else needs it: a receive promotes what is due itself.
+        if any(subscription.asleep for subscription in self._registered()):
             self._tasks.start(self._promote(partition))
-
-    def _anybody_asleep(self) -> bool:
-        return any(sleeper.asleep for listener in self._attendants.values() for sleeper in listener)
 
     async def _promote(self, partition: str) -> None:
         try:
             _, due = await self._scripts.run("promote", partition, _PROMOTED_AT_ONCE)
-        except (Failure, TaskQueueError):
-            due = str(microseconds(self.now() + _RETRY_SECONDS)).encode()
+        except TaskQueueError:
+            due = str(microseconds(self._clock.now() + _RETRY_SECONDS)).encode()
         self.note_due(partition, due)
 
     def _on_message(self, channel: str, message: bytes) -> None:
@@ -216,62 +187,83 @@ class Wakeups:
             token, fence, key = message.decode().split(" ", 2)
             self._receipts.revoke(token, fence, key)
         else:
-            for rung in self._signals.get(channel, ()):
-                rung.notify()
+            for signal in self._signals.get(channel, ()):
+                signal.notify()
 
-    def mark_uncertain(self) -> None:
-        """The store has another history than before: what it confirmed last may be undone."""
-        for sleeper in {
-            sleeper: None for listener in self._attendants.values() for sleeper in listener
-        }:
-            sleeper.mark_uncertain()
+    def reconnected(self) -> None:
+        """Do what follows an outage: notifications may have been missed, and confirmed writes may be undone."""
+        if not self._closed:
+            self._tasks.start(self._recover())
+            if self._scripts.checks is not None:
+                self._scripts.checks.files.start()
 
-    def wake_all(self) -> None:
-        """Bells may have been missed: everybody looks once."""
-        for sleeper in {
-            sleeper: None for listener in self._attendants.values() for sleeper in listener
-        }:
-            if sleeper.asleep:
-                sleeper.wake(None)
-        for bells in self._signals.values():
-            for rung in bells:
-                rung.notify()
-        for partition in {self._scripts.partitions.of(key) for key in self._attendants}:
+    async def _recover(self) -> None:
+        checks = self._scripts.checks
+        if checks is not None and await checks.failed_over():
+            # What the store has in flight here may have been settled already, before the failover.
+            self._receipts.mark_uncertain()
+            for subscription in self._registered():
+                subscription.mark_uncertain()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        for subscription in self._registered():
+            if subscription.asleep:
+                subscription.wake(None)
+        for signals in self._signals.values():
+            for signal in signals:
+                signal.notify()
+        for partition in {self._scripts.partitions.of(key) for key in self._listening}:
             self._fall_due(partition)
+
+    def _registered(self) -> dict[Consumer, None]:
+        """Return the subscriptions that listen, each once."""
+        return {each: None for listening in self._listening.values() for each in listening}
+
+
+def _remove(table: dict[str, dict[T, None]], names: Iterable[str], listener: T) -> list[str]:
+    """Remove a listener from a table, and return the names that have none left."""
+    unused = []
+    for name in names:
+        listeners = table.get(name, {})
+        listeners.pop(listener, None)
+        if not listeners:
+            table.pop(name, None)
+            unused.append(name)
+    return unused
 
 
 class RedisRoomSignal:
-    """See `taskqueue_core.capabilities.RoomBell`."""
+    """A signal of room in queues, or of free slots. See `taskqueue_core.capabilities.RoomSignal`."""
 
     def __init__(self, wakeups: Wakeups, channels: tuple[str, ...]) -> None:
         """Do no input or output."""
         self.channels = channels
         self._wakeups = wakeups
-        self._rang = asyncio.Event()
+        self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Say that there may be room."""
-        self._rang.set()
+        """End a wait: there may be room."""
+        self._event.set()
 
     async def wait(self, timeout: float) -> None:
-        """See `taskqueue_core.capabilities.RoomBell.rung`."""
+        """See `taskqueue_core.capabilities.RoomSignal.wait`."""
         try:
             async with asyncio.timeout(timeout):
-                await self._rang.wait()
+                await self._event.wait()
         except TimeoutError:
             return
-        self._rang.clear()
+        self._event.clear()
 
     async def __aenter__(self) -> Self:
-        """Return it once no ring can be missed."""
+        """Return the signal once no notification can be missed."""
         try:
-            with translated():
-                await self._wakeups.add_signal(self)
+            await self._wakeups.add_signal(self)
         except BaseException:
             self._wakeups.remove_signal(self)
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ring no more."""
+        """Stop listening."""
         self._wakeups.remove_signal(self)

@@ -13,7 +13,7 @@ import msgspec
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.migration import ShardedBackend
-from taskqueue_redis.scripts.keys import Partitions
+from taskqueue_redis.scripts.runner import Partitions
 from tests.chaos.history import Event, What
 from tests.chaos.limiting import limit
 from tests.chaos.world import CONFIG, Outcome, Shape, World

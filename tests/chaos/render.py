@@ -47,8 +47,8 @@ def table(totals: Totals) -> str:
         ("faults", f"{faults:,}"),
         ("**confirmed tasks lost**", f"**{totals.lost:,}**"),
         ("runs that broke a rule", f"{len(totals.failed):,}"),
-        ("deliveries in the hands of what was killed, frozen or cut off", f"{totals.held:,}"),
-        ("duplicates (handed out again without having been given back)", f"{totals.duplicates:,}"),
+        ("deliveries held by processes that were killed, frozen or disconnected", f"{totals.held:,}"),
+        ("duplicates (delivered again without a release)", f"{totals.duplicates:,}"),
         ("settlements refused because the lease was lost", f"{totals.stale:,}"),
         ("publishes whose answer never came", f"{totals.unknown:,}"),
     ]

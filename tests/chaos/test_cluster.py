@@ -12,7 +12,8 @@ import pytest
 from taskqueue_core.capabilities import dead_lettering_of, dead_letters_of
 from taskqueue_core.tasks import Task
 from taskqueue_redis.connection.cluster import slot_of
-from taskqueue_redis.scripts.keys import Partitions, signal_channel
+from taskqueue_redis.scripts.runner import Partitions
+from taskqueue_redis.wakeups import signal_channel
 from tests.chaos.cases import CHAOS, LONG, SEEDS, passed, small
 from tests.chaos.clustered import Clustered, Sharded, standstill
 from tests.chaos.history import Event, What

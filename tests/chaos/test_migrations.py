@@ -44,7 +44,7 @@ class Home:
         home = backend._context  # type: ignore[attr-defined]
         await home.heartbeat.aclose()
         await home.wakeups.aclose()
-        await home.link.aclose()
+        await home.client.aclose()
 
     async def keep(self) -> None:
         """Keep house, as servers do."""

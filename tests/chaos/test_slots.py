@@ -129,7 +129,7 @@ class Run:
 
     async def _fence(self) -> int:
         partition = self.backend._context.scripts.partitions.names[0]
-        told = await self.backend._context.link.command(
+        told = await self.backend._context.client.command(
             partition, "HGET", f"{partition}:slots", "fence"
         )
         return int(told)

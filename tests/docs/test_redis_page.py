@@ -184,7 +184,7 @@ async def busy(redis: RedisServer) -> RedisServer:
     # Its process ends without a farewell: consumers stay where they are.
     await backend._context.heartbeat.aclose()
     await backend._context.wakeups.aclose()
-    await backend._context.link.aclose()
+    await backend._context.client.aclose()
     return redis
 
 
@@ -221,7 +221,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
         "N": "[0-9]",
     }
     table = {
-        row[0].strip("`"): row[1] for row in rows("## For developers: how a task lies in the store")
+        row[0].strip("`"): row[1] for row in rows("## For developers: how a task is stored")
     }
     patterns = {
         re.compile(

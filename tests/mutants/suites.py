@@ -43,7 +43,7 @@ class Suite(NamedTuple):
 
 
 _WRAPPERS = (
-    "publisher", "settlement", "receiver", "control", "scripts/task_record", "scripts/receipts", "scripts/deliveries",
+    "publisher", "settlement", "receiver", "control", "scripts/task_record", "scripts/receipts", "scripts/task_codec",
 )  # fmt: skip
 _SESSIONS = ("tests/server", "tests/worker", "tests/dashboard", "tests/security")
 _STORE = ("tests/redis", "tests/model")

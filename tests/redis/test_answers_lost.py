@@ -255,11 +255,12 @@ async def test_a_late_receive_takes_nothing(redis_url: str, redis_prefix: str) -
         await publish(backend, "t")
         intake: Receiver = consumer._receiver
         held = intake._turn
-        intake._mark_doubtful(intake._partitions[0])
-        await intake._poll_doubtful()
+        intake._mark_uncertain(intake._partitions[0])
+        await intake._read_in_flight()
         name = intake._partitions[0]
-        with pytest.raises(Exception, match="given this receive up"):
+        with pytest.raises(BackendUnavailable) as refused:
             await backend._context.scripts.run("receive", name, consumer.token, held, 1, 1)
+        assert "given this receive up" in str(refused.value.__cause__)
         assert (await backend.control.ledger(KEY)).waiting == 1
         assert [d.task.id for d in await take(consumer, 1)] == ["t"]
 
@@ -309,10 +310,10 @@ async def test_when_it_was_delivered(each_redis: RedisServer, redis_prefix: str)
         await publish(backend, "t")
         (lost,) = await take(consumer, 1)
         backend._context.receipts.forget(lost.receipt)  # as if the answer had never come
-        backend._context.wakeups.offset -= 10.0  # as after an answer that was late
+        backend._context.clock.offset -= 10.0  # as after an answer that was late
         await asyncio.sleep(0.05)
         intake: Receiver = consumer._receiver
-        intake._mark_doubtful(intake._partitions[0])
+        intake._mark_uncertain(intake._partitions[0])
         (found,) = await take(consumer, 1)
         assert found.receipt == lost.receipt
         assert abs(found.delivered_at - lost.delivered_at) <= 0.002

@@ -187,7 +187,7 @@ class Workload:
         """Make the store forget when it heard of the silent ones: a beat may have been on its way."""
         name, command = (
             self.backend._context.scripts.partitions.names[0],
-            self.backend._context.link.command,
+            self.backend._context.client.command,
         )
         for token in self.silent:
             await command(name, "ZADD", f"{name}:alive", "XX", 1, token)

@@ -29,7 +29,7 @@ from tests.redis.servers import RedisServer
 async def checked(url: str, **values: Any) -> ServerFacts:
     """Check a server."""
     async with linked(url, **values) as link:
-        return await check_server(link, link.settings)
+        return await check_server(link)
 
 
 async def refused(url: str, **values: Any) -> str:
@@ -107,7 +107,7 @@ async def test_old_versions(redis_server: RedisServer) -> None:
         with pytest.raises(
             ConfigurationError, match=r"Redis 6\.0\.20 is too old: use 6\.2 or later"
         ):
-            await check_server(link, link.settings)
+            await check_server(link)
     finally:
         await link.aclose()
 

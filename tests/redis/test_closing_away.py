@@ -15,7 +15,8 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Endpoint, Seen
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed, SubscriptionClosed
 from taskqueue_core.tasks import Received, Task
-from taskqueue_redis import RedisBackend, context
+from taskqueue_redis import RedisBackend
+from taskqueue_redis import backend as module
 from taskqueue_redis.connection.failures import NotReached
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.conftest import MakeServer
@@ -29,7 +30,7 @@ LONG = 2 * PATIENCE
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is away is tried for 0.3 s, not for one."""
-    monkeypatch.setattr(context, "_OUTAGE_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_OUTAGE_SECONDS", 0.3)
 
 
 async def begun(server: RedisServer, prefix: str, **values: Any) -> RedisBackend:
@@ -147,7 +148,7 @@ async def test_a_store_that_is_back(
     make_server: MakeServer, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A13, fault B1: one that was away for a moment gets everything back."""
-    monkeypatch.setattr(context, "_OUTAGE_SECONDS", 30.0)
+    monkeypatch.setattr(module, "_OUTAGE_SECONDS", 30.0)
     server = make_server().start()
     backend = await begun(server, redis_prefix, lease=60.0)
     await publish(backend, "a")
@@ -178,7 +179,7 @@ async def test_a_part_that_is_away(
                 return await run(name, partition, *words, **more)
             asked.set()
             await until(lambda: consumer.closed)
-            raise NotReached("away")
+            raise BackendUnavailable("away") from NotReached("away")
 
         monkeypatch.setattr(scripts, "run", fails)
         receive = asyncio.create_task(consumer.receive(1, None))

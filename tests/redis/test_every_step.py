@@ -27,8 +27,8 @@ class Mortal:
         self.calls = 0
         self._at = at
         self._after = after
-        self._command = backend._context.link.command
-        backend._context.link.command = self.command  # type: ignore[method-assign]
+        self._command = backend._context.client.command
+        backend._context.client.command = self.command  # type: ignore[method-assign]
 
     async def command(self, *words: Any, **options: Any) -> Any:
         """Pass a call on, or die."""
@@ -109,10 +109,10 @@ async def test_a_crash_at_every_step(
             await live(backend)
         except (Died, TaskQueueError):
             died = True
-        backend._context.closed = True  # its connections end, and nothing is handed back
+        backend._context.closing.set()  # its connections end, and nothing is handed back
         await backend._context.heartbeat.aclose()
         await backend._context.wakeups.aclose()
-        await backend._context.link.aclose()
+        await backend._context.client.aclose()
         states = await survives(redis_server, prefix)
         assert len(states) == len(TASKS)
         assert set(states.values()) <= {"done", "dead", "cancelled"}

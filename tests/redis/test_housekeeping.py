@@ -39,7 +39,7 @@ async def command(backend: RedisBackend, *words: Any) -> Any:
     """Have the store do something behind the backend's back; names begin with a colon."""
     (name,) = backend._context.scripts.partitions.names
     told = (f"{name}{word}" if str(word).startswith(":") else word for word in words)
-    return await backend._context.link.command(name, *told)
+    return await backend._context.client.command(name, *told)
 
 
 async def figures(backend: RedisBackend, budget: int) -> list[int]:

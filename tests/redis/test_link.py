@@ -35,7 +35,7 @@ async def failing(link: Link, *words: str | int, resend: bool = True) -> Failure
 def ready(link: Link) -> bool:
     """Whether the link has an open connection."""
     node = link._topology.find(KEY)
-    return node is not None and node.ready is not None
+    return node is not None and node.wire is not None and node.wire.open
 
 
 async def test_raw_replies(each_redis: RedisServer, redis_prefix: str) -> None:

@@ -13,8 +13,9 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.tasks import Delivery, Published, Refusal, Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.connection.failures import AnswerLost, NotReached, Refused
-from taskqueue_redis.scripts.runner import Scripts
+from taskqueue_redis.connection.errors import contract_error
+from taskqueue_redis.connection.failures import AnswerLost, Failure, NotReached, Refused
+from taskqueue_redis.scripts.runner import ScriptRunner
 from taskqueue_redis.subscription import RedisSubscription
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 
@@ -24,14 +25,14 @@ KEYS = tuple(f"{KEY}{n}" for n in range(8))
 class Faults:
     """Stands in front of the scripts of a backend, and holds up those of a partition, or fails them."""
 
-    def __init__(self, scripts: Scripts) -> None:
+    def __init__(self, scripts: ScriptRunner) -> None:
         self._run = scripts.run
         self.failing: set[str] = set()
         self.silent: set[str] = set()
         """whose answers do not arrive"""
         self.heard = asyncio.Event()
         self.error: Exception = BackendUnavailable("out of reach")
-        self.publishes: dict[str, Exception] = {}
+        self.publishes: dict[str, Failure] = {}
         """what a publish to a partition fails with"""
         self.asked = Counter[str]()
 
@@ -41,7 +42,8 @@ class Faults:
         if name in {"receive", "pending", "maintain"} and partition in self.failing:
             raise self.error
         if name == "publish" and partition in self.publishes:
-            raise self.publishes[partition]
+            failure = self.publishes[partition]
+            raise contract_error(failure) from failure
         told = await self._run(name, partition, *words, **more)
         if name == "receive" and partition in self.silent:
             await self.heard.wait()
@@ -123,7 +125,7 @@ async def test_one_that_is_out_of_reach(backend: RedisBackend, faults: Faults) -
             late += await take(consumer, 1)
         assert names(*late) == theirs
         await consumer.ack(*late)
-        assert not consumer._receiver._aside
+        assert not consumer._receiver._unavailable
 
 
 async def test_one_that_keeps_silent(backend: RedisBackend, faults: Faults) -> None:

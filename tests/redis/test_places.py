@@ -10,7 +10,7 @@ from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.sharding.generations import Generation
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend
-from taskqueue_redis.scripts.keys import Partitions
+from taskqueue_redis.scripts.runner import Partitions
 from tests.flow.migrating import MemoryHome, migration
 from tests.redis.backends import PATIENCE
 from tests.redis.clusters import Cluster

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from taskqueue_redis import RedisBackend, context
+from taskqueue_redis import RedisBackend
 from taskqueue_redis.connection.client import Ask
 from taskqueue_redis.connection.connection import Word
 from taskqueue_redis.connection.failures import ErrorReply, NotReached, judge
+from taskqueue_redis.setup import aof_rewrite
 from taskqueue_redis.setup.aof_rewrite import AofReading, rewrite_logs
 from taskqueue_redis.setup.permissions import access_list
 from tests.redis.backends import KEY, opened, publish, take
@@ -128,7 +129,7 @@ async def test_one_that_fails_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Fault B1: where writing it anew fails, as for want of memory, the log says so, and it is tried again."""
-    monkeypatch.setattr(context, "_AGAIN", 0.1)
+    monkeypatch.setattr(aof_rewrite, "_RETRY_SECONDS", 0.1)
     server = make_server(each_engine, config={"rdb-key-save-delay": "1000000"}).start()
     async with opened(server.url, redis_prefix) as backend:
         await publish(backend, "first")

@@ -10,7 +10,7 @@ import pytest
 
 from taskqueue_core.tasks import Settled
 from taskqueue_redis.connection.pubsub import Doorbell
-from taskqueue_redis.scripts.runner import Scripts
+from taskqueue_redis.scripts.runner import ScriptRunner
 from tests.redis.backends import KEY, PATIENCE, opened, publish, take, until
 from tests.redis.servers import RedisServer
 from tests.redis.test_wakeups import kill_bells
@@ -24,15 +24,15 @@ async def test_signs_of_life_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A10, A12, BUG-D5: a sign of life that fails in a way of its own is reported, and the next one is given."""
-    real, failed = Scripts.run, [0]
+    real, failed = ScriptRunner.run, [0]
 
-    async def run(self: Scripts, name: str, *words: Any, **more: Any) -> Any:
+    async def run(self: ScriptRunner, name: str, *words: Any, **more: Any) -> Any:
         if name == "beat" and not failed[0]:
             failed[0] += 1
             raise RuntimeError("nobody has thought of this")
         return await real(self, name, *words, **more)
 
-    monkeypatch.setattr(Scripts, "run", run)
+    monkeypatch.setattr(ScriptRunner, "run", run)
     async with opened(redis_url, redis_prefix) as backend:
         await publish(backend, "t")
         async with backend.subscribe([KEY], "c") as consumer:

@@ -12,7 +12,7 @@ from taskqueue_redis.connection.client import Ask, Link
 from taskqueue_redis.connection.cluster import slot_of
 from taskqueue_redis.connection.failures import Misconfigured, NotReached
 from taskqueue_redis.connection.pubsub import Doorbell
-from taskqueue_redis.setup.checks import parsed
+from taskqueue_redis.setup.aof_rewrite import parse_info
 from tests.redis.backends import until
 from tests.redis.clusters import Cluster, Sentinels, in_step
 from tests.redis.engines import find_engine
@@ -52,7 +52,7 @@ async def test_at_each_master(redis_cluster: Cluster) -> None:
 
     async def about(ask: Ask) -> tuple[bytes, str]:
         name = await ask(("CLUSTER", "MYID"))
-        info = parsed(await ask(("INFO", "server")))
+        info = parse_info(await ask(("INFO", "server")))
         return name, info["tcp_port"]
 
     async with linked(redis_cluster.url) as link:

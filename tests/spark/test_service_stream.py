@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
-from taskqueue_redis.scripts.keys import Partitions
+from taskqueue_redis.scripts.runner import Partitions
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.pipeline.tables import read_damaged, read_transitions
 from taskqueue_spark.service import StreamOptions, Summary, batches, run

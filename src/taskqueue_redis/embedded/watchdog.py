@@ -1,4 +1,4 @@
-"""Ends a child process when its parent has ended, in whatever way."""
+"""A process that ends a child process when its parent has ended for any reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from typing import Literal
 
 # It reads process ids from a pipe whose other end only the parent has. When that end is closed,
-# also by a SIGKILL, the loop ends. Signals sent to the parent's group do not reach it.
+# also by a SIGKILL, the loop ends. Signals to the parent's group do not reach it.
 _SCRIPT = """
 trap '' HUP INT QUIT TERM
 pid=0
@@ -27,16 +27,16 @@ done
 
 
 class Watchdog:
-    """A small process that outlives this one only to end a child: with ``signal``, and SIGKILL 10 s later.
+    """A small process that outlives this one and then ends a child: with ``signal``, and SIGKILL 10 s later.
 
-    ``group``: the child leads a process group, and all of that is ended, also if the child itself has ended before.
+    ``group``: the child leads a process group, which is ended as a whole, also if the child itself has ended before.
 
-    It is a shell, so it works wherever there is one. Unlike the parent-death signal of Linux, it does not
+    It is a shell script, so it works wherever there is a shell. Unlike the parent-death signal of Linux, it does not
     depend on the thread that started the child, and runs no code between fork and exec.
     """
 
     def __init__(self, signal: Literal["TERM", "KILL"], *, group: bool = False) -> None:
-        """Start it, with nothing to watch."""
+        """Start it, with no child to watch."""
         self._process = subprocess.Popen(  # noqa: S603 - the script above
             ["/bin/sh", "-c", _SCRIPT, "taskqueue-watchdog", signal, "-" if group else ""],
             stdin=subprocess.PIPE,
@@ -47,12 +47,12 @@ class Watchdog:
         )
 
     def watch(self, pid: int) -> None:
-        """Watch the child with this id instead of the last one.
+        """Watch the child with this id instead of the previous one.
 
-        Watch 0, which is none, once a child was waited for: the system may give its id to another process then.
+        Pass 0 once the child was waited for: the system may then give its id to another process.
         """
         assert self._process.stdin is not None  # noqa: S101 - it is piped
-        with contextlib.suppress(BrokenPipeError):  # it was killed; nothing else can be done
+        with contextlib.suppress(BrokenPipeError):  # the watchdog was killed
             self._process.stdin.write(b"%d\n" % pid)
             self._process.stdin.flush()
 

@@ -1,4 +1,4 @@
-"""How a journal outlives its Redis: entry point ``redis`` of the group ``taskqueue.journals``."""
+"""Saving a journal to a file: entry point ``redis`` of the group ``taskqueue.journals``."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from taskqueue_redis.journal.reader import (
 
 _URL = "TASKQUEUE_REDIS_URL"
 _SLACK = 60.0
-"""seconds that the clocks of this machine and of the store may differ"""
+"""seconds by which the clocks of this machine and of the store may differ"""
 _MICROSECONDS = 1_000_000
 _encoder = msgspec.json.Encoder()
 
 
-def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - a Redis writes no such file
-    """Return nothing."""
+def variables(path: Path) -> Mapping[str, str]:  # noqa: ARG001 - Redis writes no such file
+    """Return no variables."""
     return {}
 
 
 async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, str]) -> None:
-    """Write a queue's transitions as lines, numbered anew from 1: a number is left out where some are missing.
+    """Write the transitions of a queue as lines, numbered from 1; where some are missing, a number is left out.
 
-    Where the journal no longer goes back to ``since`` they begin at 2, as what came before is not known.
+    If the journal does not go back to ``since``, the numbers begin at 2, because earlier transitions are missing.
     """
     settings = RedisSettings(url=store[_URL]) if _URL in store else load_settings(RedisSettings)  # type: ignore[arg-type]
     wanted = key.encode()
@@ -49,7 +49,7 @@ async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, s
                 async for reply in reader.read(partition, start, span.last):
                     for entry in entries_of(reply):
                         if not entry.size:
-                            continue  # a foreign hand has written it
+                            continue  # it was not written by this package
                         number += expected != entry.seq
                         expected = entry.seq + entry.size
                         if entry.values[HEAD.index("key")] == wanted:
@@ -59,7 +59,7 @@ async def keep_journal(key: str, path: Path, since: float, store: Mapping[str, s
 
 
 def lines_of(entry: JournalEntry, run: str, number: int) -> Iterator[dict[str, Any]]:
-    """Give each transition of an entry as a line of a journal has it, numbered from the one behind ``number``."""
+    """Yield each transition of an entry as a line of a journal; the first one has the number after ``number``."""
     head = dict(zip(HEAD, map(bytes.decode, entry.values), strict=False))
     columns = [
         parts if len(parts) == entry.size else parts * entry.size

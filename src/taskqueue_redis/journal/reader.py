@@ -1,7 +1,7 @@
-"""Reading the journal that the scripts write, without touching what servers and workers use.
+"""Reading the journal that the scripts write, without effect on servers and workers.
 
-An entry of a partition's journal tells what one step did to some tasks; its transitions have numbers without gaps,
-of which the stream's id is the first.
+An entry of a partition's journal records what one step did to some tasks. Its transitions have consecutive numbers,
+of which the id in the stream is the first.
 """
 
 from __future__ import annotations
@@ -9,89 +9,76 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from itertools import chain
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
-from taskqueue_redis.connection.errors import translated
-from taskqueue_redis.scripts.keys import Partitions
-
-
-async def installed(link: Link) -> Partitions:
-    """Return the partitions that there are; where nothing is installed yet, what the settings say.
-
-    Raises `BackendUnavailable`.
-    """
-    partitions = Partitions(link.settings.prefix, link.settings.partitions_of)
-    first = partitions.names[0]
-    with translated():
-        number = await link.command(first, "HGET", f"{first}:meta", "partitions")
-    return partitions if number is None else Partitions(link.settings.prefix, int(number))
-
+from taskqueue_redis.connection.errors import contract_error
+from taskqueue_redis.connection.failures import Failure
+from taskqueue_redis.scripts.runner import Arg, Partitions
 
 JOURNAL_VERSION = 2
 HEAD = ("v", "ts", "event", "key", "state", "worker", "reason")
-"""fields that an entry has once, in this order"""
+"""fields with one value per entry, in this order"""
 COLUMNS = (
     "task_id", "attempt", "losses", "priority", "tenant", "ordering_key", "due_at", "error",
 )  # fmt: skip
-"""fields behind these: a value per transition with NUL between them, or (but for the ids) one for all"""
+"""fields after these: a value per transition, separated by NUL, or one value for all (except ids)"""
 _NAMES = [name.encode() for name in (*HEAD, *COLUMNS)]
 _VERSION = str(JOURNAL_VERSION).encode()
 _FIELDS = 2 * len(_NAMES)
 _IDS = 2 * len(HEAD) + 1
 _AT_ONCE = 512 * 1024
-"""bytes that a reply is meant to have: Redis serves nobody else while it writes one"""
+"""intended size of a reply in bytes: Redis serves no other client while it writes one"""
 _MOST = 500
-"""entries in a reply, each of which takes Redis some microseconds"""
+"""maximum number of entries in a reply; each takes Redis some microseconds"""
 _FIRST = 100
-"""entries in the first reply, which has the numbers of twenty times as many"""
+"""entries in the first reply, whose range has twenty times as many numbers"""
 _SAMPLE = 20
-"""entries whose size is taken for that of all"""
+"""number of entries whose average size is taken for that of all"""
 
 
 class JournalSpan(NamedTuple):
-    """What a partition's journal has."""
+    """The range of numbers in the journal of a partition."""
 
     epoch: str
-    """of the installation: another one begins to count anew"""
+    """the installation's id; with a different one, numbers begin at 1 again"""
     first: int
-    """the number of the first transition that is still there; one more than ``last`` where none is"""
+    """the number of the first transition that is still stored; ``last`` plus one if none is"""
     last: int
-    """the number of the last one, 0 if there never was any"""
+    """the number of the last transition, 0 if there never was one"""
 
 
 class JournalEntry(NamedTuple):
-    """A step; or what a foreign hand has written, which has no transitions."""
+    """A step; or a foreign entry, which this package did not write and which has no transitions."""
 
     seq: int
-    """the number of its first transition; of a foreign one, the first half of its id"""
+    """the number of its first transition; of a foreign entry, the first half of its id"""
     values: list[bytes]
-    """of `HEAD` and `COLUMNS`; of a foreign one, its id alone"""
+    """of `HEAD` and `COLUMNS`; of a foreign entry, its id only"""
     size: int
-    """how many transitions it has"""
+    """its number of transitions"""
 
 
 class JournalSteps(NamedTuple):
-    """Some steps after one another, by column."""
+    """Consecutive steps, by column."""
 
     seqs: Sequence[int]
     """the number of the first transition of each"""
     sizes: Sequence[int]
-    """how many transitions each has"""
+    """the number of transitions of each"""
     columns: Sequence[Sequence[bytes]]
     """of `HEAD` and `COLUMNS`, each with a value per step"""
 
     @classmethod
     def of(cls, entries: Iterable[JournalEntry]) -> Self:
-        """Return entries, none of them foreign, and at least one."""
+        """Return the steps of entries: at least one, and none of them foreign."""
         seqs, values, sizes = zip(*entries, strict=True)
         return cls(seqs, sizes, [*zip(*values, strict=True)])
 
     @classmethod
     def joined(cls, several: Sequence[JournalSteps]) -> Self:
-        """Return what stands in several, as one."""
+        """Return the steps of all ``several``, in their order."""
         seqs, sizes, columns = zip(*several, strict=True)
         return cls(
             [*chain(*seqs)],
@@ -100,17 +87,17 @@ class JournalSteps(NamedTuple):
         )
 
     def part(self, low: int, high: int) -> Self:
-        """Return the steps from a place to before another, places counted from 0."""
+        """Return the steps from index ``low`` to before ``high``."""
         columns = [column[low:high] for column in self.columns]
         return type(self)(self.seqs[low:high], self.sizes[low:high], columns)
 
 
 Reply: TypeAlias = Sequence[tuple[bytes, list[bytes]]]
-"""entries of a stream as Redis tells them: their ids and their words"""
+"""entries of a stream as Redis returns them: ids, each with its fields and values"""
 
 
 def steps_of(reply: Reply) -> JournalSteps | None:
-    """Return what a reply tells, all at once; ``None`` where not everything of it is ours, or there is nothing."""
+    """Return the steps of a reply; ``None`` if it is empty or has a foreign entry."""
     if not reply:
         return None
     positions, args = zip(*reply, strict=True)
@@ -135,7 +122,7 @@ def steps_of(reply: Reply) -> JournalSteps | None:
 
 
 def entries_of(reply: Reply) -> list[JournalEntry]:
-    """Return what a reply tells, entry by entry."""
+    """Return the entries of a reply."""
     return [
         JournalEntry(int(position[:-2]), args[1::2], args[_IDS].count(b"\0") + 1)
         if len(args) == _FIELDS
@@ -149,17 +136,17 @@ def entries_of(reply: Reply) -> list[JournalEntry]:
 
 
 class _Window(NamedTuple):
-    """What is asked for at once, so that the reply has about as many bytes as it is meant to have."""
+    """The range of one request, chosen so that the reply has about the intended size."""
 
     position: str
-    """where it begins"""
+    """the id at which it begins"""
     most: int
-    """no entry in it begins behind this number"""
+    """the last number at which an entry of it begins"""
     entries: int
-    """how many at most"""
+    """maximum number of entries"""
 
     def following(self, reply: Reply, position: str, at_once: int) -> Self:
-        """Return the one behind a reply, from a place on: at most twice as much, as the next may be larger."""
+        """Return the range after a reply, from ``position`` on: at most twice as large, as its entries may be."""
         number = len(reply)
         batch = reply[:: max(1, number // _SAMPLE)]
         size = max(1, sum(sum(map(len, args)) for _, args in batch) * number // len(batch))
@@ -175,36 +162,57 @@ class _Window(NamedTuple):
         )
 
 
-class RedisJournalReader:
-    """Reads the journals of an installation. An async context manager; belongs to one event loop."""
+class StoreReader:
+    """Reads an installation without scripts. An async context manager; belongs to one event loop."""
 
-    def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
-        """Do no input or output. ``at_once``: the most entries in a reply."""
-        self._link = Link(settings)
-        self._at_once = at_once
-        self.partitions = Partitions(settings.prefix, settings.partitions_of).names
-        """as the settings say; `discover` asks the store"""
+    def __init__(self, settings: RedisSettings) -> None:
+        """Do no input or output."""
+        self._client = Link(settings)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._link.aclose()
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def installed(self) -> Partitions:
+        """Return the partitions of the installation; if nothing is installed yet, those of the settings.
+
+        Raises `BackendUnavailable`.
+        """
+        settings = self._client.settings
+        partitions = Partitions(settings.prefix, settings.partitions_of)
+        first = partitions.names[0]
+        number = await self._ask(first, "HGET", f"{first}:meta", "partitions")
+        return partitions if number is None else Partitions(settings.prefix, int(number))
+
+    async def _ask(self, partition: str, *args: Arg) -> Any:
+        """Run a command and return its reply. Raises the contract's errors."""
+        try:
+            return await self._client.command(partition, *args)
+        except Failure as failure:
+            raise contract_error(failure) from failure
+
+
+class RedisJournalReader(StoreReader):
+    """Reads the journals of an installation."""
+
+    def __init__(self, settings: RedisSettings, at_once: int = _MOST) -> None:
+        """Do no input or output. ``at_once``: the most entries in a reply."""
+        super().__init__(settings)
+        self._at_once = at_once
+        self.partitions = Partitions(settings.prefix, settings.partitions_of).names
+        """those of the settings; `discover` asks the store"""
 
     async def discover(self) -> tuple[str, ...]:
-        """Return the partitions that the installation has, as far as there is one. Raises `BackendUnavailable`."""
-        self.partitions = (await installed(self._link)).names
+        """Return the partitions of the installation, and use them. Raises `BackendUnavailable`."""
+        self.partitions = (await self.installed()).names
         return self.partitions
 
     async def span(self, partition: str, known: JournalSpan | None = None) -> JournalSpan:
-        """Return what is there now. Raises `BackendUnavailable`.
+        """Return the range that is stored now. Raises `BackendUnavailable`.
 
-        ``known``: what was there before; if nothing has come since, that is the answer, and costs least.
+        ``known``: an earlier result; if nothing was added since, it is returned after one short request.
         """
         reply = await self._ask(partition, "HMGET", f"{partition}:meta", "epoch", "journal_seq")
         epoch, number = reply[0] or b"", int(reply[1] or 0)
@@ -217,9 +225,9 @@ class RedisJournalReader:
     async def at(
         self, partition: str, time: int, low: int | None = None, high: int | None = None
     ) -> int:
-        """Return the number of the first step at or after a time (microseconds), one more than the last if none is.
+        """Return the number of the first step at or after a time (microseconds), or the last one plus one.
 
-        ``low``, ``high``: between which numbers it is to be found. Times do not fall within a partition, unless its
+        ``low``, ``high``: the range of numbers to search. Times do not decrease within a partition, unless the
         server's clock was set back.
         """
         if low is None or high is None:
@@ -235,23 +243,22 @@ class RedisJournalReader:
         return low
 
     async def time(self, partition: str, number: int) -> int | None:
-        """Return when a transition was (microseconds); ``None`` if it is not there."""
+        """Return the time of a transition (microseconds); ``None`` if it is not stored."""
         entry = await self._around(partition, number)
         return None if entry is None else int(entry.values[1])
 
     async def time_from(self, partition: str, number: int) -> int | None:
-        """Return when the first transition was that is there from a number on; ``None`` if none is."""
+        """Return the time of the first stored transition from a number on; ``None`` if there is none."""
         entry = await self._around(partition, number) or await self._next(partition, str(number))
         return None if entry is None else int(entry.values[1])
 
     async def read(self, partition: str, start: int, end: int) -> AsyncGenerator[Reply]:
-        """Give replies with the entries that have any of the transitions from ``start`` to ``end``, some at a time.
+        """Yield replies with the entries that have any of the transitions from ``start`` to ``end``, some at a time.
 
-        The first and the last may have others besides. What was cut off is not given: a reader sees that by
-        the numbers.
-        Foreign entries are given where their ids stand.
+        The first and the last entry may have other transitions as well. Deleted entries are missing, which the
+        numbers show. Foreign entries appear in the order of their ids.
         """
-        # An entry that has the numbers of the one before it is known by what comes before.
+        # The entry before `start` shows whether another entry repeats its numbers.
         first = await self._around(partition, start - 1) or await self._around(partition, start)
         low = start if first is None else first.seq
         window = _Window(str(low), low + 20 * _FIRST, min(_FIRST, self._at_once))
@@ -264,7 +271,7 @@ class RedisJournalReader:
                         yield reply
                     return
                 window = window.following(reply, position, self._at_once)
-                # The next are on their way while these are worked on.
+                # The next ones are requested while these are processed.
                 requested = asyncio.ensure_future(self._next_batch(partition, window, end))
                 await asyncio.sleep(0)
                 yield reply
@@ -272,11 +279,11 @@ class RedisJournalReader:
             requested.cancel()
 
     async def before(self, partition: str, number: int) -> JournalEntry | None:
-        """Return the last entry that begins with a number or before it; ``None`` if there is none."""
+        """Return the last entry that begins at or before a number; ``None`` if there is none."""
         return await self._ours(partition, "XREVRANGE", f"{number}", "-")
 
     async def strays(self, partition: str, last: int) -> AsyncGenerator[list[bytes]]:
-        """Give the ids of foreign entries that are beyond a number, as those of a plain XADD are; some at a time."""
+        """Yield the ids of foreign entries after a number, such as a plain XADD makes; some at a time."""
         position = str(last + 1)
         while reply := await self._range(partition, position, "+", _FIRST):
             yield [entry.values[0] for entry in entries_of(reply) if not entry.size]
@@ -285,7 +292,7 @@ class RedisJournalReader:
     async def _next_batch(
         self, partition: str, window: _Window, end: int
     ) -> tuple[Reply, str | None]:
-        """Return what a window has, else what comes next; and where it goes on, ``None`` at the end."""
+        """Return the entries of a window, or else the next entry; and the next position, ``None`` at the end."""
         most, count = min(window.most, end), window.entries
         reply = await self._range(partition, window.position, most, count)
         if not reply and most < end:
@@ -301,12 +308,12 @@ class RedisJournalReader:
         return reply
 
     async def _around(self, partition: str, number: int) -> JournalEntry | None:
-        """Return the entry that a transition is in."""
+        """Return the entry that contains a transition."""
         entry = await self.before(partition, number)
         return entry if entry is not None and entry.seq + entry.size > number else None
 
     async def _next(self, partition: str, position: str) -> JournalEntry | None:
-        """Return the first entry from a place on."""
+        """Return the first entry at or after a position."""
         return await self._ours(partition, "XRANGE", position, "+")
 
     async def _ours(self, partition: str, verb: str, start: str, end: str) -> JournalEntry | None:
@@ -321,10 +328,6 @@ class RedisJournalReader:
                 break
             start, count = "(" + reply[-1][0].decode(), 100
         return None
-
-    async def _ask(self, partition: str, *args: str | int) -> Any:
-        with translated():
-            return await self._link.command(partition, *args)
 
 
 def _journal(partition: str) -> str:

@@ -1,4 +1,4 @@
-"""Calls that come while one is under way go together in the next one; a lone one goes at once."""
+"""Coalescing concurrent calls: the first is sent at once; calls made during it are sent together in the next batch."""
 
 from __future__ import annotations
 
@@ -6,76 +6,88 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
+
+from taskqueue_core.limits import LIMITS
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 class Coalescer(Generic[Item, Answer]):
-    """Sends items in batches, one batch at a time, in their order.
+    """Sends items in batches, one batch per partition at a time, in their order.
 
     A caller that is cancelled leaves its items to be sent: they are done whole or not at all.
     """
 
-    def __init__(
-        self, send: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]], most: int
-    ) -> None:
-        """Send by ``send``, which answers each item; up to ``most`` items at once.
+    def __init__(self, send: Callable[[str, Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
+        """Call ``send`` with a partition and up to `LIMITS.batch` items; it returns an answer for each.
 
-        ``send`` must bear being cancelled.
+        The call may be cancelled.
         """
         self._send = send
-        self._most = most
+        self._lines: dict[str, _Line[Item, Answer]] = {}
+
+    async def submit(self, partition: str, items: Sequence[Item]) -> Sequence[Answer]:
+        """Return the answers, or raise what sending the batch raised. Send more items than a batch in several."""
+        line = self._lines.get(partition)
+        if line is None:
+            line = self._lines[partition] = _Line(partial(self._send, partition))
+        if len(items) <= LIMITS.batch:
+            return await line.submit(items)
+        answers: list[Answer] = []
+        for start in range(0, len(items), LIMITS.batch):
+            answers += await line.submit(items[start : start + LIMITS.batch])
+        return answers
+
+    async def sent(self) -> None:
+        """Wait until what was submitted before has been answered."""
+        for line in tuple(self._lines.values()):
+            if line.busy:
+                with contextlib.suppress(Exception):  # its callers get the failure
+                    await line.submit(())
+
+
+class _Line(Generic[Item, Answer]):
+    """The batches of one partition."""
+
+    def __init__(self, send: Callable[[Sequence[Item]], Awaitable[Sequence[Answer]]]) -> None:
+        self.busy = False
+        self._send = send
         self._waiting: deque[tuple[Sequence[Item], asyncio.Future[Sequence[Answer]]]] = deque()
-        self._busy = False
         self._rest: asyncio.Task[None] | None = None
-        """sends what came while the lone one that found nothing under way was sent"""
+        """sends what was submitted while the first batch was sent by its caller"""
 
     async def submit(self, items: Sequence[Item]) -> Sequence[Answer]:
-        """Return the answers, or raise what sending the batch raised. More items than a batch go in several."""
-        if len(items) > self._most:
-            answers: list[Answer] = []
-            for start in range(0, len(items), self._most):
-                answers += await self._submit(items[start : start + self._most])
-            return answers
-        return await self._submit(items)
-
-    async def _submit(self, items: Sequence[Item]) -> Sequence[Answer]:
-        if self._busy:
+        if self.busy:
             answer: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
             self._waiting.append((items, answer))
             return await answer
-        self._busy = True
+        self.busy = True
         try:
             return await self._send(items)
         finally:
             if self._waiting:
                 self._rest = asyncio.create_task(self._send_rest())
             else:
-                self._busy = False
-
-    async def sent(self) -> None:
-        """Wait until what was submitted before has been answered."""
-        if self._busy:
-            with contextlib.suppress(Exception):  # its callers get the failure
-                await self.submit(())
+                self.busy = False
 
     async def _send_rest(self) -> None:
         try:
             while self._waiting:
                 await self._send_next()
         finally:
-            self._busy = False
+            self.busy = False
             self._rest = None
-            while self._waiting:  # only where the loop itself was ended
+            while self._waiting:  # only if the event loop was stopped
                 self._waiting.popleft()[1].cancel()
 
     async def _send_next(self) -> None:
         items, first = self._waiting.popleft()
         callers = [(len(items), first)]
         batch = list(items)
-        while self._waiting and len(batch) + len(self._waiting[0][0]) <= self._most:
+        while self._waiting and len(batch) + len(self._waiting[0][0]) <= LIMITS.batch:
             more, caller = self._waiting.popleft()
             callers.append((len(more), caller))
             batch.extend(more)

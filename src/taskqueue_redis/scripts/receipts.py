@@ -1,4 +1,4 @@
-"""Receipts: ``<sequence>.<lane>.<token of the consumer>.<key>``, and which of them this process has out."""
+"""Receipts: ``<sequence>.<lane>.<token of the consumer>.<key>``, and which of them this process holds."""
 
 from __future__ import annotations
 
@@ -10,78 +10,104 @@ _RECEIPT = re.compile(r"([0-9]{1,17})\.([sr][0-9])\.([0-9a-f]{1,64}-[0-9]{1,12})
 
 
 class IssuedReceipt(NamedTuple):
-    """What a receipt says."""
+    """The parts of a receipt."""
 
     fence: str
-    """the sequence of the stream's entry; a task that is delivered again gets another one"""
+    """the sequence of the stream's entry; each delivery of a task has a different one"""
     lane: str
-    """``s`` (fresh) or ``r`` (returned before), and the priority"""
+    """``s`` (first delivery) or ``r`` (returned before), and the priority"""
     token: str
-    """of the consumer that it was issued to: random, so that nobody can guess it"""
+    """of the consumer that it was issued to: random, so that it cannot be guessed"""
     key: str
 
 
-def readable(receipt: str) -> IssuedReceipt | None:
-    """Read a receipt; ``None`` for one that was never issued."""
+def parse_receipt(receipt: str) -> IssuedReceipt | None:
+    """Parse a receipt; return ``None`` if it cannot have been issued."""
     parts = _RECEIPT.fullmatch(receipt)
     return None if parts is None else IssuedReceipt(parts[1], parts[2], parts[3], parts[4])
 
 
-class Holder(Protocol):
-    """A subscription, as far as receipts know it."""
+class Consumer(Protocol):
+    """An open subscription, as the other parts of the backend see it."""
 
     token: str
+    keys: tuple[str, ...]
+    asleep: bool
+    """whether to wake it: it waits, or will wait unless it finds something now"""
+
+    async def join(self) -> None:
+        """Register with the store, if that has not been done."""
+        ...
+
+    async def enter(self, partition: str) -> None:
+        """Register with a partition, if that has not been done."""
+        ...
+
+    async def close(self) -> None:
+        """Release every delivery, and leave the store."""
+        ...
+
+    def wake(self, key: str | None) -> None:
+        """Have a waiting receive look again; ``key`` is known to have work."""
+        ...
 
     def revoke(self, receipts: Iterable[str]) -> None:
         """Note that deliveries are no longer owned."""
         ...
 
+    def mark_uncertain(self) -> None:
+        """Read, before the next receive, what the store has in flight here: it may have lost its last writes."""
+        ...
+
 
 class Receipts:
-    """The deliveries that consumers of this process have out. What another process settles stays until the end."""
+    """The deliveries that consumers of this process hold, also those that another process has settled."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, Holder] = {}
-        self._doubted: set[str] = set()
+        self._holders: dict[str, Consumer] = {}
+        self._uncertain: set[str] = set()
 
     def mark_uncertain(self) -> None:
-        """Take nothing that is out for granted any more: the store has gone back, and may have given it to others."""
-        self._doubted = set(self._holders)
+        """Trust no current receipt any more: a failover may have given the deliveries to other consumers."""
+        self._uncertain = set(self._holders)
 
     def is_known(self, receipt: str) -> bool:
-        """Whether somebody here has seen it, and no failover since can have undone that it is theirs."""
-        return receipt in self._holders and receipt not in self._doubted
+        """Return whether this process holds a receipt, and no failover since can have made it invalid."""
+        return receipt in self._holders and receipt not in self._uncertain
 
-    def add(self, receipt: str, holder: Holder) -> None:
+    def add(self, receipt: str, holder: Consumer) -> None:
         """Note a delivery."""
         self._holders[receipt] = holder
 
     def forget(self, receipt: str) -> None:
         """Note that a delivery has been settled."""
         self._holders.pop(receipt, None)
-        self._doubted.discard(receipt)
+        self._uncertain.discard(receipt)
 
     def holds(self, receipt: str) -> bool:
-        """Whether somebody here has seen it."""
+        """Return whether this process holds a receipt."""
         return receipt in self._holders
 
-    def of(self, holder: Holder) -> list[str]:
-        """Return what a consumer has out. Looks at all: for rare occasions."""
+    def of(self, holder: Consumer) -> list[str]:
+        """Return what a consumer holds. Slow: it reads all receipts."""
         return [receipt for receipt, other in self._holders.items() if other is holder]
 
-    def drop(self, holder: Holder) -> list[str]:
-        """Forget and return what a consumer has out."""
+    def drop(self, holder: Consumer) -> list[str]:
+        """Forget and return what a consumer holds."""
         receipts = self.of(holder)
         for receipt in receipts:
             self.forget(receipt)
         return receipts
 
-    def holders(self) -> set[Holder]:
-        """Return the consumers that have something out."""
-        return set(self._holders.values())
+    def revoke_all(self, token: str) -> None:
+        """Revoke all deliveries of the consumer with ``token``."""
+        for holder in set(self._holders.values()):
+            if holder.token == token:
+                holder.revoke(self.drop(holder))
+                return
 
     def revoke(self, token: str, fence: str, key: str) -> None:
-        """Tell the consumer behind ``token`` that it has lost the delivery of a stream's entry."""
+        """Revoke the delivery of a stream's entry from the consumer with ``token``."""
         head, tail = f"{fence}.", f".{key}"
         for receipt, holder in self._holders.items():
             if holder.token == token and receipt.startswith(head) and receipt.endswith(tail):

@@ -1,4 +1,4 @@
-"""How a task lies in the store: what is not as usual, the payload as it came, and a checksum.
+"""The envelope of a task in the store, and deliveries from it: unusual fields, the payload, and a checksum.
 
 ::
 
@@ -6,22 +6,28 @@
     bytes 1-2   length of the header
     header      MessagePack: the fields that are not at their defaults; empty for most tasks
     payload     JSON text, never touched
-    4 bytes     CRC-32 of all that stands before, then of the task's id
+    4 bytes     CRC-32 of all bytes before, then of the task's id
 
-The checksum is at the end because Lua, which keeps each string once, finds it by a few of its bytes,
-the last one among them: the bodies of like tasks must not all look the same to it.
+The checksum is at the end because Lua stores each string once, in a hash table, and hashes a few of its bytes only,
+the last one among them: without a checksum the bodies of similar tasks would have the same hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from taskqueue_core.tasks import Task, stored_task
+from taskqueue_core.limits import check_name
+from taskqueue_core.tasks import Delivery, Task, encode_json, stored_task
 
+ENTRY = 4
+"""values that a script returns per entry"""
+CORRUPT = "corrupt"
+"""the reason of a dead letter whose envelope could not be read"""
 _PLAIN = b"\x01\x00\x00"
 _HEAD = len(_PLAIN)
 _CHECKSUM = 4
@@ -30,7 +36,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 class Corrupt(ValueError):
-    """What lies in the store is not what was written."""
+    """The stored bytes are not what was written."""
 
 
 def encode(task: Task) -> bytes:
@@ -45,7 +51,7 @@ def encode(task: Task) -> bytes:
     ):
         body = _PLAIN + task.payload
     else:
-        header = _encoder.encode(_unusual(task))
+        header = _encoder.encode(_non_default_fields(task))
         body = _PLAIN[:1] + len(header).to_bytes(2, "big") + header + task.payload
     return body + _checksum(body, task.id)
 
@@ -68,7 +74,7 @@ def decode(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
 
 
 def digest(payload: bytes) -> bytes:
-    """Return what is kept of a payload to tell another from the same."""
+    """Return the digest of a payload, by which a different payload with the same id is detected."""
     return hashlib.blake2b(payload, digest_size=8).digest()
 
 
@@ -76,7 +82,7 @@ def _checksum(body: bytes, task_id: str) -> bytes:
     return zlib.crc32(task_id.encode(), zlib.crc32(body)).to_bytes(_CHECKSUM, "big")
 
 
-def _unusual(task: Task) -> dict[str, Any]:
+def _non_default_fields(task: Task) -> dict[str, Any]:
     fields = {
         name: getattr(task, name)
         for name in ("tenant", "ordering_key", "deadline", "not_before", "max_attempts")
@@ -85,3 +91,72 @@ def _unusual(task: Task) -> dict[str, Any]:
     if task.headers:
         unusual["headers"] = task.headers
     return unusual
+
+
+def deliveries_of(
+    key: str, lane: str, token: str, at: float, entries: Sequence[bytes]
+) -> tuple[list[Delivery], list[Delivery]]:
+    """Parse entries of one stream: sequence, id, body and counters of each, one after another.
+
+    Return the deliveries, and those whose envelope is corrupt.
+    """
+    good: list[Delivery] = []
+    bad: list[Delivery] = []
+    tail = f".{lane}.{token}.{key}"
+    priority = int(lane[1])
+    for n in range(0, len(entries), ENTRY):
+        receipt = entries[n].decode() + tail
+        entry = entries[n + 1 : n + ENTRY]
+        try:
+            good.append(delivery_of(key, priority, receipt, at, entry))
+        except ValueError:  # one unreadable entry must not fail the others of the answer
+            task = salvage(key, _name_of(entry[0], receipt), priority, entry[1])
+            bad.append(_delivery(task, receipt, at, b""))
+    return good, bad
+
+
+def delivery_of(
+    key: str, priority: int, receipt: str, at: float, entry: Sequence[bytes]
+) -> Delivery:
+    """Parse the id, body and counters of one entry whose receipt is known. Raises `ValueError`."""
+    name, body, more = entry
+    return _delivery(decode(key, name.decode(), priority, body), receipt, at, more)
+
+
+def salvage(key: str, task_id: str, priority: int, envelope: bytes) -> Task:
+    """Return a task that holds the raw bytes of an unreadable envelope, in hexadecimal."""
+    return Task(
+        key=key,
+        id=task_id,
+        priority=priority,
+        payload=encode_json("payload", envelope[:100_000].hex()),
+        headers={"taskqueue-corrupt": "hexadecimal"},
+    )
+
+
+def _name_of(name: bytes, receipt: str) -> str:
+    try:
+        text = name.decode()
+        check_name("id", text)
+    except ValueError:
+        return (
+            f"corrupt:{receipt.partition('.')[0]}"  # no record has this id, so the entry is dropped
+        )
+    return text
+
+
+def _delivery(task: Task, receipt: str, at: float, more: bytes) -> Delivery:
+    # A receipt begins with the sequence of its entry: the time at which it entered its lane, in microseconds.
+    since = int(receipt.partition(".")[0]) / 1e6
+    if not more:
+        return Delivery(task=task, receipt=receipt, attempt=1, delivered_at=at, waiting_since=since)
+    attempt, losses, prior, _ = more.split(b":")
+    return Delivery(
+        task=task,
+        receipt=receipt,
+        attempt=int(attempt),
+        losses=int(losses),
+        prior=int(prior),
+        delivered_at=at,
+        waiting_since=since,
+    )

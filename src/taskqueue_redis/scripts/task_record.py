@@ -1,4 +1,4 @@
-"""Reading the books of a task: the packed record, and what few tasks have besides."""
+"""Reading what the store keeps of a task: the packed record, and the history that few tasks have."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskqueue_core.tasks import DeadLetter, Failure, Ledger, State, Task, TaskStatus
-from taskqueue_redis.scripts.deliveries import salvaged
 from taskqueue_redis.scripts.runner import seconds
-from taskqueue_redis.scripts.task_codec import Corrupt, decode
+from taskqueue_redis.scripts.task_codec import Corrupt, decode, salvage
 
-# As in lua/lib/states.lua; the 7-byte numbers are read as bytes.
+# The format of lua/lib/states.lua; numbers of 7 bytes are read as bytes.
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
 _MARKS = 2
-"""bytes behind the numbers, before the tenant, of a record that goes on"""
+"""bytes between the numbers and the tenant, in a record that has one"""
 _KINDS = {1: "s", 2: "r"}
-"""of streams, by the place where a body is"""
+"""of streams, by the number that says where the body is stored"""
 _STATES = (
     State.WAITING,
     State.SCHEDULED,
@@ -31,8 +30,8 @@ _STATES = (
 _decoder = msgspec.msgpack.Decoder()
 
 
-class Rest(NamedTuple):
-    """What a record says by itself: of what is in flight, that it waits."""
+class TaskRecord(NamedTuple):
+    """What the packed record of a task says. A task in flight is waiting, as far as its record says."""
 
     state: State
     attempt: int
@@ -44,24 +43,16 @@ class Rest(NamedTuple):
     since: int
     """when it changed last, microseconds"""
     stream: str | None
-    """the end of the name of the stream that it lies in; there it is in flight if its ``fence`` is pending"""
+    """the end of the name of the stream that has its entry; the task is in flight if its ``fence`` is pending there"""
     fence: int
 
 
-class _Record(msgspec.Struct, frozen=True):
-    state: State
-    priority: int
-    attempt: int
-    losses: int
-    updated_at: float
-
-
 def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
-    """Read the answer of the script ``status``."""
+    """Parse the answer of the script ``status``."""
     if not reply:
         return None
     packed, in_flight, cold, progress = reply
-    record = _record(packed)
+    record = record_of(packed)
     history, reason = _cold(cold)
     return TaskStatus(
         key=key,
@@ -69,32 +60,32 @@ def status_of(key: str, task_id: str, reply: list[Any]) -> TaskStatus | None:
         state=State.IN_FLIGHT if in_flight else record.state,
         attempt=record.attempt,
         losses=record.losses,
-        updated_at=record.updated_at,
+        updated_at=seconds(record.since),
         progress=None if progress is None else _decoder.decode(progress),
         error=reason or (history[-1].error if history else None),
     )
 
 
 def dead_letter_of(key: str, reply: list[Any]) -> DeadLetter:
-    """Read one answer of the script ``dead_letters``."""
+    """Parse one answer of the script ``dead_letters``."""
     task_id, packed, cold, body = reply[0].decode(), *reply[1:]
-    record = _record(packed)
+    record = record_of(packed)
     history, reason = _cold(cold)
     return DeadLetter(
         task=_task(key, task_id, record.priority, body),
         attempt=record.attempt,
         losses=record.losses,
         reason=reason or "",
-        failed_at=record.updated_at,
+        failed_at=seconds(record.since),
         history=tuple(history),
     )
 
 
-def rest_of(packed: bytes) -> Rest:
-    """Read a record without the rest of the books."""
+def record_of(packed: bytes) -> TaskRecord:
+    """Parse the packed record of a task."""
     state, position, priority, attempt, losses, _, _, _, fence, at, *_ = _RECORD.unpack_from(packed)
     tenant, _, entity = packed[_RECORD.size + _MARKS :].decode().partition("/")
-    return Rest(
+    return TaskRecord(
         state=_STATES[state - 1],
         attempt=attempt,
         losses=losses,
@@ -108,12 +99,12 @@ def rest_of(packed: bytes) -> Rest:
 
 
 def ledger_of(counters: Mapping[str, str]) -> Ledger:
-    """Read the counters of a queue."""
+    """Return the ledger in the counters of a queue."""
     return Ledger(**{name: int(counters.get(name, 0)) for name in Ledger.__struct_fields__})
 
 
 def pairs(reply: list[bytes]) -> dict[str, str]:
-    """Read the fields of a hash."""
+    """Return the fields of a hash as a mapping."""
     return {reply[n].decode(): reply[n + 1].decode() for n in range(0, len(reply), 2)}
 
 
@@ -121,18 +112,7 @@ def _task(key: str, task_id: str, priority: int, body: bytes | None) -> Task:
     try:
         return decode(key, task_id, priority, body or b"")
     except Corrupt:
-        return salvaged(key, task_id, priority, body or b"")
-
-
-def _record(packed: bytes) -> _Record:
-    state, _, priority, attempt, losses, _, _, _, _, at, *_ = _RECORD.unpack_from(packed)
-    return _Record(
-        state=_STATES[state - 1],
-        priority=priority,
-        attempt=attempt,
-        losses=losses,
-        updated_at=seconds(int.from_bytes(at, "big")),
-    )
+        return salvage(key, task_id, priority, body or b"")
 
 
 def _cold(packed: bytes | None) -> tuple[list[Failure], str | None]:

@@ -1,47 +1,116 @@
-"""After a start, each Redis rewrites its append-only file, so that half a script never comes back from it.
+"""Rewriting the append-only file after each start of Redis, so that no script is ever replayed in part.
 
-A script's writes are one transaction in that file. A kill or a power cut can leave the last transaction without
-its end. Redis then drops the write that is cut in two, but not those before it. They do nothing at first; but the
-next start runs them together with the transaction after them, and half a script has been executed. Redis 6.2 and
+The writes of a script are one transaction in that file. A kill or a power cut can leave the last transaction
+incomplete. Redis then drops the truncated write, but not those before it. These have no effect at first, but the
+next start runs them together with the transaction after them, and a script has been executed in part. Redis 6.2 and
 7.0 and Valkey 8.1.8 do so; Valkey 9.1.2 does not: https://github.com/valkey-io/valkey/pull/4342.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from taskqueue_redis.connection.background import Owned
 from taskqueue_redis.connection.client import Ask, Link
 from taskqueue_redis.connection.failures import Failure, Misconfigured, ScriptError
-from taskqueue_redis.setup.checks import parsed
 
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 2.0, 60.0
+"""pause before the masters are asked again: the first one, and the longest"""
 _NO = "0"
 _SEVERAL_FILES = 7
-"""the version since which the log is in several of them"""
+"""the major version since which the log consists of several files"""
+_log = logging.getLogger("taskqueue.redis")
 
 
 class AofReading(NamedTuple):
-    """What was found."""
+    """What a check of the append-only files has found."""
 
     whole: bool
-    """whether there is nothing to look for again after a while"""
+    """whether no further check is needed"""
     obstacle: str = ""
     """why a file is not rewritten"""
 
 
-async def rewrite_logs(link: Link) -> AofReading:
-    """Have each master rewrite its file in the background, unless it has done so since its start.
+class AofRewriter:
+    """Makes servers rewrite their append-only files, in the background, whenever one may have been restarted."""
 
-    Raises a `Failure` where it is not known who they are.
+    def __init__(self, client: Link) -> None:
+        """Do no input or output."""
+        self._client = client
+        self._tasks = Owned()
+        self._running = False
+        self._due = False
+        self._obstacle = ""
+        self._closed = False
+        client.when_reopened(self.start)
+
+    def start(self) -> None:
+        """Check the files of all servers, until each is whole."""
+        self._due = True
+        if not self._closed and not self._running:
+            self._running = True
+            self._tasks.start(self._run())
+
+    async def try_once(self) -> bool:
+        """Ask every server to rewrite its file if need be. Return whether nothing remains to be done."""
+        try:
+            reading = await rewrite_logs(self._client)
+        except Failure:
+            return False
+        if reading.obstacle and reading.obstacle != self._obstacle:
+            self._obstacle = reading.obstacle
+            _log.warning(
+                "%s: cannot rewrite its append-only file (%s): run BGREWRITEAOF yourself "
+                    "after Redis was killed or lost power",
+                self._client.settings.address.shown, reading.obstacle,
+            )  # fmt: skip
+        elif reading.whole and not reading.obstacle:
+            self._obstacle = ""
+        return reading.whole
+
+    async def aclose(self) -> None:
+        """End the background work."""
+        self._closed = True
+        await self._tasks.aclose()
+
+    async def _run(self) -> None:
+        pause = _RETRY_SECONDS
+        try:
+            while self._due and not self._closed:
+                self._due = False
+                whole = await self.try_once()
+                # Also if `start` was called in the meantime: such calls may come in great numbers.
+                await asyncio.sleep(pause)
+                if whole:
+                    pause = _RETRY_SECONDS
+                else:
+                    self._due, pause = True, min(2 * pause, _MAX_RETRY_SECONDS)
+        finally:
+            self._running = False
+
+
+def parse_info(info: bytes) -> dict[str, str]:
+    """Return the fields of an answer to INFO."""
+    lines = info.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+async def rewrite_logs(client: Link) -> AofReading:
+    """Make each master rewrite its file in the background, unless it has done so since its start.
+
+    Raises a `Failure` if the masters are not known.
     """
-    looks = await link.at_each_master(_read_persistence)
+    looks = await client.at_each_master(_read_persistence)
     obstacles = (reading.obstacle for reading in looks if reading.obstacle)
     return AofReading(all(reading.whole for reading in looks), next(obstacles, ""))
 
 
 async def _read_persistence(ask: Ask) -> AofReading:
     try:
-        facts = parsed(await ask(("INFO",)))
+        facts = parse_info(await ask(("INFO",)))
         if facts.get("loading", _NO) != _NO:
             return AofReading(whole=False)
         if _is_whole(facts):
@@ -50,15 +119,15 @@ async def _read_persistence(ask: Ask) -> AofReading:
             return AofReading(whole=False)
         return await _rewrite(ask, failed=facts.get("aof_last_bgrewrite_status") != "ok")
     except Failure:
-        return AofReading(whole=False)  # it is out of reach
+        return AofReading(whole=False)  # it is unavailable
 
 
 async def _rewrite(ask: Ask, *, failed: bool) -> AofReading:
     try:
         await ask(("BGREWRITEAOF",))
     except Misconfigured as failure:
-        return AofReading(whole=True, obstacle=str(failure))  # nothing that time would change
-    except ScriptError as error:  # another process may have asked in the same moment
+        return AofReading(whole=True, obstacle=str(failure))  # it is permanent
+    except ScriptError as error:  # another process may have asked at the same moment
         failed = "in progress" not in error.text
     return AofReading(
         whole=False, obstacle="Redis cannot, and its own log says why" if failed else ""

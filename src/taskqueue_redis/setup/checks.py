@@ -1,42 +1,54 @@
-"""The check at the start: a Redis that cannot keep a promise is refused, with what to do; doubts are warnings."""
+"""Checks of the servers: a Redis that would lose tasks is refused with what to do; less certain problems are logged."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from taskqueue_core.capabilities import Durability
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.addresses import Kind
 from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Ask, Link
+from taskqueue_redis.connection.errors import contract_error
 from taskqueue_redis.connection.failures import (
     ErrorReply,
+    Failure,
     Lost,
     Misconfigured,
     NotReached,
     ScriptError,
     judge,
 )
+from taskqueue_redis.setup.aof_rewrite import AofRewriter, parse_info
 from taskqueue_redis.setup.permissions import SCRIPT_COMMANDS
 
 MINIMUM = (6, 2)
-"""the oldest Redis that has the commands in use; every Valkey has them"""
-_LOADS_UNASKED = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
-"""The first versions that load their file whatever the user ``default`` may do.
+"""the oldest Redis that has all commands in use; every Valkey has them"""
+_LOADS_WITHOUT_RIGHTS = {"Redis": (8, 6), "Valkey": (9, 1, 2)}
+"""The first versions that load their file whatever rights the user ``default`` has.
 
 https://github.com/redis/redis/pull/14545 and https://github.com/valkey-io/valkey/pull/3984. The latter is in later
 releases of Valkey 7.2 to 9.0 too; to refuse those costs only rights that the user ``default`` may have anyway.
 """
-_OF_EACH_KIND = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
+_WRITE_COMMANDS = {"SET", "HSET", "SADD", "RPUSH", "ZADD", "XADD", "XGROUP", "DEL"}
 _ALL_RIGHTS = "Give it all rights (it may stay off): ACL SETUSER default ~* &* +@all, and the same in the ACL file"
+_CURES = {
+    Durability.PROCESS: "set appendonly yes",
+    Durability.DISK: "set appendonly yes and appendfsync always",
+    Durability.REPLICATED: "connect more replicas",
+}
 _SYNCS = {"no": 0, "everysec": 1, "always": 2}
 _KEY = "{%s:0}:check"
+_log = logging.getLogger("taskqueue.redis")
 
-# Returns the commands that the user may not use. Redis 7.0 can be asked; before, the only way is to try:
-# the key then holds a string, on which the commands do nothing or fail, and is deleted.
+# Returns the commands that the user may not use. Redis 7.0 can be asked. Before, the only way is to try: the key then
+# holds a string, on which the commands fail or have no effect, and it is deleted.
 _RIGHTS = """
 local denied, at = {}, 1
 while ARGV[at] do
@@ -59,30 +71,30 @@ return denied
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found out about the servers: of several, the least of each."""
+    """What is known about the servers; of several, the lowest value of each."""
 
     address: str
     """without secrets"""
     product: str
-    """Redis or Valkey: which of them has the least version"""
+    """Redis or Valkey: that of the server with the lowest version"""
     version: str
     mode: str
     """single, sentinel or cluster"""
     masters: int
     replicas: int
-    """connected to the master that has the fewest"""
+    """replicas of the master that has the fewest"""
     append_only: bool
     """whether every master keeps an append-only file"""
     appendfsync: str
-    """how often that is synced: always, everysec, no; unknown if neither Redis nor the settings say"""
+    """how often it is synced: always, everysec, no; unknown if neither Redis nor the settings say"""
     histories: tuple[str, ...]
-    """the replication histories that the masters are in: another one after a restart or failover"""
+    """the replication ids of the masters; they change with a restart or failover"""
     maxmemory: int
     """in bytes; 0 is no limit"""
     warnings: tuple[str, ...] = ()
 
     def details(self) -> dict[str, str | int | float | bool | None]:
-        """Return it for health."""
+        """Return the details for health."""
         facts = msgspec.structs.asdict(self)
         warnings = facts.pop("warnings")
         del facts["histories"]
@@ -90,21 +102,84 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             "redis_warnings": "; ".join(warnings) or None
         }
 
+    def durabilities(self, replicas: int) -> frozenset[Durability]:
+        """Return what the servers can provide if ``replicas`` are to confirm."""
+        durabilities = {Durability.MEMORY}
+        if self.append_only:
+            durabilities.add(Durability.PROCESS)
+            if self.appendfsync == "always":
+                durabilities.add(Durability.DISK)
+        if self.replicas >= max(1, replicas):
+            durabilities.add(Durability.REPLICATED)
+        return frozenset(durabilities)
 
-async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
-    """Return the facts. Raises `ConfigurationError` that names the cure, and `Failure` if Redis cannot be reached.
 
-    Harmless at any time; needs no right that the package does not need anyway.
+class ServerChecks:
+    """What one backend knows about its servers: their settings, their history, their append-only files."""
+
+    def __init__(self, client: Link) -> None:
+        """Do no input or output."""
+        self.facts: ServerFacts | None = None
+        """as found by `check_once`"""
+        self.files = AofRewriter(client)
+        self._client = client
+        self._histories: tuple[str, ...] | None = None
+        self._lock = asyncio.Lock()
+
+    async def check_once(self) -> None:
+        """Check the servers unless that was done, and log the warnings. Raises as `check_server`."""
+        async with self._lock:
+            if self.facts is not None:
+                return
+            facts = await check_server(self._client)
+            for warning in facts.warnings:
+                _log.warning("%s: %s", facts.address, warning)
+            self.facts, self._histories = facts, facts.histories
+            if not await self.files.try_once():
+                self.files.start()
+
+    async def durabilities(self, replicas: int) -> frozenset[Durability]:
+        """Return what the servers, as they are now, can provide if ``replicas`` are to confirm."""
+        try:
+            facts = await check_server(self._client)
+        except Failure as failure:
+            raise contract_error(failure) from failure
+        return facts.durabilities(replicas)
+
+    def require(self, key: str, durability: str, replicas: int) -> None:
+        """Raise `ConfigurationError` if the servers do not provide the durability of a queue."""
+        required = Durability(durability)
+        if self.facts is not None and required not in self.facts.durabilities(replicas):
+            raise ConfigurationError(
+                f"queue {key!r} has durability {durability!r}, which this Redis does not provide ({_CURES[required]})"
+            )
+
+    async def failed_over(self) -> bool:
+        """Return whether the servers have another history than at the last call: confirmed writes may be undone."""
+        try:
+            replies = await self._client.everywhere("INFO", "replication", quietly=True)
+        except Failure:
+            return False  # they are unavailable again; the next call finds out
+        before, self._histories = self._histories, _histories(map(parse_info, replies))
+        return before not in {None, self._histories}
+
+
+async def check_server(client: Link) -> ServerFacts:
+    """Return the facts. Raises `ConfigurationError` that says what to do, and `Failure` if Redis is unavailable.
+
+    It is harmless at any time, and needs no rights besides those of the scripts.
     """
+    settings = client.settings
     try:
-        await link.everywhere("PING")  # while it loads its data INFO would say that it keeps no log
-        infos = [parsed(info) for info in await link.everywhere("INFO")]
+        # While Redis loads its data, INFO would report no append-only file; PING waits for the end.
+        await client.everywhere("PING")
+        infos = [parse_info(info) for info in await client.everywhere("INFO")]
         for info in infos:
             _refuse(info, settings)
-        syncs = await _appendfsync(link, settings)
-        await _check_scripts(link, settings)
-        await _check_channels(link, settings)
-        loads = await _loads(link, settings)
+        syncs = await _appendfsync(client)
+        await _check_scripts(client)
+        await _check_channels(client)
+        loads = await _file_loads(client)
     except Misconfigured as failure:
         raise ConfigurationError(str(failure)) from None
     append_only = all(info.get("aof_enabled") == "1" for info in infos)
@@ -119,23 +194,17 @@ async def check_server(link: Link, settings: RedisSettings) -> ServerFacts:
         replicas=replicas,
         append_only=append_only,
         appendfsync=syncs,
-        histories=histories_of(infos),
+        histories=_histories(infos),
         maxmemory=min(int(info.get("maxmemory", 0)) for info in infos),
         warnings=tuple(
-            _doubts(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
+            _warnings(append_only=append_only, replicas=replicas, syncs=syncs, loads=loads)
         ),
     )
 
 
-def histories_of(infos: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the replication histories in the servers' own words."""
+def _histories(infos: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the replication histories as the servers name them."""
     return tuple(sorted(info.get("master_replid", "") for info in infos))
-
-
-def parsed(info: bytes) -> dict[str, str]:
-    """Read an answer to INFO."""
-    lines = info.decode(errors="replace").splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 def _server(info: Mapping[str, str]) -> tuple[str, str]:
@@ -171,45 +240,47 @@ def _refuse(info: Mapping[str, str], settings: RedisSettings) -> None:
         )
 
 
-async def _appendfsync(link: Link, settings: RedisSettings) -> str:
+async def _appendfsync(client: Link) -> str:
     try:
-        replies = await link.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
+        replies = await client.everywhere("CONFIG", "GET", "appendfsync", quietly=True)
     except Misconfigured:
-        return settings.appendfsync or "unknown"  # the access list that ships keeps it secret
+        return (
+            client.settings.appendfsync or "unknown"
+        )  # the access list of this package does not allow CONFIG
     matches: list[str] = [reply[1].decode() for reply in replies]
     return min(matches, key=lambda name: _SYNCS.get(name, 0))
 
 
-async def _check_scripts(link: Link, settings: RedisSettings) -> None:
+async def _check_scripts(client: Link) -> None:
+    settings = client.settings
     key = _KEY % settings.prefix
     args: list[str] = []
     for command in SCRIPT_COMMANDS:
         args += [str(len(command)), *(key if name == "KEY" else name for name in command)]
-    await _direct(link, key, "PING")
-    await _direct(link, key, "WAIT", 0, 0)
-    await _direct(link, key, "EVAL", "return 1", 1, key)
-    digest = (await link.everywhere("SCRIPT", "LOAD", _RIGHTS))[0].decode()
-    denied = await _direct(link, key, "EVALSHA", digest, 1, key, *args)
+    await _direct(client, key, "PING")
+    await _direct(client, key, "WAIT", 0, 0)
+    await _direct(client, key, "EVAL", "return 1", 1, key)
+    digest = (await client.everywhere("SCRIPT", "LOAD", _RIGHTS))[0].decode()
+    denied = await _direct(client, key, "EVALSHA", digest, 1, key, *args)
     if denied:
         names = ", ".join(sorted({name.decode() for name in denied}))
-        raise ConfigurationError(
-            f"the Redis user may not use {names} on keys or channels named {_named(settings)}: {_cure(settings)}"
-        )
+        raise _denied(settings, f"use {names} on keys or channels")
 
 
-async def _direct(link: Link, key: str, *args: str | int) -> Any:
+async def _direct(client: Link, key: str, *args: str | int) -> Any:
     try:
-        return await link.command(key, *args)
+        return await client.command(key, *args)
     except Misconfigured as failure:
         text = str(failure)
         name = "" if text.startswith(str(args[0])) else f"{args[0]}: "
         raise ConfigurationError(f"{name}{text}") from None
 
 
-async def _check_channels(link: Link, settings: RedisSettings) -> None:
-    # A channel of this check alone: what others publish on it would arrive as an answer.
+async def _check_channels(client: Link) -> None:
+    settings = client.settings
+    # A channel for this check alone: messages of other clients would arrive as answers.
     channel = f"{_KEY % settings.prefix}:{secrets.token_hex(8)}"
-    _, wire = await link.listener()
+    _, wire = await client.listener()
     try:
         for name in ("SUBSCRIBE", "UNSUBSCRIBE"):
             try:
@@ -218,30 +289,29 @@ async def _check_channels(link: Link, settings: RedisSettings) -> None:
                 _, failure = judge(error)
                 if not isinstance(failure, Misconfigured):
                     raise failure from None
-                raise ConfigurationError(
-                    f"the Redis user may not {name} on channels named {_named(settings)}: {_cure(settings)}"
-                ) from None
+                raise _denied(settings, f"{name} on channels") from None
     except Lost as lost:
         raise NotReached(lost.reason) from None
     finally:
         await wire.aclose()
 
 
-async def _loads(link: Link, settings: RedisSettings) -> bool:
-    """Return whether it is known that every server may load its file at its next start."""
+async def _file_loads(client: Link) -> bool:
+    """Return whether every server is known to have the rights to load its file at its next start."""
+    settings = client.settings
     key = _KEY % settings.prefix
     writes = [
         [key if name == "KEY" else name for name in args]
         for args in SCRIPT_COMMANDS
-        if args[0] in _OF_EACH_KIND
+        if args[0] in _WRITE_COMMANDS
     ]
 
     async def may(ask: Ask) -> bool | None:
-        info = parsed(await ask(("INFO",)))
+        info = parse_info(await ask(("INFO",)))
         if info.get("aof_enabled") != "1":
             return True
         product, version = _server(info)
-        if not (7, 0) <= _numbers(version) < _LOADS_UNASKED[product]:
+        if not (7, 0) <= _numbers(version) < _LOADS_WITHOUT_RIGHTS[product]:
             return True
         try:
             replies = [await ask(("ACL", "DRYRUN", "default", *args)) for args in writes]
@@ -250,8 +320,8 @@ async def _loads(link: Link, settings: RedisSettings) -> bool:
         return all(reply == b"OK" for reply in replies)
 
     if not settings.user_name:
-        return True  # who is the default user has shown its rights already
-    answers = await link.at_each_master(may)
+        return True  # the client is the default user, whose rights were just checked
+    answers = await client.at_each_master(may)
     if False in answers:
         raise ConfigurationError(
             "this Redis would lose every task at its next start: it loads its file with the rights of the user "
@@ -260,18 +330,14 @@ async def _loads(link: Link, settings: RedisSettings) -> bool:
     return None not in answers
 
 
-def _named(settings: RedisSettings) -> str:
-    return f"{{{settings.prefix}:…"
-
-
-def _cure(settings: RedisSettings) -> str:
-    return (
-        "use the access list taskqueue.acl that ships with taskqueue_redis"
-        f" (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
+def _denied(settings: RedisSettings, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the Redis user may not {what} named {{{settings.prefix}:…: use the access list taskqueue.acl "
+        f"that ships with taskqueue_redis (for TASKQUEUE_REDIS_PREFIX={settings.prefix})"
     )
 
 
-def _doubts(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Iterable[str]:
+def _warnings(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Iterable[str]:
     if not append_only:
         yield "appendonly is off: a restart of Redis loses all data; set 'appendonly yes'"
         if replicas:
@@ -285,5 +351,5 @@ def _doubts(*, append_only: bool, replicas: int, syncs: str, loads: bool) -> Ite
     if not loads:
         yield (
             "cannot check whether Redis would lose every task at its next start, as it does "
-            "if the user 'default' has too few rights. {_ALL_RIGHTS}"
+            f"if the user 'default' has too few rights. {_ALL_RIGHTS}"
         )

@@ -1,18 +1,17 @@
-"""The commands that this package uses, and the access list that allows these and nothing more.
+"""The commands that this package uses, and an access list that allows these only.
 
-``taskqueue.acl`` beside this file is `access_list` for the usual prefix, to be named as ``aclfile``
-in redis.conf. Nobody can log in with it before the zeros, which are no password's SHA-256, are
-replaced: by ``>`` and a password, or by ``#`` and the SHA-256 of one. Nobody can log in as
-``default`` at all, which is off; its rights are those with which Redis 7.0 to 8.4 loads its
-append-only file. Sentinels have access lists of their own, and need
-``+sentinel|master +client|setname`` at most.
+``taskqueue.acl`` in the package's folder is `access_list` for the default prefix, for the setting ``aclfile`` in
+redis.conf. Login is impossible until the zeros, which are the SHA-256 of no password, are replaced: by ``>`` and a
+password, or by ``#`` and its SHA-256. The user ``default`` is off and cannot log in; Redis 7.0 to 8.4 loads its
+append-only file with its rights. Sentinels have separate access lists, and need ``+sentinel|master +client|setname``
+at most.
 """
 
 from __future__ import annotations
 
 NO_PASSWORD = "#" + "0" * 64
 
-#: Commands within scripts, each with words that do no harm where the key (KEY) holds a string that nobody needs.
+#: Commands within scripts, each with arguments that are harmless if the key (KEY) holds an unused string.
 SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("DEL", "KEY"),
     ("EXISTS", "KEY"),
@@ -63,7 +62,7 @@ SCRIPT_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("TIME",),
 )
 
-#: What is sent as a command of its own. ASKING and CLUSTER SLOTS serve clusters alone.
+#: Commands that clients send. ASKING and CLUSTER SLOTS are for clusters only.
 CLIENT_COMMANDS = (
     "EVAL",
     "EVALSHA",

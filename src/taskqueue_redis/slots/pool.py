@@ -1,4 +1,4 @@
-"""The slot pool, all of it in the first partition."""
+"""The slot pool. All of it is in the first partition."""
 
 from __future__ import annotations
 
@@ -33,17 +33,15 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.limits import LIMITS, check_duration, check_label
-from taskqueue_redis.connection.errors import translated
 from taskqueue_redis.connection.failures import Failure
 from taskqueue_redis.context import RedisContext
-from taskqueue_redis.scripts.keys import slots_channel
 from taskqueue_redis.scripts.runner import Arg, microseconds, seconds
-from taskqueue_redis.slots.records import EndpointRecord, SlotRecord, granted, lease_of, read_record
-from taskqueue_redis.wakeups import RedisRoomSignal
+from taskqueue_redis.slots.records import SlotRecord, granted, lease_of, read_record
+from taskqueue_redis.wakeups import RedisRoomSignal, slots_channel
 
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
-_STRANGE = 1
-"""what the script ``slots_renew`` answers where a token is of another pool"""
+_OTHER_POOL = 1
+"""answer of the script ``slots_renew`` for a token of another pool"""
 
 
 class RedisSlots:
@@ -53,11 +51,17 @@ class RedisSlots:
         """Do no input or output."""
         self._context = context
         self._partition = context.scripts.partitions.names[0]
+        self._acquires: set[asyncio.Task[Any]] = set()
+        """calls that continue if their callers are cancelled"""
+
+    async def sent(self) -> None:
+        """Wait until all acquires that were already requested have been answered."""
+        if self._acquires:
+            await asyncio.wait(self._acquires)
 
     # endpoints
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
-        """See `taskqueue_core.capabilities.SlotPool.register`."""
         _, now, reply = await self._run(
             "slots_register", endpoint.model, endpoint.server, endpoint.url, endpoint.slots,
             endpoint.priority, "1" if endpoint.reports else "", endpoint.together or 0,
@@ -65,15 +69,12 @@ class RedisSlots:
         return read_record(reply, seconds(now)).info
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.drain`."""
         return await self._steer(model, server, "draining", int(draining))
 
     async def remove(self, model: str, server: str) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.remove`."""
         return await self._steer(model, server, "removed", 1)
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        """See `taskqueue_core.capabilities.SlotPool.rest`."""
         check_duration("duration", duration)
         return await self._steer(model, server, "rests", microseconds(duration))
 
@@ -82,13 +83,11 @@ class RedisSlots:
         return bool(await self._run("slots_steer", model, server, what, value))
 
     async def configure(self, model: str, document: bytes | None) -> None:
-        """See `taskqueue_core.capabilities.SlotPool.configure`."""
         check_label("model", model)
         check_document(document)
         await self._run("slots_configure", model, document or "")
 
     async def documents(self) -> dict[str, bytes]:
-        """See `taskqueue_core.capabilities.SlotPool.documents`."""
         reply = await self._run("slots_documents")
         return {
             model.decode(): document
@@ -96,16 +95,18 @@ class RedisSlots:
         }
 
     async def inspect(self, model: str | None = None) -> PoolView:
-        """See `taskqueue_core.capabilities.SlotPool.look`."""
         if model is not None:
             check_label("model", model)
         epoch, now, *reply = await self._run("slots_look", model or "")
-        records = sorted((read_record(each, seconds(now)) for each in reply), key=_by_model)
+        records = sorted(
+            (read_record(each, seconds(now)) for each in reply),
+            key=lambda record: (record.info.endpoint.model, record.number),
+        )
         leases = (lease for record in records for lease in record.leases)
         return PoolView(
             epoch=epoch.decode(),
             endpoints=tuple(record.info for record in records),
-            leases=tuple(sorted(leases, key=_by_fence)),
+            leases=tuple(sorted(leases, key=lambda lease: lease.fence)),
         )
 
     # leases
@@ -120,7 +121,6 @@ class RedisSlots:
         releasing: Sequence[SlotLease] = (),
         idle: float | None = None,
     ) -> tuple[SlotLease, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.acquire`."""
         check_acquire(model, holder, limit, releasing, idle)
         check_ttl(ttl)
         args = (
@@ -131,12 +131,12 @@ class RedisSlots:
             "" if idle is None else microseconds(idle),
         )
         asking = asyncio.create_task(self._acquire(args, releasing))
-        self._context.asking.add(asking)
-        asking.add_done_callback(self._context.asking.discard)
+        self._acquires.add(asking)
+        asking.add_done_callback(self._acquires.discard)
         try:
             reply = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._context.background.start(self._give_back(asking, model, holder))
+            self._context.background.start(self._release_granted(asking, model, holder))
             raise
         return granted(reply, model, holder)
 
@@ -148,12 +148,12 @@ class RedisSlots:
             failure = error.__cause__
             if not (isinstance(failure, Failure) and failure.uncertain):
                 raise
-        # What was given then has not come here: this finds it again.
+        # The answer with the granted slots was lost: this call returns them again.
         return await self._run("slots_acquire", *args, seed, "1", *tokens)
 
-    async def _give_back(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
-        # What fails here comes back by its time.
-        with contextlib.suppress(TaskQueueError, Failure):
+    async def _release_granted(self, asking: asyncio.Task[Any], model: str, holder: str) -> None:
+        # If this fails, the leases expire.
+        with contextlib.suppress(TaskQueueError):
             leases = granted(await asking, model, holder)
             if leases:
                 tokens = _tokens(leases)
@@ -162,7 +162,6 @@ class RedisSlots:
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.assign`."""
         check_pairs(pairs)
         check_ttl(ttl)
         if not pairs:
@@ -174,7 +173,6 @@ class RedisSlots:
         return _answered([lease for lease, _ in pairs], reply)
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.detach`."""
         check_leases(leases)
         check_ttl(ttl)
         if not leases:
@@ -183,21 +181,20 @@ class RedisSlots:
         return _answered(leases, reply)
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.renew`."""
         check_leases(leases)
         check_ttl(ttl)
         if not leases:
             return ()
         reply = await self._run("slots_renew", microseconds(ttl), "", *_tokens(leases))
         retained = list(_answered(leases, reply))
-        strange = [
+        foreign = [
             index
             for index, (lease, answer) in enumerate(zip(leases, reply[1], strict=True))
-            if answer == _STRANGE and check_remade(lease)
+            if answer == _OTHER_POOL and check_remade(lease)
         ]
-        if strange:
+        if foreign:
             for index, lease in zip(
-                strange, await self._restore([leases[index] for index in strange], ttl), strict=True
+                foreign, await self._restore([leases[index] for index in foreign], ttl), strict=True
             ):
                 retained[index] = lease
         return tuple(retained)
@@ -210,16 +207,14 @@ class RedisSlots:
         return _answered(leases, await self._run("slots_restore", microseconds(ttl), *args))
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.release`."""
         check_leases(leases)
         if not leases:
             return ()
         return tuple(map(bool, await self._run("slots_release", *_tokens(leases))))
 
-    # what servers say
+    # reports of GPU servers
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """See `taskqueue_core.capabilities.SlotPool.leave`."""
         check_job(model, job)
         check_note(note)
         presented = token if Token.read(token) else ""
@@ -227,21 +222,19 @@ class RedisSlots:
         return Left.TAKEN if reply else Left.LATE
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.late`."""
         check_job(model, job)
         return tuple(await self._run("slots_late", model, job))
 
     async def reconcile(
         self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        """See `taskqueue_core.capabilities.SlotPool.reconcile`."""
         check_endpoint(model, server)
         check_seen(observed, settled)
         active: Arg = "" if observed is None else observed.active
         jobs = () if observed is None else observed.jobs or ()
         which = "1" if observed is not None and observed.jobs is not None else ""
         names = [job.encode(errors="replace") for job in jobs if len(job) <= LIMITS.name]
-        # The same observation twice would be two that agree, so it is not sent again.
+        # It is not sent again: the same observation twice would count as two that agree.
         epoch, reply = await self._run(
             "slots_reconcile", model, server, microseconds(settled), active, which, *names,
             resend=False,
@@ -253,7 +246,6 @@ class RedisSlots:
         return tuple(leases)
 
     def slot_signal(self, *models: str) -> RedisRoomSignal:
-        """See `taskqueue_core.capabilities.SlotPool.bell`."""
         names = checked_models(models)
         self._context.ensure_open()
         channels = (slots_channel(self._partition, model) for model in names)
@@ -261,33 +253,22 @@ class RedisSlots:
 
     async def _run(self, script: str, *args: Arg, resend: bool = True) -> Any:
         self._context.ensure_open()
-        with translated():
-            return await self._context.scripts.run(script, self._partition, *args, resend=resend)
+        return await self._context.scripts.run(script, self._partition, *args, resend=resend)
 
 
 def _tokens(leases: Sequence[SlotLease]) -> list[str]:
-    """Return the tokens, empty where one is none."""
+    """Return the tokens; empty for a lease whose token is malformed."""
     return [lease.token if Token.read(lease.token) else "" for lease in leases]
 
 
 def _answered(leases: Sequence[SlotLease], reply: Any) -> tuple[SlotLease | None, ...]:
     epoch, answers = reply
-    return tuple(
-        _answer(epoch, lease, answer) for lease, answer in zip(leases, answers, strict=True)
-    )
-
-
-def _answer(epoch: bytes, lease: SlotLease, answer: Any) -> SlotLease | None:
-    if not isinstance(answer, list):
-        return None
-    number, fence, server, url, packed, note = answer
-    record = SlotRecord(lease.model, server.decode(), url.decode())
-    return lease_of(epoch, record, (number, fence, packed, note))
-
-
-def _by_model(record: EndpointRecord) -> tuple[str, int]:
-    return record.info.endpoint.model, record.number
-
-
-def _by_fence(lease: SlotLease) -> int:
-    return lease.fence
+    answered: list[SlotLease | None] = []
+    for lease, answer in zip(leases, answers, strict=True):
+        if isinstance(answer, list):
+            number, fence, server, url, packed, note = answer
+            record = SlotRecord(lease.model, server.decode(), url.decode())
+            answered.append(lease_of(epoch, record, (number, fence, packed, note)))
+        else:
+            answered.append(None)
+    return tuple(answered)

@@ -1,4 +1,4 @@
-"""Slots as they lie in the store: what `lua/lib/slots.lua` packs."""
+"""Parsing the records of the slot pool, which `lua/lib/slots.lua` packs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _RECORD_FIELDS = Struct("<4B9d")
 _LEASE = Struct("<4B4d32s")
 _STATES = (Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED)
 _GRANT = 6
-"""words that the answer to ``slots_acquire`` has per lease"""
+"""values per lease in the answer to ``slots_acquire``"""
 
 
 class SlotRecord(NamedTuple):
-    """Where a lease is."""
+    """The endpoint of a lease."""
 
     model: str
     server: str
@@ -38,7 +38,7 @@ def _token(epoch: str, number: str, fence: str, secret: bytes) -> str:
 
 
 def granted(reply: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease, ...]:
-    """Read the answer to ``slots_acquire``."""
+    """Return the leases in the answer to ``slots_acquire``."""
     epoch, expires_at = reply[0].decode(), seconds(reply[1])
     leases = []
     for at in range(2, len(reply), _GRANT):
@@ -56,9 +56,9 @@ def granted(reply: Sequence[bytes], model: str, holder: str) -> tuple[SlotLease,
 def lease_of(
     epoch: bytes, record: SlotRecord, reply: Sequence[Any], *, hidden: bool = False
 ) -> SlotLease:
-    """Read a lease, told as the endpoint's id, its fence, how it lies in the store and its note.
+    """Parse a lease: the endpoint's id, the fence, the packed record and the note.
 
-    ``hidden``: without its token, which is its holder's alone.
+    ``hidden``: leave out the token, which only the holder may know.
     """
     number, fence, packed, note = reply
     state, switched, resumed, _, expires_at, _, _, _, secret = _LEASE.unpack_from(packed)
@@ -72,7 +72,7 @@ def lease_of(
 
 
 def read_record(reply: Sequence[Any], now: float) -> EndpointRecord:
-    """Read what ``slots_look`` says of an endpoint."""
+    """Parse the answer of ``slots_look`` about an endpoint."""
     number, last_model, fields = reply
     matches: dict[bytes, bytes] = dict(zip(fields[::2], fields[1::2], strict=True))
     packed = matches.pop(b"h")

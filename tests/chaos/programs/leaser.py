@@ -51,7 +51,7 @@ def settings_of(url: str, prefix: str) -> RedisSettings:
 
 async def running(backend: RedisBackend, place: Place) -> frozenset[str]:
     """Return what a server runs, which it tells honestly: what was sent to it and is not over."""
-    told = await backend._context.link.command(
+    told = await backend._context.client.command(
         _GPU, "HGETALL", f"{_GPU}:{place.model}:{place.server}"
     )
     now = time.time()
@@ -147,7 +147,7 @@ class _Leaser:
 
     async def _gpu(self, verb: str, lease: SlotLease, *words: str) -> None:
         key = f"{_GPU}:{lease.model}:{lease.server}"
-        await self._backend._context.link.command(_GPU, verb, key, *words)
+        await self._backend._context.client.command(_GPU, verb, key, *words)
 
     async def reconcile(self) -> None:
         """Ask a server, and tell the pool."""
