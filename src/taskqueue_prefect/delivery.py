@@ -26,7 +26,7 @@ import msgspec
 
 from taskqueue_core.backend import Subscription
 from taskqueue_core.consumer.outage import OutageRetry, close
-from taskqueue_core.consumer.settle import SettlementQueue, settle
+from taskqueue_core.consumer.settle import Settler, settle
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
@@ -177,8 +177,8 @@ class SharedQueueDelivery:
     # Taking.
 
     @property
-    def _settlements(self) -> SettlementQueue:
-        return SettlementQueue(self._host.backend, self._open_subscription(), self._store)
+    def _settlements(self) -> Settler:
+        return Settler(self._host.backend, self._open_subscription(), self._store)
 
     def _open_subscription(self) -> Subscription:
         if self._subscription is None:
@@ -279,7 +279,7 @@ class SharedQueueDelivery:
             delivery.task.id,
             reason,
         )
-        await self._settlements.settle_outcome(delivery, Rejected(_BAD_TASK_RUN, reason))
+        await self._settlements.settle_outcomes([(delivery, Rejected(_BAD_TASK_RUN, reason))])
 
     async def _end(self) -> None:
         """Settle what was acknowledged, and hand back the rest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,13 +13,12 @@ from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import Control, control_of, has, revocation_of
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
-from taskqueue_core.consumer.settle import SettlementQueue
+from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import HandBack, Outcome
 from taskqueue_core.tasks import Delivery
 from taskqueue_worker.prefetch import Prefetcher
 from taskqueue_worker.run import WorkerRun
-from taskqueue_worker.settler import LocalSettler
 from taskqueue_worker.threads import ThreadsafeInbox
 
 _log = logging.getLogger("taskqueue.worker")
@@ -48,7 +47,9 @@ class LocalTaskSource:
         self._store = OutageRetry(self._log_outage)
         self._held: dict[str, Delivery] = {}
         self._revoked_early: set[str] = set()
-        self._settler = LocalSettler(SettlementQueue(backend, subscription, self._store), capacity)
+        self._settlements = SettlementQueue(
+            backend, subscription, self._store, self._log_late, max_unsettled=capacity
+        )
         self._prefetcher = Prefetcher(
             subscription,
             self._store,
@@ -57,7 +58,7 @@ class LocalTaskSource:
             deliver=self._deliver,
             refuse=self._refuse,
             return_waiting=run.return_waiting,
-            wait_for_room=self._settler.wait_for_room,
+            wait_for_room=self._settlements.room,
         )
         self._leaving: asyncio.Future[float] = self._loop.create_future()
         self._progress: dict[str, float | str] = {}
@@ -88,7 +89,7 @@ class LocalTaskSource:
         """See `Settler`."""
         delivery = self._held.pop(receipt, None)
         if delivery is not None:
-            self._settler.put(delivery, outcome)
+            self._settlements.put(delivery, outcome)
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         """See `Settler`."""
@@ -118,7 +119,7 @@ class LocalTaskSource:
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            self._settler.put(delivery, HandBack())
+            self._settlements.put(delivery, HandBack())
 
     def _revoke_deliveries(self, receipts: Sequence[str]) -> None:
         for receipt in receipts:
@@ -131,6 +132,10 @@ class LocalTaskSource:
             _log.info("store available again")
         else:
             _log.warning("store unavailable: %s; retrying", reason)
+
+    async def _log_late(self, results: Mapping[str, bool]) -> None:
+        if late := list(results.values()).count(False):
+            _log.warning("%d outcomes came too late: this worker no longer held their tasks", late)
 
     async def _watch_revocations(self) -> None:
         revocation = revocation_of(self._backend, self._subscription)
@@ -163,7 +168,7 @@ class LocalTaskSource:
             self.ended.set_result(None)
 
     def _background_work(self) -> list[Coroutine[Any, Any, None]]:
-        coroutines = [self._prefetcher.run(), self._settler.run()]
+        coroutines = [self._prefetcher.run(), self._settlements.run()]
         if has(self._backend, Capability.REVOCATION):
             coroutines.append(self._watch_revocations())
         if self._control is not None:
@@ -195,7 +200,7 @@ class LocalTaskSource:
 
         async def finish_all() -> None:
             await asyncio.wait([prefetcher])
-            await self._settler.finish()
+            await self._settlements.finish()
 
         finishing = self._loop.create_task(finish_all())
         try:
@@ -206,5 +211,5 @@ class LocalTaskSource:
             finishing.cancel()
         if settling.done():
             settling.result()
-        if self._settler.unsettled:
-            _log.warning("%d outcomes were not confirmed in time", self._settler.unsettled)
+        if self._settlements.unsettled:
+            _log.warning("%d outcomes were not confirmed in time", self._settlements.unsettled)

@@ -13,7 +13,7 @@ from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import has, revocation_of
 from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer.outage import OutageRetry
-from taskqueue_core.consumer.settle import SettlementQueue
+from taskqueue_core.consumer.settle import Settler
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.protocol.prefect_task_run import refusal
 from taskqueue_core.retry import Rejected
@@ -51,7 +51,7 @@ class PrefectDelivery:
         self._subscription = subscription
         self._dismissed = access_revoked
         self._store = OutageRetry(self._log_outage)
-        self._settlements = SettlementQueue(guest.context.backend, subscription, self._store)
+        self._settlements = Settler(guest.context.backend, subscription, self._store)
         self._sent: _Sent | None = None
         self._settling: asyncio.Task[dict[str, bool]] | None = None
         self._acked = asyncio.Event()
@@ -131,7 +131,9 @@ class PrefectDelivery:
                     await self._hand_over(delivery)
                 else:
                     _log.warning("no task run for a worker", extra={"reason": BAD_TASK_RUN})
-                    await self._settlements.settle_outcome(delivery, Rejected(BAD_TASK_RUN, why))
+                    await self._settlements.settle_outcomes(
+                        [(delivery, Rejected(BAD_TASK_RUN, why))]
+                    )
         return await wait_forever()
 
     async def _hand_over(self, delivery: Delivery) -> None:

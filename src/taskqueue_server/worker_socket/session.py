@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.capabilities import has, revocation_of
 from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
+from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.protocol.frames import (
     CLOSE_CLEAN,
@@ -22,19 +23,24 @@ from taskqueue_core.protocol.frames import (
     Hello,
 )
 from taskqueue_core.protocol.server_events import (
+    AckRequested,
     CloseSocket,
     CreditGranted,
+    DeadLetterRequested,
     Event,
     Progressed,
+    ReleaseRequested,
+    RetryRequested,
     SendFrames,
     Settlement,
     WorkerLeft,
 )
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
+from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.tasks import Delivery
 from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.worker_socket.handshake import adopt
 from taskqueue_server.worker_socket.sender import DeliverySender
-from taskqueue_server.worker_socket.settler import SocketSettler
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 CLOSE_INTERNAL = 1011
@@ -83,13 +89,8 @@ class WorkerSession:
         self._listening_since: float | None = None
         self._store = OutageRetry(self._log_outage)
         self._sender = DeliverySender(session, subscription, channel, self._store)
-        self._settler = SocketSettler(
-            context,
-            subscription,
-            session=session,
-            channel=channel,
-            store=self._store,
-            settled=deliveries_changed.set,
+        self._settlements = SettlementQueue(
+            context.backend, subscription, self._store, self._report_settled
         )
 
     async def welcome(
@@ -116,7 +117,7 @@ class WorkerSession:
 
     async def run(self) -> SessionEnd:
         """Serve until the end, and hand back what is held then. If cancelled, closing the subscription does that."""
-        settling = asyncio.create_task(self._settler.run())
+        settling = asyncio.create_task(self._settlements.run())
         try:
             end = await self._talk(settling)
             self._parted()
@@ -128,7 +129,7 @@ class WorkerSession:
             await asyncio.gather(settling, return_exceptions=True)
 
     async def _part(self, end: SessionEnd) -> None:
-        await self._settler.finish(_FLUSH_SECONDS)
+        await self._settlements.finish(_FLUSH_SECONDS)
         if (
             self._context.draining.is_set()
             and self._session.busy
@@ -149,7 +150,7 @@ class WorkerSession:
             await self._channel.close(end.code, end.reason)
         grace = self._context.settings.grace
         await first_completed(self._context.draining.wait(), asyncio.sleep(grace, result=True))
-        await self._settler.finish(_FLUSH_SECONDS)
+        await self._settlements.finish(_FLUSH_SECONDS)
         if not ours:
             await release_as_lost(self._subscription, self._session.held)
 
@@ -182,7 +183,7 @@ class WorkerSession:
                 end = await self._apply(event)
                 if end is not None:
                     return end
-            await self._settler.room()
+            await self._settlements.room()
 
     async def _apply(self, event: Event) -> SessionEnd | None:
         match event:
@@ -197,8 +198,15 @@ class WorkerSession:
             case CloseSocket(code, reason):
                 return SessionEnd(orderly=True, reason=reason, code=code)
             case _ if isinstance(event, Settlement):
-                self._settler.put(event)
+                for delivery, outcome in _outcomes(event):
+                    self._settlements.put(delivery, outcome)
         return None
+
+    async def _report_settled(self, results: Mapping[str, bool]) -> None:
+        if texts := self._session.settled(results):
+            with contextlib.suppress(ConnectionClosed):
+                await self._channel.send(*texts)
+        self._changed.set()
 
     async def _progress(self, event: Progressed) -> None:
         try:
@@ -280,3 +288,15 @@ class WorkerSession:
             ConnectionClosed
         ):  # others notice; who tells may have work to finish
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
+
+
+def _outcomes(settlement: Settlement) -> Iterator[tuple[Delivery, Outcome]]:
+    match settlement:
+        case AckRequested(deliveries, results):
+            yield from zip(deliveries, map(Success, results), strict=True)
+        case ReleaseRequested(deliveries):
+            yield from ((delivery, HandBack()) for delivery in deliveries)
+        case RetryRequested(delivery, error, delay):
+            yield delivery, Failed(error) if delay is None else RetryLater(delay, error)
+        case DeadLetterRequested(delivery, reason, error):
+            yield delivery, Rejected(reason, error)
