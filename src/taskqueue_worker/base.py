@@ -74,7 +74,7 @@ class BaseWorker(ABC):
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that have a handler."""
-        return self._handlers.keys
+        return tuple(self._handlers.by_key)
 
     def task(
         self, key: str | None = None, *, timeout: float | None = None, batch: int | None = None

@@ -25,10 +25,6 @@ class BatchBuffer:
         self._running: Counter[str] = Counter()
         self._concurrency = concurrency
 
-    def __bool__(self) -> bool:
-        """Whether there is any batch handler."""
-        return bool(self._handlers)
-
     def add(
         self, deliveries: Sequence[Delivery | WireDelivery]
     ) -> Sequence[Delivery | WireDelivery]:

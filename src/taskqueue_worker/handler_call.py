@@ -30,32 +30,23 @@ HandlerEnd = Sequence[Outcome] | Fatal
 """one outcome for each job of a call"""
 
 
-class RunningTask:
+class RunningTask(msgspec.Struct, eq=False):
     """One delivery that is being executed."""
 
-    __slots__ = ("call", "context", "delivery", "settled")
-
+    delivery: Delivery | WireDelivery
+    context: Context
     call: HandlerCall
-
-    def __init__(self, delivery: Delivery | WireDelivery, context: Context) -> None:
-        self.delivery = delivery
-        self.context = context
-        self.settled = False
+    settled: bool = False
 
 
-class HandlerCall:
+class HandlerCall(msgspec.Struct, eq=False):
     """One call of a handler, for one job or, where the handler takes batches, for several."""
 
-    __slots__ = ("handing_back", "handler", "jobs", "task", "timer")
-
-    def __init__(self, handler: Handler | BatchHandler, jobs: Sequence[RunningTask]) -> None:
-        self.handler = handler
-        self.jobs = jobs
-        self.handing_back = False
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        for job in jobs:
-            job.call = self
+    handler: Handler | BatchHandler
+    jobs: list[RunningTask] = []
+    handing_back: bool = False
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
 
     def cancel_if_settled(self) -> None:
         """Cancel a coroutine in which nobody is interested any more."""

@@ -57,7 +57,7 @@ class LocalTaskSource:
             capacity,
             deliver=self._deliver,
             refuse=self._refuse,
-            return_waiting=run.return_waiting,
+            return_waiting=self._return_waiting,
             wait_for_room=self._settlements.room,
         )
         self._leaving: asyncio.Future[float] = self._loop.create_future()
@@ -112,10 +112,13 @@ class LocalTaskSource:
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._held.update({delivery.receipt: delivery for delivery in deliveries})
-        self._run.deliver(deliveries)
+        self._run.runner.deliver(deliveries)
         if self._revoked_early:  # a revocation may overtake the answer of a receive
             revoked, self._revoked_early = self._revoked_early, set()
             self._revoke_deliveries([receipt for receipt in revoked if receipt in self._held])
+
+    def _return_waiting(self) -> None:
+        self._run.runner.return_waiting()
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -125,7 +128,7 @@ class LocalTaskSource:
         for receipt in receipts:
             if self._held.pop(receipt, None) is None:
                 self._revoked_early.add(receipt)
-        self._run.revoke(receipts)
+        self._run.runner.revoke(receipts)
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
         if ok:

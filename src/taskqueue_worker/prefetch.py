@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.tasks import Delivery, Received
 
 _MAX_BATCH = 100
@@ -57,7 +57,6 @@ class Prefetcher:
         self._changed = asyncio.Event()
         self._wake_at = _NOT_WAITING
         self._receiving: asyncio.Task[Received] | None = None
-        self._poll_once = False
         self._stopping = False
 
     def ended(self) -> None:
@@ -144,8 +143,7 @@ class Prefetcher:
         if limit <= 0:
             return Received()
         # After an outage the first receive does not wait, so that its answer can tell that the store is back.
-        poll_once, self._poll_once = self._poll_once, False
-        call = self._subscription.receive(limit, 0 if poll_once else None)
+        call = self._subscription.receive(limit, 0 if self._store.down else None)
         self._receiving = receiving = asyncio.ensure_future(call)
         try:
             return await receiving
@@ -155,8 +153,5 @@ class Prefetcher:
             if self._receiving is receiving or task is None or task.cancelling():
                 raise
             return Received()
-        except OUTAGE_ERRORS:
-            self._poll_once = True
-            raise
         finally:
             self._receiving = None

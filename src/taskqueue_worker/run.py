@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, Outcome, Success
-from taskqueue_core.tasks import Delivery
 from taskqueue_worker.errors import WorkerQuarantined
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase
@@ -92,7 +90,7 @@ class WorkerRun:
     async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
         """Serve until stopped. Raises what ended it, if it was not asked to."""
         self._source = connect(self)
-        self._runner = HandlerRunner(
+        self.runner = HandlerRunner(
             self._handlers,
             self._source,
             self._concurrency,
@@ -105,43 +103,29 @@ class WorkerRun:
         try:
             await self._stop.wait()
             self._source.resize(0)
-            self._runner.stop()
+            self.runner.stop()
             await self._wait_until_idle()
         finally:
             # Cancelled or not: what was taken goes back, and what was done is confirmed.
             if self._timer:
                 self._timer.cancel()
             try:
-                await self._runner.hand_back(_CLEANUP_SECONDS)
+                await self.runner.hand_back(_CLEANUP_SECONDS)
             finally:
-                self._runner.close()
+                self.runner.close()
                 self._source.leave(_CONFIRM_SECONDS)
                 await asyncio.wait([ended])
         if self._error is not None:
             raise self._error
 
     async def _wait_until_idle(self) -> None:
-        waits = [asyncio.create_task(wait) for wait in (self._runner.idle(), self._stop_now.wait())]
+        waits = [asyncio.create_task(wait) for wait in (self.runner.idle(), self._stop_now.wait())]
         try:
             await asyncio.wait(waits, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waits:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-
-    # For the line, in the event loop.
-
-    def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
-        """Run these as soon as there is room."""
-        self._runner.deliver(deliveries)
-
-    def revoke(self, receipts: Sequence[str]) -> None:
-        """Stop working on these."""
-        self._runner.revoke(receipts)
-
-    def return_waiting(self) -> None:
-        """Hand back what has not been started."""
-        self._runner.return_waiting()
 
     def _on_source_ended(self, ended: asyncio.Future[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
@@ -182,7 +166,7 @@ class WorkerRun:
                     quarantine.rest,
                 )
                 self._source.resize(0)
-                self._runner.return_waiting()
+                self.runner.return_waiting()
                 self._timer = self._loop.call_later(quarantine.rest, self._end_rest)
             case QuarantinePhase.PROBING:
                 self._source.resize(1)

@@ -78,6 +78,7 @@ class HandlerRunner:
             self._loop, self._on_threads_ended
         )
         self._waiting: deque[Delivery | WireDelivery] = deque()
+        self._has_batches = bool(handlers.batches)
         self._buffer = BatchBuffer(handlers.batches, concurrency)
         self._batches_first = False
         self._running: dict[str, RunningTask] = {}
@@ -92,7 +93,7 @@ class HandlerRunner:
 
     def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
         """Run these as soon as there is room."""
-        if self._buffer:
+        if self._has_batches:
             deliveries = self._buffer.add(deliveries)
         self._waiting.extend(deliveries)
         if self._stopping:
@@ -163,14 +164,14 @@ class HandlerRunner:
         self._waiting = deque(remaining)
 
     def _start_waiting(self) -> None:
-        if self._buffer:
+        if self._has_batches:
             # They take turns at being first, so that neither kind starves beside the other.
             self._batches_first = not self._batches_first
             if self._batches_first:
                 self._start_waiting_batches()
         while self._waiting and len(self._running) < self._concurrency and not self._stopping:
             self._start(self._waiting.popleft())
-        if self._buffer and not self._batches_first:
+        if self._has_batches and not self._batches_first:
             self._start_waiting_batches()
 
     def _start_waiting_batches(self) -> None:
@@ -182,7 +183,7 @@ class HandlerRunner:
 
     def _start(self, delivery: Delivery | WireDelivery) -> None:
         receipt, task = delivery.receipt, delivery.task
-        handler = self._handlers.find(task.key)
+        handler = self._handlers.by_key.get(task.key)
         if not isinstance(handler, Handler):
             _log.error("released task %s: this worker has no handler for its key", task.id)
             self._settler.finish(receipt, HandBack())
@@ -193,13 +194,15 @@ class HandlerRunner:
         except Exception as error:  # noqa: BLE001 - a check of the handler's own may raise whatever it likes
             self._reject_payload(delivery, error)
             return
-        job = self._running[receipt] = RunningTask(delivery, context)
-        self._call(HandlerCall(handler, (job,)), arguments)
+        call = HandlerCall(handler)
+        job = self._running[receipt] = RunningTask(delivery, context, call)
+        call.jobs.append(job)
+        self._call(call, arguments)
 
     def _start_batch(
         self, handler: BatchHandler, deliveries: Sequence[Delivery | WireDelivery]
     ) -> None:
-        jobs: list[RunningTask] = []
+        call = HandlerCall(handler)
         values: list[Any] = []
         for delivery in deliveries:
             try:
@@ -207,13 +210,13 @@ class HandlerRunner:
             except Exception as error:  # noqa: BLE001 - as above
                 self._reject_payload(delivery, error)
                 continue
-            job = RunningTask(delivery, Context(delivery, self._settler.progress))
+            job = RunningTask(delivery, Context(delivery, self._settler.progress), call)
             self._running[delivery.receipt] = job
-            jobs.append(job)
-        if jobs:
+            call.jobs.append(job)
+        if call.jobs:
             self._buffer.started(handler)
-            arguments = handler.arguments.of(values, [job.context for job in jobs])
-            self._call(HandlerCall(handler, jobs), arguments)
+            arguments = handler.arguments.of(values, [job.context for job in call.jobs])
+            self._call(call, arguments)
 
     def _reject_payload(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
         task, kind = delivery.task, type(error).__name__
@@ -282,7 +285,7 @@ class HandlerRunner:
         if isinstance(call.handler, BatchHandler):
             self._buffer.ended(call.handler)
         # no cycles are left to the garbage collector
-        jobs, call.jobs, call.task = call.jobs, (), None
+        jobs, call.jobs, call.task = call.jobs, [], None
         if isinstance(end, Fatal):
             self._finish_fatal(jobs, end.error)
         else:
@@ -295,7 +298,7 @@ class HandlerRunner:
                     job.settled = True
                     self._on_outcome(outcome)
                     self._settler.finish(receipt, outcome)
-        if self._waiting or self._buffer:
+        if self._waiting or self._has_batches:
             self._start_waiting()
         if not self._running:
             self._idle.set()

@@ -97,12 +97,9 @@ class ServerConnection:
         self._handle = handle
         self._loop = asyncio.get_running_loop()
         self._received_at = self._loop.time()
-        self._has_outgoing = asyncio.Event()
+        self.has_outgoing = asyncio.Event()
+        """set when the session may have something to send"""
         self._welcomed = asyncio.Event()
-
-    def wake_writer(self) -> None:
-        """Have a look whether the session has something to send."""
-        self._has_outgoing.set()
 
     def abort(self) -> None:
         """Break the connection, as a crash would."""
@@ -154,7 +151,7 @@ class ServerConnection:
                             max(0.0, min(event.seconds, 3600.0)) + 1.0, self.abort
                         )
                 self._handle(events)
-                self._has_outgoing.set()
+                self.has_outgoing.set()
         except ConnectionClosed:
             return self._closed()
 
@@ -162,7 +159,7 @@ class ServerConnection:
         session = self._session
         try:
             while True:
-                self._has_outgoing.clear()
+                self.has_outgoing.clear()
                 for text in session.outgoing():
                     await self._socket.send(text)
                 if session.state is ClientSessionState.CLOSED:
@@ -171,7 +168,7 @@ class ServerConnection:
                     session.held or session.unconfirmed
                 ):
                     return ConnectionEnd(EndKind.DRAINED, "drained")
-                await self._has_outgoing.wait()
+                await self.has_outgoing.wait()
         except ConnectionClosed:
             return self._closed()
 
@@ -193,7 +190,7 @@ class ServerConnection:
             if self._loop.time() - self._received_at >= lease and not overslept:
                 return ConnectionEnd(EndKind.SILENT, f"nothing was received for {lease:g} s")
             self._session.ping()
-            self._has_outgoing.set()
+            self.has_outgoing.set()
 
     def _closed(self) -> ConnectionEnd:
         code, reason = self._socket.close_code, self._socket.close_reason

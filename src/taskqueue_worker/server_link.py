@@ -10,6 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus, NegotiationError, WebSocketException
@@ -125,11 +126,11 @@ class ServerLink:
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
         """See `ClientSession.settle`."""
-        self._inbox.put(lambda: self._session.settle(receipt, outcome))
+        self._inbox.put(partial(self._session.settle, receipt, outcome))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         """See `ClientSession.finish`."""
-        self._inbox.put(lambda: self._session.finish(receipt, outcome))
+        self._inbox.put(partial(self._session.finish, receipt, outcome))
 
     def free(self) -> None:
         """See `ClientSession.free`."""
@@ -137,18 +138,18 @@ class ServerLink:
 
     def progress(self, receipt: str, value: float | str) -> None:
         """See `ClientSession.progress`."""
-        self._inbox.put(lambda: self._session.progress(receipt, value))
+        self._inbox.put(partial(self._session.progress, receipt, value))
 
     def resize(self, capacity: int) -> None:
         """See `ClientSession.resize`."""
-        self._inbox.put(lambda: self._session.resize(capacity))
+        self._inbox.put(partial(self._session.resize, capacity))
 
     def leave(self, seconds: float) -> None:
         """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
 
         Says bye where nothing is held any more; otherwise breaks the connection, so that the rest counts as lost.
         """
-        self._inbox.put(lambda: self._leave(seconds))
+        self._inbox.put(partial(self._leave, seconds))
 
     # All that follows runs in the link's thread.
 
@@ -184,7 +185,7 @@ class ServerLink:
             else:
                 session.bye()
         if self._connection:
-            self._connection.wake_writer()
+            self._connection.has_outgoing.set()
 
     def _leave(self, seconds: float) -> None:
         self._finishing = True

@@ -101,9 +101,9 @@ class Worker(BaseWorker):
                     match work:
                         case Delivered(deliveries):
                             consumed([delivery.task for delivery in deliveries])
-                            run.deliver(deliveries)
+                            run.runner.deliver(deliveries)
                         case Revoked(receipts):
-                            run.revoke(receipts)
+                            run.runner.revoke(receipts)
 
             inbox: ThreadsafeInbox[Work] = ThreadsafeInbox(asyncio.get_running_loop(), handle)
             backoff = Backoff(uniform=self._uniform)

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from taskqueue_server.context.connections import MAX_CONNECTIONS, MAX_STRANGERS
-from taskqueue_server.worker_socket.fairness import have_room
+from taskqueue_server.worker_socket.uvicorn_protocol import have_room
 from taskqueue_worker import Worker
 from taskqueue_worker.server_link import Backoff
 from tests.server.observed import Observed, observed

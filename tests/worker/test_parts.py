@@ -189,11 +189,11 @@ def test_asynchronous_handlers_are_recognised() -> None:
     functions: list[Callable[..., Any]] = [act, partial(act, 1), Handler()]
     for number, function in enumerate(functions):
         registry.add(f"k{number}", function)
-        handler = registry.find(f"k{number}")
+        handler = registry.by_key.get(f"k{number}")
         assert handler is not None
         assert handler.is_async
     registry.add("sync", lambda: None)
-    sync = registry.find("sync")
+    sync = registry.by_key.get("sync")
     assert sync is not None
     assert not sync.is_async
 

@@ -26,7 +26,8 @@ class OutageRetry:
     def __init__(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
         """``report`` hears of each change: whether the store is there, and why not."""
         self._report = report
-        self._down = False
+        self.down = False
+        """whether the last answer was that the store is unavailable"""
 
     async def retry_until_available(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return the answer of a call that may be repeated, however long the store is away. Other errors pass."""
@@ -36,13 +37,13 @@ class OutageRetry:
                 answer = await call()
             except OUTAGE_ERRORS as error:
                 tries += 1
-                if not self._down:
-                    self._down = True
+                if not self.down:
+                    self.down = True
                     await self._report(False, error.code)  # noqa: FBT003 - whether it is there
                 await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
             else:
-                if self._down:
-                    self._down = False
+                if self.down:
+                    self.down = False
                     await self._report(True, "")  # noqa: FBT003 - as above
                 return answer
 

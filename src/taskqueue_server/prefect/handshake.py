@@ -19,7 +19,7 @@ from taskqueue_server.prefect import frames
 from taskqueue_server.problems import respond
 from taskqueue_server.worker_socket.endpoint import refusal
 from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
-from taskqueue_server.worker_socket.pings import Pings
+from taskqueue_server.worker_socket.uvicorn_protocol import Pings
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 

@@ -31,7 +31,7 @@ from taskqueue_server.process.reload import Reread, adopt, reload, rereader
 from taskqueue_server.process.signals import signals
 from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProtocol
 from taskqueue_server.routing.extensions import Extension, load_extensions
-from taskqueue_server.worker_socket.fairness import AT_ONCE, have_room, let_wait
+from taskqueue_server.worker_socket.uvicorn_protocol import AT_ONCE, have_room, let_wait
 
 _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3

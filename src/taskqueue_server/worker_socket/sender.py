@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_core.tasks import Delivery, Received
@@ -35,7 +35,6 @@ class DeliverySender:
         self._task: asyncio.Task[None] | None = None
         self._receiving = False
         self._interrupted = False
-        self._cautious = False
 
     def wake(self) -> None:
         """Note that there may be credit."""
@@ -51,7 +50,7 @@ class DeliverySender:
     async def run(self) -> None:
         """Run until the session takes no more. Raises `SubscriptionClosed` where the backend closed it."""
         self._task = asyncio.current_task()
-        while self._may_deliver():
+        while self._session.state is ServerSessionState.READY:
             self._credit.clear()
             if not self._session.credit:
                 await self._credit.wait()
@@ -70,24 +69,15 @@ class DeliverySender:
             if received.deliveries:
                 await self._deliver(received.deliveries)
 
-    def _may_deliver(self) -> bool:
-        return self._session.state is ServerSessionState.READY
-
-    async def _receive(self) -> Received:
+    def _receive(self) -> Awaitable[Received]:
         # After an outage the first receive does not wait, so that its answer can tell that the store is back.
-        cautious, self._cautious = self._cautious, False
-        try:
-            return await self._subscription.receive(
-                min(self._session.credit, _BATCH), 0 if cautious else None
-            )
-        except OUTAGE_ERRORS:
-            self._cautious = True
-            raise
+        limit = min(self._session.credit, _BATCH)
+        return self._subscription.receive(limit, 0 if self._store.down else None)
 
     async def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         unsent = {delivery.receipt: delivery for delivery in deliveries}
         try:
-            if self._may_deliver():
+            if self._session.state is ServerSessionState.READY:
                 for text, sent in self._session.deliver(deliveries):
                     await self._channel.send(text)
                     for delivery in sent:

@@ -168,6 +168,8 @@ class WorkerSession:
             )
         except ConnectionClosed as gone:
             return SessionEnd(gone.orderly, str(gone))
+        except SubscriptionClosed:
+            return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a fault of ours must not take other connections along
             _log.exception("a connection failed")
             return SessionEnd(orderly=True, reason="internal", code=CLOSE_INTERNAL)
@@ -258,10 +260,7 @@ class WorkerSession:
         return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
 
     async def _deliver(self) -> SessionEnd:
-        try:
-            await self._sender.run()
-        except SubscriptionClosed:
-            return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
+        await self._sender.run()
         return await wait_forever()
 
     async def _revoke(self) -> SessionEnd:
