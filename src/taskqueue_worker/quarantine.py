@@ -13,6 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from typing import ClassVar
+
+from taskqueue_core.errors import TaskQueueError
+
+
+class WorkerQuarantined(TaskQueueError):
+    """So many attempts failed in a row, probes included, that the fault is likely here and not in the tasks."""
+
+    code = "worker_quarantined"
+    exit_code: ClassVar[int] = 3
 
 
 class QuarantinePhase(StrEnum):

@@ -10,9 +10,8 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from taskqueue_core.retry import Failed, Outcome, Success
-from taskqueue_worker.errors import WorkerQuarantined
 from taskqueue_worker.handlers import Handlers
-from taskqueue_worker.quarantine import Quarantine, QuarantinePhase
+from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
 
 _CLEANUP_SECONDS = 1.0

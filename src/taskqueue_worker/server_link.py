@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import ClassVar
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus, NegotiationError, WebSocketException
 
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.client_session import (
     ClientSession,
     ClientSessionState,
@@ -34,9 +36,15 @@ from taskqueue_core.protocol.frames import (
 )
 from taskqueue_core.retry import Outcome
 from taskqueue_core.server_address import Address
-from taskqueue_worker.errors import WorkerRefused
 from taskqueue_worker.server_connection import ConnectionEnd, EndKind, ServerConnection, open_socket
 from taskqueue_worker.threads import ThreadsafeInbox
+
+
+class WorkerRefused(ConfigurationError):
+    """The server refused the connection: wrong token, missing right, or another protocol. Trying again is no use."""
+
+    code = "worker_refused"
+    exit_code: ClassVar[int] = 4
 
 
 class Backoff:

@@ -18,10 +18,8 @@ from taskqueue_core.telemetry import consumed
 from taskqueue_worker.base import BaseWorker
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
-from taskqueue_worker.server_link import Backoff
+from taskqueue_worker.server_link import Backoff, ServerLink, Work
 from taskqueue_worker.threads import ThreadsafeInbox
-
-Work = Delivered | Revoked
 
 
 class Worker(BaseWorker):
@@ -79,8 +77,6 @@ class Worker(BaseWorker):
     async def _open_source(
         self, worker_id: str
     ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
-        from taskqueue_worker.server_link import ServerLink  # noqa: PLC0415 - no other worker needs websockets
-
         address, token, tls_ca = self._address, self._token, self._tls_ca
         if address is None or token is None or tls_ca is None:
             settings = load_settings(Settings)

@@ -296,30 +296,9 @@ def to_wire(delivery: Delivery) -> WireDelivery:
     )
 
 
-def to_delivery(wire: WireDelivery) -> Delivery:
-    """Turn a wire delivery back, checking the task. Raises `InvalidInput`."""
-    task = wire.task
-    return Delivery(
-        receipt=wire.receipt,
-        attempt=wire.attempt,
-        losses=wire.losses,
-        prior=wire.prior,
-        delivered_at=wire.delivered_at,
-        shard=wire.shard,
-        shard_changed=wire.shard_changed,
-        task=Task(
-            id=task.id,
-            key=task.key,
-            payload=bytes(task.payload),
-            headers=task.headers,
-            priority=task.priority,
-            tenant=task.tenant,
-            ordering_key=task.ordering_key,
-            deadline=task.deadline,
-            not_before=task.not_before,
-            max_attempts=task.max_attempts,
-        ),
-    )
+def to_task(wire: WireTask) -> Task:
+    """Turn a task's wire form back, checking it. Raises `InvalidInput`."""
+    return Task(**msgspec.structs.asdict(wire) | {"payload": bytes(wire.payload)})
 
 
 def result_text(raw: Raw) -> bytes:

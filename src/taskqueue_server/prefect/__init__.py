@@ -5,13 +5,12 @@ Nothing of Prefect is needed here: what goes over the wire is JSON. What is prom
 
 from starlette.routing import WebSocketRoute
 
-from taskqueue_server.prefect import http as _http
 from taskqueue_server.prefect import socket as _socket
-from taskqueue_server.prefect.http import OPERATIONS
+from taskqueue_server.prefect.socket import OPERATIONS
 
 __all__ = ["OPERATIONS", "SOCKETS"]
 
 SOCKETS = (
     WebSocketRoute(_socket.PATH, _socket.socket),
-    WebSocketRoute(_http.PATH, _http.socket),
+    WebSocketRoute(_socket.EVENTS_PATH, _socket.events_socket),
 )

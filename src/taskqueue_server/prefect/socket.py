@@ -1,4 +1,4 @@
-"""``/api/task_runs/subscriptions/scheduled``: what a worker of Prefect subscribes to."""
+"""The sockets and requests of Prefect's task workers: a subscription to task runs, events, versions and health."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 
+from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from taskqueue_core.concurrency import first_completed
@@ -13,6 +14,7 @@ from taskqueue_core.consumer.outage import close
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Connection as ConnectionInfo
 from taskqueue_core.hooks import Identity
+from taskqueue_server.api import system
 from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.delivery import PrefectDelivery
 from taskqueue_server.prefect.handshake import (
@@ -22,8 +24,15 @@ from taskqueue_server.prefect.handshake import (
     restart,
     welcome,
 )
+from taskqueue_server.routing.operations import Operation, RequestContext, answer
+from taskqueue_server.worker_socket.session import report_connection
 
 PATH = "/api/task_runs/subscriptions/scheduled"
+"""a worker's subscription to its task runs"""
+EVENTS_PATH = "/api/events/in"
+"""Events about the states of runs. They are read and dropped.
+
+Without this socket each run would write two errors to its worker's log."""
 FORBIDDEN_SECONDS = 5.0
 """before a worker that may not have its keys is sent away: it says nothing to its user, and is back at once"""
 _log = logging.getLogger("taskqueue.server.prefect")
@@ -60,7 +69,8 @@ async def _visit(guest: Guest) -> PrefectSessionEnd:
                 f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL
             )
         try:
-            return await _converse(PrefectDelivery(guest, subscription, dismissed), guest, info)
+            delivery = PrefectDelivery(guest, subscription, dismissed)
+            return await report_connection(context.hooks, _log, info, delivery.run())
         finally:
             await close(subscription)
 
@@ -74,16 +84,38 @@ async def _reject(guest: Guest) -> PrefectSessionEnd:
     return PrefectSessionEnd("this token may not consume these keys", frames.CLOSE_POLICY)
 
 
-async def _converse(talk: PrefectDelivery, guest: Guest, info: ConnectionInfo) -> PrefectSessionEnd:
-    hooks = guest.context.hooks
-    shown = {"connection_id": info.connection_id, "worker_id": info.worker_id}
-    _log.info("worker connected", extra={**shown, "keys": len(info.keys)})
-    hooks.fire("worker_connected", connection=info)
-    reason = "cancelled"
-    try:
-        end = await talk.run()
-        reason = end.reason
-        return end
-    finally:
-        _log.info("worker disconnected", extra={**shown, "reason": reason})
-        hooks.fire("worker_disconnected", connection=info, reason=reason)
+async def events_socket(websocket: WebSocket) -> None:
+    """Serve one process."""
+    await welcome(websocket, _drop_events)
+
+
+async def _drop_events(guest: Guest) -> PrefectSessionEnd:
+    # It is no worker: only its id makes it known.
+    guest.worker_id = f"events:{guest.connection_id}"
+    guest.context.registry.identify(guest, guest.worker_id)
+    with guest.context.access.watch_access(
+        guest.token, guest.peer, lambda identity: "consume" in identity.verbs
+    ) as dismissed:
+        return await first_completed(guest.wait_closed(), restart(guest), _dismissed(dismissed))
+
+
+async def _dismissed(event: asyncio.Event) -> PrefectSessionEnd:
+    await event.wait()
+    return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
+
+
+async def version(call: RequestContext) -> Response:
+    """Return the version of Prefect whose worker is served: a worker of another major version refuses to run."""
+    return answer(call.context.settings.prefect_version)
+
+
+async def health(_: RequestContext) -> Response:
+    """Say that the server is there."""
+    return answer(value=True)
+
+
+OPERATIONS = (
+    Operation(method="GET", path="/api/admin/version", handler=version, answers={200: str}),
+    Operation(method="GET", path="/api/health", handler=health, answers={200: bool}),
+    Operation(method="GET", path="/api/ready", handler=system.ready, answers={200: None}),
+)

@@ -31,7 +31,7 @@ from taskqueue_server.auth.credentials import peer_of, token_of
 from taskqueue_server.auth.quotas import QuotaSlot
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.worker_socket.handshake import read_hello
-from taskqueue_server.worker_socket.session import WorkerSession
+from taskqueue_server.worker_socket.session import WorkerSession, report_connection
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 _log = logging.getLogger("taskqueue.server.socket")
@@ -74,7 +74,8 @@ class SocketAdmission:
         """Serve until the end. Whatever happens, nothing stays behind."""
         self._context.registry.add(self, known=self._known)
         try:
-            match await first_completed(self._hello(), self._restart()):
+            reading = read_hello(self._session, self._channel)
+            match await first_completed(reading, self._restart()):
                 case Hello() as hello:
                     await self._admit(hello)
                 case CloseSocket(code, reason):
@@ -88,9 +89,6 @@ class SocketAdmission:
     def _leave(self) -> None:
         if self._slot is not None:
             self._slot.leave()
-
-    async def _hello(self) -> Hello | CloseSocket:
-        return await read_hello(self._session, self._channel)
 
     async def _restart(self) -> Hello | CloseSocket:
         await self._context.draining.wait()
@@ -148,7 +146,12 @@ class SocketAdmission:
             except TimeoutError:
                 await self._refuse("try_later", "the store is unavailable", CLOSE_TRY_LATER)
                 return
-            await self._converse(talk, hello)
+            connection = ConnectionInfo(
+                connection_id=self.connection_id,
+                worker_id=hello.worker_id,
+                keys=tuple(dict.fromkeys(hello.keys)),
+            )
+            await report_connection(context.hooks, _log, connection, talk.run())
         finally:
             await close(subscription)
 
@@ -164,23 +167,6 @@ class SocketAdmission:
         }
         retained = [receipt for receipt in hello.holding if receipt not in foreign]
         return msgspec.structs.replace(hello, holding=retained)
-
-    async def _converse(self, talk: WorkerSession, hello: Hello) -> None:
-        hooks = self._context.hooks
-        info = ConnectionInfo(
-            connection_id=self.connection_id,
-            worker_id=hello.worker_id,
-            keys=tuple(dict.fromkeys(hello.keys)),
-        )
-        shown = {"connection_id": info.connection_id, "worker_id": info.worker_id}
-        _log.info("worker connected", extra={**shown, "keys": len(info.keys)})
-        hooks.fire("worker_connected", connection=info)
-        reason = "cancelled"
-        try:
-            reason = (await talk.run()).reason
-        finally:
-            _log.info("worker disconnected", extra={**shown, "reason": reason})
-            hooks.fire("worker_disconnected", connection=info, reason=reason)
 
     async def _refuse(self, rule: str, message: str, code: int) -> None:
         for event in self._session.refuse(rule, message, code):

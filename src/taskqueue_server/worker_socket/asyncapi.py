@@ -69,25 +69,6 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "ping": {"n": 7},
     "pong": {"n": 7},
 }
-_TITLES = {
-    "hello": "Hello",
-    "credit": "Credit",
-    "ack": "Ack",
-    "redeliver": "Redeliver",
-    "retry": "Retry",
-    "dead_letter": "DeadLetter",
-    "progress": "Progress",
-    "bye": "Bye",
-    "welcome": "Welcome",
-    "deliver": "Deliver",
-    "settled": "Settled",
-    "revoke": "Revoke",
-    "drain": "Drain",
-    "degraded": "Degraded",
-    "error": "Error",
-    "ping": "Ping",
-    "pong": "Pong",
-}
 _REF = "#/components/schemas/{name}"
 
 
@@ -190,12 +171,16 @@ _VERDICTS = ("ack", "redeliver", "retry", "dead_letter")
 def _message(tag: str, kind: type) -> dict[str, Any]:
     return {
         "name": tag,
-        "title": _TITLES[tag],
+        "title": _title(tag),
         "summary": _summary(kind),
         "contentType": "application/json",
-        "payload": {"$ref": _REF.format(name=_TITLES[tag])},
+        "payload": {"$ref": _REF.format(name=_title(tag))},
         "examples": [{"payload": {"type": tag, **_EXAMPLES[tag]}}],
     }
+
+
+def _title(tag: str) -> str:
+    return "".join(word.capitalize() for word in tag.split("_"))
 
 
 def _summary(kind: type) -> str:
@@ -205,7 +190,7 @@ def _summary(kind: type) -> str:
 def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(both.values(), ref_template=_REF)
     for tag, kind in both.items():  # no frame refers to another, so no reference changes
-        schemas[_TITLES[tag]] = {**schemas.pop(kind.__name__), "title": _TITLES[tag]}
+        schemas[_title(tag)] = {**schemas.pop(kind.__name__), "title": _title(tag)}
     for schema in schemas.values():
         if "description" in schema:
             schema["description"] = schema["description"].replace("``", "`")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
 from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
+from taskqueue_core.hooks import Connection, Hooks
 from taskqueue_core.protocol.frames import (
     CLOSE_CLEAN,
     CLOSE_RESTART,
@@ -58,6 +60,31 @@ class SessionEnd(msgspec.Struct, frozen=True):
     reason: str
     code: int | None = None
     """to close with; none where the peer is gone"""
+
+
+class _End(Protocol):
+    @property
+    def reason(self) -> str: ...
+
+
+E = TypeVar("E", bound=_End)
+
+
+async def report_connection(
+    hooks: Hooks, log: logging.Logger, connection: Connection, session: Awaitable[E]
+) -> E:
+    """Await a worker's session; log its start and its end, and call the hooks for both."""
+    fields = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
+    log.info("worker connected", extra={**fields, "keys": len(connection.keys)})
+    hooks.fire("worker_connected", connection=connection)
+    reason = "cancelled"
+    try:
+        end = await session
+        reason = end.reason
+        return end
+    finally:
+        log.info("worker disconnected", extra={**fields, "reason": reason})
+        hooks.fire("worker_disconnected", connection=connection, reason=reason)
 
 
 class WorkerSession:
