@@ -1,4 +1,4 @@
-"""Have something done to modules when they are imported, however and whenever that is."""
+"""Calling functions with modules when they are imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(actions: Mapping[str, Action]) -> None:
-    """Call an action with each module named, at once with those that are imported already. Idempotent."""
+    """Call an action with each named module after its import; at once if it is imported already. Idempotent."""
     for finder in sys.meta_path:
         if isinstance(finder, ImportHookFinder):
             return
@@ -23,7 +23,7 @@ def after_import(actions: Mapping[str, Action]) -> None:
 
 
 class ImportHookFinder(MetaPathFinder):
-    """Finds what the other finders find, with an action after the module's own code."""
+    """A finder that delegates to the other finders, and calls an action after the module's code has run."""
 
     def __init__(self, actions: Mapping[str, Action]) -> None:
         """Take actions by names of modules."""
@@ -44,7 +44,7 @@ class ImportHookFinder(MetaPathFinder):
 
 
 class _HookedLoader(Loader):
-    """A loader that goes on where another one ends. What else that one has is to be had."""
+    """A loader that calls an action after another loader. It offers all attributes of that one."""
 
     def __init__(self, inner: Loader, action: Action) -> None:
         self._inner = inner

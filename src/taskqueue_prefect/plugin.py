@@ -1,7 +1,7 @@
-"""The plugin, by Prefect's own entry point. Every process that imports Prefect imports it: so it takes next to nothing.
+"""The plugin, loaded by Prefect's entry point. Every process that imports Prefect imports it, so it must be small.
 
-Where no backend is chosen it does nothing. Otherwise it says what becomes of four of the server's modules when they
-are imported: `taskqueue_prefect.patches`. A process that imports none of them pays for an entry in a list.
+Without a configured backend it does nothing. Otherwise it registers `taskqueue_prefect.patches` for four of the
+server's modules. A process that imports none of these only has one more import hook.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import pluggy
 
 PREFECT_PLUGIN_API_REQUIRES = ">=0.1,<1"
 
-# Prefect's marker, from the first release with plugins on
+# Prefect's marker, since its first release with plugins
 hookimpl = pluggy.HookimplMarker("prefect-experimental")
 
 
 @hookimpl
-def setup_environment(ctx: Any = None) -> None:  # noqa: ARG001 - what Prefect gives
-    """Have Prefect's server use the queue that is configured. Idempotent, as Prefect calls it more than once."""
+def setup_environment(ctx: Any = None) -> None:  # noqa: ARG001 - Prefect passes it
+    """Make Prefect's server use the configured queue. Idempotent, because Prefect calls it more than once."""
     install()
 
 
 def install() -> bool:
-    """Do what the plugin does; say whether a backend is chosen."""
+    """Install the plugin; return whether a backend is configured."""
     from taskqueue_prefect.settings import BACKEND, environment
 
     os.environ.update(environment())

@@ -1,4 +1,4 @@
-"""Calls of handlers: what belongs to one, and what its end means."""
+"""One call of a handler, and the outcomes of its tasks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class Fatal(msgspec.Struct, frozen=True):
-    """A handler raised what is meant to end the process."""
+    """A handler raised an exception that ends the process."""
 
     error: BaseException
 
 
 HandlerEnd = Sequence[Outcome] | Fatal
-"""one outcome for each job of a call"""
+"""one outcome for each task of a call"""
 
 
 class RunningTask(msgspec.Struct, eq=False):
@@ -40,7 +40,7 @@ class RunningTask(msgspec.Struct, eq=False):
 
 
 class HandlerCall(msgspec.Struct, eq=False):
-    """One call of a handler, for one job or, where the handler takes batches, for several."""
+    """One call of a handler: for one task, or for several if the handler takes batches."""
 
     handler: Handler | BatchHandler
     jobs: list[RunningTask] = []
@@ -49,7 +49,7 @@ class HandlerCall(msgspec.Struct, eq=False):
     timer: asyncio.TimerHandle | None = None
 
     def cancel_if_settled(self) -> None:
-        """Cancel a coroutine in which nobody is interested any more."""
+        """Cancel the coroutine if all its tasks are settled."""
         if self.task is not None and all(job.settled for job in self.jobs):
             self.task.cancel()
 
@@ -73,13 +73,13 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
 
 
 def outcomes_of_error(call: HandlerCall, error: BaseException) -> HandlerEnd:
-    """Return the outcomes of a call that raised: the same for each of its jobs."""
+    """Return the outcomes of a call that raised: the same for each of its tasks."""
     if not isinstance(error, Exception):
         return Fatal(error)
     outcome = outcome_of_error(error)
     live = [job for job in call.jobs if not job.settled]
     if isinstance(outcome, Failed) and live:
-        # Not the message: it may quote the payload. The store gets it with the retry.
+        # The message is not logged: it may quote the payload. The store gets it with the retry.
         first = live[0].delivery
         _log.warning(
             "task %s%s of %s failed (attempt %d): %s\n%s",

@@ -1,4 +1,4 @@
-"""Which handler runs which key. Names resolve here and nowhere else."""
+"""The handlers of a worker, by key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BatchHandler(msgspec.Struct, frozen=True):
     is_async: bool
     timeout: float | None
     size: int
-    """tasks of one call, at the most"""
+    """maximum number of tasks in one call"""
 
 
 class Handlers:
@@ -59,9 +59,9 @@ class Handlers:
         timeout: float | None = None,
         batch: int | None = None,
     ) -> None:
-        """Register a handler, with ``batch`` one that takes up to so many tasks per call.
+        """Register a handler; with ``batch``, one that takes up to that many tasks per call.
 
-        Raises `ConfigurationError` for a bad or taken key, a bad timeout, size or signature.
+        Raises `ConfigurationError` for a key that is invalid or taken, and for an invalid timeout, batch or signature.
         """
         try:
             check_name("key", key)

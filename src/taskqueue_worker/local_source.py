@@ -1,4 +1,4 @@
-"""Where a local worker's work comes from: a subscription of its own, in its own event loop."""
+"""The task source of a local worker: a subscription to a backend, in the worker's event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class LocalTaskSource:
-    """Receives, settles and keeps house until told to leave; then closes the subscription. Runs once."""
+    """Receives, settles and runs maintenance until `leave`; then closes the subscription. Runs once."""
 
     result_limit = LIMITS.result
 
@@ -38,7 +38,7 @@ class LocalTaskSource:
         concurrency: int,
         capacity: int,
     ) -> None:
-        """Own the subscription."""
+        """Take over the subscription."""
         self._backend = backend
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
         self._subscription = subscription
@@ -68,31 +68,31 @@ class LocalTaskSource:
         )
         self.ended: Future[None] = Future()
 
-    # What the shift says; see `Line`.
+    # Called by the run; see `TaskSource`.
 
     def start(self) -> None:
-        """See `Line`."""
+        """See `TaskSource`."""
         self._main_task = self._loop.create_task(self._main())
 
     def resize(self, capacity: int) -> None:
-        """See `Line`."""
+        """See `TaskSource`."""
         self._prefetcher.resize(capacity)
 
     def leave(self, seconds: float) -> None:
-        """See `Line`."""
+        """See `TaskSource`."""
         if not self._leaving.done():
             self._leaving.set_result(seconds)
 
-    # What the runner says; see `Settler`.
+    # Called by the runner; see `OutcomeSettler`.
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
-        """See `Settler`."""
+        """See `OutcomeSettler`."""
         delivery = self._held.pop(receipt, None)
         if delivery is not None:
             self._settlements.put(delivery, outcome)
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """See `Settler`."""
+        """See `OutcomeSettler`."""
         self.settle(receipt, outcome)
         if type(outcome) is HandBack:
             self._prefetcher.returned()
@@ -100,15 +100,15 @@ class LocalTaskSource:
             self._prefetcher.ended()
 
     def free(self) -> None:
-        """See `Settler`."""
+        """See `OutcomeSettler`."""
         self._prefetcher.ended()
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """See `Settler`. Without ``control`` nobody can be told."""
+        """See `OutcomeSettler`. Without ``control`` progress is not stored."""
         if self._control is not None:
             self._inbox.put((receipt, value))
 
-    # What the store says.
+    # Called by the prefetcher and the backend.
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._held.update({delivery.receipt: delivery for delivery in deliveries})
@@ -160,12 +160,12 @@ class LocalTaskSource:
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])
 
-    # All of it.
+    # Main loop.
 
     async def _main(self) -> None:
         try:
             await self._serve()
-        except BaseException as error:  # noqa: BLE001 - it is passed on to whoever waits
+        except BaseException as error:  # noqa: BLE001 - `ended` passes it on
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
@@ -188,7 +188,7 @@ class LocalTaskSource:
                     task.result()
             self._prefetcher.stop()
             await self._wait_for_confirmations(*tasks[:2], seconds=self._leaving.result())
-            # What still has no verdict belongs to a handler that ended the process, and may end the next one.
+            # A delivery without an outcome belongs to a handler that ended the process, and may end the next one.
             await release_as_lost(self._subscription, tuple(self._held.values()))
         finally:
             for task in tasks:

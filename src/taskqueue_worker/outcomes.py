@@ -1,4 +1,4 @@
-"""From what a handler returned or raised to one outcome."""
+"""Turning what a handler returned or raised into an outcome."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from taskqueue_core.tasks import encode_json
 from taskqueue_worker.arguments import InvalidPayload
 
 INVALID_RESULT = "invalid_result"
-"""the reason of a dead letter whose handler returned what JSON cannot say, or too much of it"""
+"""the reason of a dead letter whose handler's result is not JSON, or is too large"""
 
 _MAX_DELAY_SECONDS = 365 * 86_400
 _NO_RESULT = Success()
 
 
 class Retry(Exception):
-    """Raised or returned by a handler: try again after ``delay`` seconds, or when the queue's retry policy says.
+    """A request for another attempt, after ``delay`` seconds or by the queue's retry policy. Raise or return it.
 
     Attempts are limited as for failures. It does not count towards the worker's quarantine.
     """
@@ -37,7 +37,7 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Raised or returned by a handler: no attempt can succeed, put the task among the dead letters."""
+    """A decision that no attempt can succeed: the task becomes a dead letter. Raise or return it."""
 
     def __init__(self, reason: str, error: str | None = None) -> None:
         super().__init__(reason)
@@ -55,7 +55,7 @@ def outcome_of_value(value: object, limit: int) -> Outcome:
         text = encode_json("result", _to_builtins(value))
     except InvalidInput as error:
         return Rejected(INVALID_RESULT, str(error))
-    except Exception:  # noqa: BLE001 - whatever it is, the handler ran and would only return it again
+    except Exception:  # noqa: BLE001 - the handler ran, and a retry would return the same
         return Rejected(
             INVALID_RESULT,
             f"the handler returned a {kind_of(value)}, which cannot be encoded as JSON",
@@ -87,7 +87,7 @@ def outcome_of_error(error: BaseException) -> Outcome:
 
 
 def _to_builtins(value: object) -> object:
-    """Return a value with its pydantic models turned into what JSON knows."""
+    """Return a value with its pydantic models converted to JSON types."""
     match value:
         case BaseModel():
             return value.model_dump(mode="json")

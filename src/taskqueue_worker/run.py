@@ -15,14 +15,14 @@ from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuara
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
 
 _CLEANUP_SECONDS = 1.0
-"""for cancelled handlers, before their tasks are handed back"""
+"""time for cancelled handlers, before their tasks are released"""
 _CONFIRM_SECONDS = 5.0
-"""for the server to confirm the last outcomes"""
+"""time for the server to confirm the last outcomes"""
 _log = logging.getLogger("taskqueue.worker")
 
 
 class TaskSource(OutcomeSettler, Protocol):
-    """Where work comes from and verdicts go: a link to a server, or a store's subscription. Runs once."""
+    """The source of deliveries and receiver of outcomes: a link to a server, or a subscription. Runs once."""
 
     @property
     def ended(self) -> Future[None]:
@@ -30,23 +30,23 @@ class TaskSource(OutcomeSettler, Protocol):
         ...
 
     def start(self) -> None:
-        """Start to fetch work."""
+        """Start receiving."""
         ...
 
     def resize(self, capacity: int) -> None:
-        """Hold so many deliveries at the most, beginning with the next one."""
+        """Set the maximum number of held deliveries, from the next one on."""
         ...
 
     def leave(self, seconds: float) -> None:
         """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
 
-        What has no outcome then counts as lost.
+        Deliveries without an outcome then count as lost.
         """
         ...
 
 
 class WorkerRun:
-    """Connects the line, the runner and the quarantine, in the event loop where it is made."""
+    """Connects the task source, the runner and the quarantine, in the running event loop."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class WorkerRun:
         capacity: int,
         grace: float,
     ) -> None:
-        """``capacity`` is how many deliveries to ask for while all is well."""
+        """Hold up to ``capacity`` deliveries, except in quarantine."""
         self._handlers = handlers
         self._quarantine = quarantine
         self._concurrency = concurrency
@@ -71,11 +71,11 @@ class WorkerRun:
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether `stop` was called."""
         return self._stopping
 
     def stop(self, *, now: bool) -> None:
-        """End, soon or at once. May be called from any thread."""
+        """Stop after the running tasks, or at once. Thread-safe."""
         self._stopping = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
             self._loop.call_soon_threadsafe(lambda: self._stop_in_loop(now=now))
@@ -87,7 +87,7 @@ class WorkerRun:
             self._stop_now.set()
 
     async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
-        """Serve until stopped. Raises what ended it, if it was not asked to."""
+        """Serve until stopped. Raises the error that ended it, if there was one."""
         self._source = connect(self)
         self.runner = HandlerRunner(
             self._handlers,
@@ -105,7 +105,7 @@ class WorkerRun:
             self.runner.stop()
             await self._wait_until_idle()
         finally:
-            # Cancelled or not: what was taken goes back, and what was done is confirmed.
+            # Even if cancelled: release what was received, and confirm what was executed.
             if self._timer:
                 self._timer.cancel()
             try:
@@ -130,7 +130,7 @@ class WorkerRun:
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
             self._error = self._error or error
-            self._stop_in_loop(now=True)  # nobody is left to settle with
+            self._stop_in_loop(now=True)  # outcomes can no longer be settled
 
     def _on_fatal(self, error: BaseException) -> None:
         _log.error("stopping: a handler raised %s", type(error).__name__)

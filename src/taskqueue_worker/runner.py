@@ -1,4 +1,4 @@
-"""Runs handlers: never more tasks than the concurrency at once, each to exactly one verdict."""
+"""Running handlers: at most ``concurrency`` tasks at once, each to exactly one outcome."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class OutcomeSettler(Protocol):
-    """Where verdicts go."""
+    """The receiver of outcomes."""
 
     @property
     def result_limit(self) -> int:
-        """How many bytes a result may have."""
+        """Maximum size of a result in bytes."""
         ...
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
-        """Report a verdict while the handler still occupies its slot."""
+        """Report an outcome while the handler still occupies its slot."""
         ...
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """Report a verdict and free the slot."""
+        """Report an outcome and free the slot."""
         ...
 
     def free(self) -> None:
-        """Free a slot whose verdict was reported before, or will never be."""
+        """Free a slot whose outcome was reported before, or never will be."""
         ...
 
     def progress(self, receipt: str, value: float | str) -> None:
@@ -55,7 +55,7 @@ class OutcomeSettler(Protocol):
 
 
 class HandlerRunner:
-    """Takes deliveries in one event loop, and runs them there or in threads."""
+    """Runs the handlers of deliveries, in an event loop or in threads."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class HandlerRunner:
 
     @property
     def running(self) -> int:
-        """How many tasks are running."""
+        """Number of running tasks."""
         return len(self._running)
 
     def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
-        """Run these as soon as there is room."""
+        """Run deliveries as soon as slots are free."""
         if self._has_batches:
             deliveries = self._buffer.add(deliveries)
         self._waiting.extend(deliveries)
@@ -102,9 +102,9 @@ class HandlerRunner:
             self._start_waiting()
 
     def revoke(self, receipts: Sequence[str]) -> None:
-        """Stop working on these: async handlers are cancelled, results of others will be discarded.
+        """Stop the handlers of these receipts: async ones are cancelled, results of others are discarded.
 
-        The others of a batch go on.
+        Other tasks of the same batch continue.
         """
         for receipt in receipts:
             job = self._running.get(receipt)
@@ -116,14 +116,14 @@ class HandlerRunner:
             job.call.cancel_if_settled()
 
     def return_waiting(self) -> None:
-        """Hand back what has not been started."""
+        """Release the deliveries that have not been started."""
         waiting = [*self._waiting, *self._buffer.take_all()]
         self._waiting.clear()
         for delivery in waiting:
             self._settler.finish(delivery.receipt, HandBack())
 
     def stop(self) -> None:
-        """Start nothing any more."""
+        """Start no more tasks."""
         self._stopping = True
         self.return_waiting()
 
@@ -132,10 +132,10 @@ class HandlerRunner:
         await self._idle.wait()
 
     async def hand_back(self, cleanup_seconds: float) -> None:
-        """End everything that runs.
+        """Release all running tasks.
 
-        A cancelled handler may clean up for ``patience`` seconds before its task goes back. A synchronous one cannot be
-        ended: its task goes back at once and its result will be discarded.
+        A cancelled handler may clean up for ``cleanup_seconds`` before its task is released. A synchronous one cannot
+        be cancelled: its task is released at once, and its result will be discarded.
         """
         self.stop()
         cancelled: set[asyncio.Task[None]] = set()
@@ -154,7 +154,7 @@ class HandlerRunner:
             self._settle_early(job, HandBack())
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._threads.close()
 
     def _drop_waiting(self, receipt: str) -> None:
@@ -165,7 +165,7 @@ class HandlerRunner:
 
     def _start_waiting(self) -> None:
         if self._has_batches:
-            # They take turns at being first, so that neither kind starves beside the other.
+            # Batches and single tasks alternate in being first, so that neither starves the other.
             self._batches_first = not self._batches_first
             if self._batches_first:
                 self._start_waiting_batches()
@@ -191,7 +191,7 @@ class HandlerRunner:
         context = Context(delivery, self._settler.progress)
         try:
             arguments = handler.arguments.read(bytes(task.payload), context)
-        except Exception as error:  # noqa: BLE001 - a check of the handler's own may raise whatever it likes
+        except Exception as error:  # noqa: BLE001 - a validator of the handler may raise anything
             self._reject_payload(delivery, error)
             return
         call = HandlerCall(handler)
@@ -240,13 +240,13 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
         except asyncio.CancelledError as error:
-            # Without a request to cancel, the handler raised it by itself: a failure like any other.
+            # Without a request to cancel, the handler raised it itself: an ordinary failure.
             task = asyncio.current_task()
             ours = call.handing_back or (task is not None and task.cancelling() > 0)
             self._finish_call(
                 call, [HandBack() if ours else outcome_of_error(error)] * len(call.jobs)
             )
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has an outcome
             self._finish_call(call, outcomes_of_error(call, error))
         else:
             self._finish_call(call, outcomes_of_return(call, value, self._settler.result_limit))
@@ -257,7 +257,7 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)
             end = outcomes_of_return(call, value, self._settler.result_limit)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has an outcome
             end = outcomes_of_error(call, error)
         self._thread_results.put((call, end))
 
@@ -272,19 +272,19 @@ class HandlerRunner:
         call.cancel_if_settled()
 
     def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:
-        """Settle, while the handler is still there."""
+        """Settle a task whose handler is still running."""
         if not job.settled:
             job.settled = True
             self._on_outcome(outcome)
             self._settler.settle(job.delivery.receipt, outcome)
 
     def _finish_call(self, call: HandlerCall, end: HandlerEnd) -> None:
-        """Settle, unless that was done before, and free the slots."""
+        """Settle the tasks that are not settled yet, and free their slots."""
         if call.timer:
             call.timer.cancel()
         if isinstance(call.handler, BatchHandler):
             self._buffer.ended(call.handler)
-        # no cycles are left to the garbage collector
+        # leave no reference cycles
         jobs, call.jobs, call.task = call.jobs, [], None
         if isinstance(end, Fatal):
             self._finish_fatal(jobs, end.error)
@@ -304,8 +304,8 @@ class HandlerRunner:
             self._idle.set()
 
     def _finish_fatal(self, jobs: Sequence[RunningTask], error: BaseException) -> None:
-        # The operator's interrupt is not the task's fault. Anything else may well be, so the receipt is left open and
-        # counts as lost: handed back, the same task would end one worker after the other for ever.
+        # An operator's interrupt is not the task's fault. Anything else may be, so the receipt stays open and counts as
+        # lost: if it were released, the task could end one worker after another without limit.
         for job in jobs:
             receipt = job.delivery.receipt
             self._running.pop(receipt, None)

@@ -1,4 +1,4 @@
-"""The worker's network side: a thread and an event loop of its own, so that no handler can starve the heartbeat."""
+"""The worker's connection to the server: in a thread with an event loop, so that no handler blocks the heartbeat."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ from taskqueue_worker.threads import ThreadsafeInbox
 
 
 class WorkerRefused(ConfigurationError):
-    """The server refused the connection: wrong token, missing right, or another protocol. Trying again is no use."""
+    """The server refused the connection: wrong token, missing permission, or another protocol. Retrying is no use."""
 
     code = "worker_refused"
     exit_code: ClassVar[int] = 4
 
 
 class Backoff:
-    """At once the first time, then ``base``, doubled each time up to ``cap``; each wait is 50 to 100 % of that."""
+    """Waits between attempts: none, then ``base``, doubled each time up to ``cap``; each is 50 to 100 % of that."""
 
     def __init__(
         self, base: float = 0.1, cap: float = 5.0, uniform: Callable[[], float] = random.random
     ) -> None:
-        """Seconds; ``uniform`` gives 0 <= x < 1."""
+        """Take durations in seconds; ``uniform`` returns 0 <= x < 1."""
         self._base = base
         self._cap = cap
         self._uniform = uniform
         self._tries = 0
 
     def next(self, *, at_once: bool = True) -> float:
-        """Return the seconds to wait before the next try. ``at_once=False`` leaves out the first, immediate one."""
+        """Return the seconds to wait before the next attempt. ``at_once=False`` skips the first, immediate one."""
         if self._tries == 0:
             self._tries = 1
             if at_once:
@@ -70,7 +70,7 @@ class Backoff:
         return wait * (0.5 + self._uniform() / 2)
 
     def reset(self, *, at_once: bool = True) -> None:
-        """Start again: the connection was good. ``at_once=False`` starts at the first wait."""
+        """Start again after a good connection. ``at_once=False`` starts at the first wait."""
         self._tries = 0 if at_once else 1
 
 
@@ -81,7 +81,7 @@ _REFUSALS = {
     426: "the server uses another protocol",
 }
 _BACKOFF_CODES = (CLOSE_PROTOCOL, CLOSE_TRY_LATER, 1008, 1009, 1011)
-"""close codes after which an immediate return would only repeat the trouble"""
+"""close codes after which an immediate reconnect would probably fail again"""
 _STABLE_SECONDS = 1.0
 _WELCOMED = (ClientSessionState.READY, ClientSessionState.DRAINING, ClientSessionState.CLOSED)
 _log = logging.getLogger("taskqueue.worker")
@@ -90,7 +90,7 @@ Work = Delivered | Revoked
 
 
 class ServerLink:
-    """Keeps a session connected until told to leave, or refused. Its methods may be called from any thread."""
+    """Keeps a session connected until `leave` or a refusal. Its methods are thread-safe."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ServerLink:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``deliver`` is called in the link's thread. The token is shown to the server as it is connected to."""
+        """Call ``deliver`` in the link's thread. The token is sent with each handshake."""
         self._session = session
         self._address = address
         self._backoff = backoff
@@ -124,12 +124,12 @@ class ServerLink:
         """done when the link has ended, with the error that ended it"""
 
     def start(self) -> None:
-        """Start to connect."""
+        """Start connecting."""
         self._thread.start()
 
     @property
     def result_limit(self) -> int:
-        """How long a result may be, as far as is known."""
+        """Maximum size of a result in bytes; a default until the server's limit is known."""
         return self._session.limits.result
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
@@ -155,17 +155,17 @@ class ServerLink:
     def leave(self, seconds: float) -> None:
         """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
 
-        Says bye where nothing is held any more; otherwise breaks the connection, so that the rest counts as lost.
+        Sends a bye if nothing is held any more; otherwise aborts the connection, so that the rest counts as lost.
         """
         self._inbox.put(partial(self._leave, seconds))
 
-    # All that follows runs in the link's thread.
+    # The following runs in the link's thread.
 
     def _main(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._stay_connected())
-        except BaseException as error:  # noqa: BLE001 - it is passed on to whoever waits
+        except BaseException as error:  # noqa: BLE001 - `ended` passes it on
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
@@ -217,7 +217,7 @@ class ServerLink:
                 raise self._refused(end.reason)
             back_off = end.kind is EndKind.VIOLATED or end.code in _BACKOFF_CODES
             if self._connected and not back_off:
-                # One that broke soon is tried again soon, while the server still waits, but not in a tight loop.
+                # After a short connection, reconnect soon, while the server still waits, but not in a tight loop.
                 self._backoff.reset(at_once=self._loop.time() - began >= _STABLE_SECONDS)
             self._log_down(end)
             with contextlib.suppress(TimeoutError):
@@ -250,7 +250,7 @@ class ServerLink:
             self._connection = None
 
     async def _open(self) -> ClientConnection | None:
-        # Opening may take long; being told to leave must end it.
+        # Connecting may take long; `leave` must end it.
         opening = asyncio.create_task(open_socket(self._address, self._token, self._tls))
         finished = asyncio.create_task(self._finished.wait())
         try:
@@ -264,7 +264,7 @@ class ServerLink:
     def _refused(self, reason: str) -> WorkerRefused:
         return WorkerRefused(f"{self._address.shown} refused this worker: {reason}")
 
-    # Logs: once per change, not once per try.
+    # Each change is logged once, not each attempt.
 
     def _log_down(self, end: ConnectionEnd) -> None:
         if self._connected is not False:

@@ -30,10 +30,10 @@ from taskqueue_core.tasks import Delivery, Settled
 async def settle(
     backend: Backend, subscription: Subscription, delivery: Delivery, verb: Verb
 ) -> Settled:
-    """Settle one delivery; a stale receipt is an answer (`Settled.LEASE_LOST`), not an error.
+    """Settle one delivery. Return `Settled.LEASE_LOST` for a receipt that is not current; this is no error.
 
-    On a backend without ``atomic_retry`` the retry is published first and the delivery acked after:
-    a crash in between runs the task once more rather than never.
+    Without ``atomic_retry`` the retry is published before the delivery is acked: a crash between the two makes the
+    task run once more, and never loses it.
     """
     try:
         match verb:

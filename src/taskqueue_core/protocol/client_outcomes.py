@@ -1,4 +1,4 @@
-"""From outcomes to the frames that report them, in as few frames as the limits allow."""
+"""Encoding outcomes as frames: as few as the limits allow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def clean_text(text: str) -> str:
 
 
 def frames_of(outcomes: Iterable[tuple[str, Outcome]], limits: WireLimits) -> Iterator[ClientFrame]:
-    """Yield frames for outcomes by receipt. Acks and hand-backs are batched; order between receipts means nothing."""
+    """Yield frames for outcomes by receipt. Acks and releases are batched; the order of receipts is not kept."""
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
     handed_back: list[str] = []

@@ -1,8 +1,8 @@
 """The frames of the socket protocol, version 1, and their encoding. `docs/protocol.md` describes them for any language.
 
 A frame is one JSON object in a text message; ``type`` names it. Unknown fields are ignored, so that
-either side may be newer. Payloads and results are spliced in and out as raw JSON: nobody between
-publisher and worker decodes them.
+either side may be newer. Payloads and results are copied as raw JSON: nothing between publisher and
+worker decodes them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PROTOCOL_VERSION = 1
 
 CLOSE_CLEAN = 1000
 CLOSE_RESTART = 1012
-"""the server is going away: reconnect, to any replica"""
+"""the server is shutting down: reconnect to any replica"""
 CLOSE_TRY_LATER = 1013
 """too many connections"""
 CLOSE_REVOKED = 4001
-"""its token is no good any more, or no longer for its keys"""
+"""the worker's token is no longer valid, or no longer allows its keys"""
 CLOSE_PROTOCOL = 4400
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_TIMEOUT = 4408
@@ -54,7 +54,7 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
     credit: _Count = 0
     token: Annotated[str, Meta(max_length=1024)] | None = None
     holding: Annotated[list[_Receipt], Meta(max_length=LIMITS.credit)] = []
-    """receipts that it still runs, after a reconnect"""
+    """receipts of tasks that are still running, after a reconnect"""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -65,20 +65,20 @@ class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
 
 
 class AckFrame(_Frame, tag="ack", frozen=True, kw_only=True):
-    """Executed; a result may come with each receipt."""
+    """The tasks were executed. Each receipt may have a result."""
 
     receipts: _Receipts
     results: dict[str, Raw] = {}
 
 
 class RedeliverFrame(_Frame, tag="redeliver", frozen=True, kw_only=True):
-    """Handed back."""
+    """The tasks were not executed; they are released and available again at once."""
 
     receipts: _Receipts
 
 
 class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
-    """Failed; the server applies the queue's retry policy. ``delay`` overrides its wait."""
+    """The attempt failed. The server applies the queue's retry policy; ``delay`` overrides its delay."""
 
     receipt: _Receipt
     error: _Text = ""
@@ -86,7 +86,7 @@ class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
 
 
 class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
-    """Given up."""
+    """The task is given up and becomes a dead letter."""
 
     receipt: _Receipt
     reason: _Text
@@ -94,27 +94,27 @@ class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
 
 
 class Progress(_Frame, tag="progress", frozen=True, kw_only=True):
-    """How far a task is: 0..1 or a short text."""
+    """The progress of a task: a number from 0 to 1, or a short text."""
 
     receipt: _Receipt
     value: Annotated[float, Meta(ge=0, le=1)] | _Text
 
 
 class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
-    """No more; what is still held is handed back."""
+    """The worker leaves; deliveries that it still holds are released."""
 
 
 # both ways
 
 
 class Ping(_Frame, tag="ping", frozen=True, kw_only=True):
-    """A question whether the peer is there."""
+    """A request for a pong."""
 
     n: int = 0
 
 
 class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
-    """The answer; ``n`` is the ping's."""
+    """The answer to a ping, with its ``n``."""
 
     n: int = 0
 
@@ -123,7 +123,7 @@ class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
 
 
 class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server accepts, in bytes or counts."""
+    """The limits of the server, in bytes or counts."""
 
     frame: int = LIMITS.frame
     payload: int = LIMITS.payload
@@ -137,14 +137,14 @@ class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
 
     connection_id: str
     lease: float
-    """seconds of silence after which either side gives the other up; ping at least every third of it"""
+    """seconds of silence after which either side closes the connection; ping at least every third of it"""
     server: str
     limits: WireLimits = WireLimits()
     adopted: list[str] = []
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task as it travels."""
+    """A task in a frame."""
 
     id: str
     key: str
@@ -159,7 +159,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A delivery as it travels."""
+    """A delivery in a frame."""
 
     receipt: str
     attempt: int
@@ -172,13 +172,13 @@ class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Deliver(_Frame, tag="deliver", frozen=True, kw_only=True):
-    """Work. Each delivery uses up one credit."""
+    """Deliveries for the worker. Each uses up one credit."""
 
     deliveries: list[WireDelivery]
 
 
 class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
-    """What became of settlements."""
+    """The results of settlements."""
 
     ok: list[str] = []
     lease_lost: list[str] = []
@@ -186,26 +186,26 @@ class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
 
 
 class Revoke(_Frame, tag="revoke", frozen=True, kw_only=True):
-    """No longer yours: stop working on them, settle nothing."""
+    """The deliveries no longer belong to the worker: stop their handlers, and do not settle them."""
 
     receipts: list[str]
 
 
 class Drain(_Frame, tag="drain", frozen=True, kw_only=True):
-    """The server is going away and delivers no more: settle what you can within ``seconds``, then reconnect."""
+    """The server is shutting down and delivers no more. Settle what you can within ``seconds``, then reconnect."""
 
     seconds: float
 
 
 class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
-    """The store is out of reach (or ``ok`` again): keep what you run, credit stands still."""
+    """The store is unavailable, or available again if ``ok``. Keep running tasks; no credit is used in an outage."""
 
     ok: bool = False
     reason: str = ""
 
 
 class Error(_Frame, tag="error", frozen=True, kw_only=True):
-    """The frame before was not accepted. Where it is fatal, a close follows."""
+    """The previous frame was not accepted. If the error is fatal, the server closes the connection."""
 
     code: str
     message: str
@@ -262,7 +262,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
 
 
 def _without_values(message: str) -> str:
-    # The library names the field and the types; only a few messages quote the value, which may be anything.
+    # msgspec's messages name the field and the types. Only a few quote the value, which may be confidential.
     return "a field is not allowed" if "Invalid value" in message else message
 
 

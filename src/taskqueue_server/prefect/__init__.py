@@ -1,6 +1,6 @@
-"""The socket that task workers of Prefect speak, and the few requests that they make beside it.
+"""The sockets for Prefect's task workers, and the few HTTP requests that these make.
 
-Nothing of Prefect is needed here: what goes over the wire is JSON. What is promised stands in ``docs/prefect.md``.
+Prefect is not needed here: the frames are JSON. ``docs/prefect.md`` describes the guarantees.
 """
 
 from starlette.routing import WebSocketRoute

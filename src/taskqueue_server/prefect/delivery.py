@@ -1,4 +1,4 @@
-"""One task run after the other: send it, wait for its ack, settle, and only then take the next."""
+"""Delivering task runs one at a time: send a run, wait for its ack, settle it, then receive the next."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from taskqueue_server.prefect.handshake import Guest, PrefectSessionEnd
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
 BAD_TASK_RUN = "bad_task_run"
-"""the reason of a dead letter that no worker of Prefect would bear"""
+"""the reason of a dead letter that would end a worker of Prefect"""
 _ACK_SECONDS = 0.5
-"""for the ack of what was just sent, once an end is near: a worker that has room gives it at once"""
+"""time for the ack of the last run before the socket is closed; a worker with a free slot acks at once"""
 _SETTLE_SECONDS = 2.0
-"""for the settlement of an ack that has come, when the server leaves; otherwise it may take as long as a lease"""
+"""time to settle an ack when the server shuts down; otherwise it may take as long as a lease"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
 class _Sent(msgspec.Struct, frozen=True):
     delivery: Delivery
     mark: int
-    """who has not seen it has not seen the delivery"""
+    """the ping before the run: a worker that has not answered it has not read the run"""
 
 
 class PrefectDelivery:
-    """Hands task runs over to one worker, which holds one without an ack at the most. Runs once."""
+    """Delivers task runs to one worker, with at most one run without an ack. Runs once."""
 
     def __init__(
         self, guest: Guest, subscription: Subscription, access_revoked: asyncio.Event
     ) -> None:
-        """``access_revoked`` is set when the worker's token is not good any more."""
+        """End when ``access_revoked`` is set: the worker's token is no longer valid."""
         self._guest = guest
         self._context = guest.context
         self._channel = guest.channel
@@ -57,10 +57,10 @@ class PrefectDelivery:
         self._acked = asyncio.Event()
 
     async def run(self) -> PrefectSessionEnd:
-        """Serve until the end, farewell included. What has no ack goes back as the subscription is closed, not here."""
+        """Serve until the end, including the close. Closing the subscription later releases a run without an ack."""
         try:
             end = await self._talk()
-            # The farewell goes first: a worker that has read it can give no ack any more for what another gets.
+            # Close first: a worker that has read the close cannot ack a run that another worker gets then.
             if end.code is not None:
                 await self._channel.close(end.code, end.reason)
             await self._settle()
@@ -86,21 +86,21 @@ class PrefectDelivery:
             return PrefectSessionEnd(str(gone))
         except SubscriptionClosed:
             return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
-        except Exception:  # noqa: BLE001 - a fault of ours must not take other connections along
+        except Exception:  # noqa: BLE001 - a bug here must not end other connections
             _log.exception("a connection failed")
             return PrefectSessionEnd("internal", frames.CLOSE_INTERNAL)
 
     async def _settle(self) -> None:
-        # The worker runs what it has acked: whoever would get it again would run it a second time.
+        # The worker runs what it has acked: if it were delivered again, it would run twice.
         if self._settling is not None:
             answer = asyncio.wait([self._settling], timeout=self._context.settings.lease)
             await first_completed(answer, self._context.draining.wait())
             await asyncio.wait([self._settling], timeout=_SETTLE_SECONDS)
 
-    # The tasks; each returns or raises when it knows that it is over.
+    # Each of these returns or raises when it ends the session.
 
     async def _read(self) -> PrefectSessionEnd:
-        # Always, or else neither an end nor a pong would be noticed.
+        # Read at all times: otherwise neither an end nor a pong would be noticed.
         while True:
             kind = frames.answered(await self._channel.receive())
             sent = self._sent
@@ -125,12 +125,15 @@ class PrefectDelivery:
             self._guest.credit = 0
             for delivery in received.deliveries:
                 if self._is_leaving():
-                    break  # it came too late, and goes back unseen
+                    break  # too late: it is released without having been sent
                 why = refusal(delivery.task)
                 if why is None:
                     await self._hand_over(delivery)
                 else:
-                    _log.warning("no task run for a worker", extra={"reason": BAD_TASK_RUN})
+                    _log.warning(
+                        "not a valid task run; it is now a dead letter",
+                        extra={"reason": BAD_TASK_RUN},
+                    )
                     await self._settlements.settle_outcomes(
                         [(delivery, Rejected(BAD_TASK_RUN, why))]
                     )
@@ -162,7 +165,7 @@ class PrefectDelivery:
         return self._context.draining.is_set() or self._dismissed.is_set()
 
     async def _last_ack(self, seconds: float) -> None:
-        # What a worker is just about to ack would otherwise run twice.
+        # Otherwise a run that the worker is about to ack would run twice.
         if self._sent is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -173,12 +176,12 @@ class PrefectDelivery:
             revocation = revocation_of(self._context.backend, self._subscription)
             while receipts := await self._store.retry_until_available(revocation.revoked):
                 if self._sent is not None and self._sent.delivery.receipt in receipts:
-                    # A worker drops what it has not acked when it is sent away, and comes again.
+                    # When its socket is closed, a worker drops its run without an ack, and reconnects.
                     return PrefectSessionEnd("revoked", frames.CLOSE_RESTART)
         return await wait_forever()
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
-        # There is no frame for this: workers wait.
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+        # Prefect has no frame for this: workers wait.
         if ok:
             _log.info("store available again")
         else:

@@ -1,4 +1,4 @@
-"""What the sockets of Prefect have in common: who is let in, and the handshake that shows a token."""
+"""The handshake of Prefect sockets: limits, quota and token."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocket
 
 
 class PrefectSessionEnd(msgspec.Struct, frozen=True):
-    """How a socket ends."""
+    """How a session ends."""
 
     reason: str
     code: int | None = None
-    """to close with; none where the peer is gone"""
+    """the close code; ``None`` if the socket has closed already"""
 
 
 class Guest:
-    """An accepted socket, and a member of the registry for as long as it may hold a delivery."""
+    """An accepted socket, registered for as long as it may hold a delivery."""
 
     def __init__(self, context: ServerContext, websocket: WebSocket) -> None:
         self.connection_id = secrets.token_hex(8)
@@ -41,20 +41,20 @@ class Guest:
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
         self.identity = self._identified() if context.authenticates else None
-        """who it is, where a header says so"""
+        """the identity of the token in the header, if there is one"""
         self.slot: QuotaSlot | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)
         self.credit = 0
-        """how many more deliveries it may be sent"""
+        """number of deliveries that may still be sent"""
         self.busy = 0
-        """how many it has that are not settled"""
+        """number of deliveries that it holds"""
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Do nothing: who comes again does not say what it has."""
+        """Do nothing: a worker that reconnects does not list what it holds."""
 
     async def greet(self) -> PrefectSessionEnd | None:
-        """Check its token, unless a header had it. Return how to end if it is wrong. Raises `ConnectionClosed`."""
+        """Check the token of header or first frame; return how to end if it is wrong. Raises `ConnectionClosed`."""
         auth = await receive_frame(frames.Auth, self.channel)
         if isinstance(auth, PrefectSessionEnd):
             return auth
@@ -71,12 +71,12 @@ class Guest:
         return None
 
     async def wait_closed(self) -> PrefectSessionEnd:
-        """Read and drop, until it leaves. Raises `ConnectionClosed` then."""
+        """Read and drop messages until the client leaves, then raise `ConnectionClosed`."""
         while True:
             await self.channel.receive()
 
     def has_room(self) -> bool:
-        """Whether it may come in: it has its place then, if it is known already."""
+        """Return whether limits and quota allow the socket; occupy its quota if its identity is known."""
         if not self.context.registry.has_room_for(known=self.identity is not None):
             return False
         if self.identity is not None:
@@ -89,15 +89,15 @@ class Guest:
 
 
 class Visit(Protocol):
-    """What becomes of a guest that has shown who it is."""
+    """The service of an authenticated socket."""
 
     async def __call__(self, guest: Guest) -> PrefectSessionEnd:
-        """Serve it until the end. Raises `ConnectionClosed` where it left before there was anything to hand back."""
+        """Serve the socket until its end. Raises `ConnectionClosed` if it left before it held anything."""
         ...
 
 
 async def welcome(websocket: WebSocket, visit: Visit) -> None:
-    """Let a websocket in, and serve it. A page is refused by a problem; a worker never, for any would end it."""
+    """Accept and serve a websocket. Web pages get a problem response; workers never do, because any would end them."""
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, frames.SUBPROTOCOL)
     try:
@@ -113,7 +113,7 @@ async def welcome(websocket: WebSocket, visit: Visit) -> None:
             await websocket.close(frames.CLOSE_TRY_LATER, "too many")
             return
     except (OSError, RuntimeError, ConnectionClosed):
-        return  # it left during the handshake
+        return  # the client left during the handshake
     await _serve(guest, visit)
 
 
@@ -134,7 +134,7 @@ async def _serve(guest: Guest, visit: Visit) -> None:
 
 
 async def restart(guest: Guest) -> PrefectSessionEnd:
-    """Wait until the server leaves."""
+    """Wait until the server shuts down."""
     await guest.context.draining.wait()
     return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
 
@@ -142,7 +142,7 @@ async def restart(guest: Guest) -> PrefectSessionEnd:
 async def receive_frame(
     kind: type[frames.F], channel: WebSocketChannel
 ) -> frames.F | PrefectSessionEnd:
-    """Return a frame that must come now, or how to end where another comes, or none. Raises `ConnectionClosed`."""
+    """Return the next frame, or how to end if it is another one or does not come. Raises `ConnectionClosed`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             return frames.decode(kind, await channel.receive())

@@ -34,7 +34,7 @@ EVENTS_PATH = "/api/events/in"
 
 Without this socket each run would write two errors to its worker's log."""
 FORBIDDEN_SECONDS = 5.0
-"""before a worker that may not have its keys is sent away: it says nothing to its user, and is back at once"""
+"""before closing a worker that may not consume its keys: it reconnects at once and reports nothing to its user"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
@@ -85,12 +85,12 @@ async def _reject(guest: Guest) -> PrefectSessionEnd:
 
 
 async def events_socket(websocket: WebSocket) -> None:
-    """Serve one process."""
+    """Serve one process of Prefect."""
     await welcome(websocket, _drop_events)
 
 
 async def _drop_events(guest: Guest) -> PrefectSessionEnd:
-    # It is no worker: only its id makes it known.
+    # It is not a worker and has no name: an id identifies it.
     guest.worker_id = f"events:{guest.connection_id}"
     guest.context.registry.identify(guest, guest.worker_id)
     with guest.context.access.watch_access(
@@ -105,12 +105,12 @@ async def _dismissed(event: asyncio.Event) -> PrefectSessionEnd:
 
 
 async def version(call: RequestContext) -> Response:
-    """Return the version of Prefect whose worker is served: a worker of another major version refuses to run."""
+    """Return the supported version of Prefect: a worker of another major version refuses to run."""
     return answer(call.context.settings.prefect_version)
 
 
 async def health(_: RequestContext) -> Response:
-    """Say that the server is there."""
+    """Report that the server is running."""
     return answer(value=True)
 
 

@@ -1,4 +1,4 @@
-"""One accepted socket: who it is, and whether it may come in."""
+"""Admitting an accepted socket: its hello, its permissions and its quota."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _log = logging.getLogger("taskqueue.server.socket")
 
 
 class SocketAdmission:
-    """A member of the registry for as long as it may hold deliveries. Runs once."""
+    """An accepted socket, registered for as long as it may hold deliveries. Runs once."""
 
     def __init__(
         self, context: ServerContext, websocket: WebSocket, slot: QuotaSlot | None = None
     ) -> None:
-        """Serve an accepted websocket, with a ``place`` if it showed a good token by header; the hello may, too."""
+        """Serve an accepted websocket. It has a ``slot`` if its header had a valid token; the hello may have one."""
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._context = context
@@ -57,21 +57,21 @@ class SocketAdmission:
 
     @property
     def credit(self) -> int:
-        """How many more deliveries the worker takes."""
+        """Number of deliveries that the worker still accepts."""
         return self._session.credit
 
     @property
     def busy(self) -> int:
-        """How many deliveries the worker has."""
+        """Number of deliveries that the worker holds."""
         return self._session.busy
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Let go of receipts that move to another connection."""
+        """Remove receipts that move to another connection."""
         self._session.forget(receipts)
         self._changed.set()
 
     async def run(self) -> None:
-        """Serve until the end. Whatever happens, nothing stays behind."""
+        """Serve until the end; clean up in any case."""
         self._context.registry.add(self, known=self._known)
         try:
             reading = read_hello(self._session, self._channel)
@@ -81,7 +81,7 @@ class SocketAdmission:
                 case CloseSocket(code, reason):
                     await self._channel.close(code, reason)
         except ConnectionClosed:
-            pass  # it left before it was welcome
+            pass  # the worker left before the welcome
         finally:
             self._leave()
             self._context.registry.remove(self)
@@ -156,13 +156,13 @@ class SocketAdmission:
             await close(subscription)
 
     def _without_others(self, hello: Hello, may: Callable[[str], bool]) -> Hello:
-        """Leave out what a connection of the same name holds of keys that this one may not have."""
+        """Leave out receipts that another connection of this worker holds, for keys that this one may not consume."""
         others = self._context.registry.others(self, hello.worker_id) if hello.holding else ()
         foreign = {
             delivery.receipt
             for other in others
             if isinstance(other, SocketAdmission)
-            for delivery in other._session.held  # noqa: SLF001 - one of us
+            for delivery in other._session.held  # noqa: SLF001 - of the same class
             if not may(delivery.task.key)
         }
         retained = [receipt for receipt in hello.holding if receipt not in foreign]

@@ -1,4 +1,4 @@
-"""``/v1/socket``: which sockets are accepted, before anybody has said a word."""
+"""``/v1/socket``: accepting or refusing a socket before its first frame."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ async def socket(websocket: WebSocket) -> None:
             await websocket.close(CLOSE_TRY_LATER, "too_many")
             return
     except (OSError, RuntimeError, ConnectionClosed):
-        return  # it left during the handshake
+        return  # the client left during the handshake
     await SocketAdmission(context, websocket, position).run()
 
 
 def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
-    """Say why a request is refused, by what it names: the server, a page, the protocol. ``None`` where it is not."""
+    """Return why a request is refused: its host, origin, query or subprotocol. ``None`` if it is not refused."""
     headers, settings = websocket.headers, context.settings
     if wrong := host_problem(headers, settings.allowed_hosts, loopback=not context.authenticates):
         return ProblemError(421, "wrong_host", wrong)
-    # Where the request went is no page's excuse here: the dashboard opens no such socket.
+    # Pages of the same origin are refused as well: the dashboard opens no such socket.
     origins = headers.getlist("origin")
     if origins and (len(origins) > 1 or origins[0] not in settings.origins):
         return ProblemError(403, "origin", "web pages may not open this socket")

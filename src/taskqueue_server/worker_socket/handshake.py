@@ -1,4 +1,4 @@
-"""The first moments of a connection: a hello in time, a worker that may come in, and what it still runs."""
+"""The start of a worker's connection: waiting for its hello, and adopting the deliveries that it still runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROOM = LIMITS.frame - 4096
 
 
 async def read_hello(session: ServerSession, channel: WebSocketChannel) -> Hello | CloseSocket:
-    """Return the hello, or how to close where none comes within `HELLO_SECONDS`. Raises `Gone`."""
+    """Return the hello, or how to close if none arrives within `HELLO_SECONDS`. Raises `ConnectionClosed`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             while True:
@@ -50,9 +50,9 @@ async def adopt(
     store: OutageRetry,
     may: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Delivery, ...]:
-    """Move what a worker still runs to its new subscription; leave out what is lost.
+    """Move the deliveries that a worker still runs to its new subscription; leave out lost ones.
 
-    What is of a key that it ``may`` not have goes back to its queue unseen: its receipt was somebody else's.
+    Deliveries of a key that it ``may`` not consume are released: their receipts belonged to another client.
     """
     if not receipts or not has(backend, Capability.HANDOVER):
         return ()
@@ -71,7 +71,7 @@ async def adopt(
 
 
 def _within_a_frame(receipts: Sequence[str]) -> list[str]:
-    # The welcome repeats what was adopted.
+    # The welcome lists the adopted receipts.
     size = 0
     fitting = []
     for receipt in dict.fromkeys(receipts):

@@ -1,4 +1,4 @@
-"""From the subscription to the socket, as far as the credit goes."""
+"""Sending deliveries from the subscription to the socket, within the worker's credit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
 _BATCH = 100
-"""deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
+"""deliveries per receive: enough to make the round trip cheap, few enough to be shared between workers"""
 
 
 class DeliverySender:
-    """Receives no more than the credit allows, so that nothing is ever buffered beyond it."""
+    """Receives deliveries and sends them. Receives no more than the credit allows, so that nothing is buffered."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class DeliverySender:
         self._credit.set()
 
     def stop(self) -> None:
-        """Receive no more; what was received already is still sent. Nothing is lost."""
+        """Stop receiving; deliveries that were received are still sent. Nothing is lost."""
         self._credit.set()
         if self._receiving and self._task is not None and not self._interrupted:
             self._interrupted = True
@@ -59,7 +59,7 @@ class DeliverySender:
                 self._receiving = True
                 received = await self._store.retry_until_available(self._receive)
             except asyncio.CancelledError:
-                # Only our own interruption ends here; who else cancels means it.
+                # Only a cancellation by `stop` ends here; any other is passed on.
                 task = asyncio.current_task()
                 if not self._interrupted or task is None or task.uncancel() > 0:
                     raise
@@ -70,7 +70,7 @@ class DeliverySender:
                 await self._deliver(received.deliveries)
 
     def _receive(self) -> Awaitable[Received]:
-        # After an outage the first receive does not wait, so that its answer can tell that the store is back.
+        # In an outage a receive does not wait, so that its answer shows at once that the store is available again.
         limit = min(self._session.credit, _BATCH)
         return self._subscription.receive(limit, 0 if self._store.down else None)
 
@@ -85,5 +85,7 @@ class DeliverySender:
         finally:
             if unsent:
                 self._session.forget(unsent)
-                with contextlib.suppress(TaskQueueError):  # closing the subscription does it too
+                with contextlib.suppress(
+                    TaskQueueError
+                ):  # closing the subscription releases them too
                     await self._subscription.redeliver(*unsent.values())

@@ -1,4 +1,4 @@
-"""A worker's socket from the welcome to its end, and what becomes of its deliveries then."""
+"""A worker's session on a socket, from the welcome to its end, and the release of its deliveries."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocket
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
-"""for settlements that were under way when the socket ended"""
+"""time for settlements that were in progress when the socket closed"""
 _log = logging.getLogger("taskqueue.server.socket")
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
-    """How a conversation ends."""
+    """How a session ends."""
 
     orderly: bool
-    """what is held goes back at once; otherwise after the grace, as lost"""
+    """held deliveries are released at once; otherwise after the grace period, as lost"""
     reason: str
     code: int | None = None
-    """to close with; none where the peer is gone"""
+    """the close code; ``None`` if the socket has closed already"""
 
 
 class _End(Protocol):
@@ -88,7 +88,7 @@ async def report_connection(
 
 
 class WorkerSession:
-    """Owns its subscription and every task that serves the socket. Runs once."""
+    """Serves one worker. Owns its subscription and all asyncio tasks that serve its socket. Runs once."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class WorkerSession:
         access_revoked: asyncio.Event,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``deliveries_changed`` is set whenever deliveries end, ``access_revoked`` once the worker may not stay.
+        """Set ``deliveries_changed`` when deliveries end. End when ``access_revoked`` is set.
 
-        ``on_closed`` is called as soon as nobody listens any more, before what is held is handed back.
+        Call ``on_closed`` when nothing is sent or read any more, before the held deliveries are released.
         """
         self._context = context
         self._channel = channel
@@ -123,9 +123,10 @@ class WorkerSession:
     async def welcome(
         self, hello: Hello, connection_id: str, may: Callable[[str], bool] = lambda _: True
     ) -> None:
-        """Adopt what the worker still runs of the keys that it ``may`` have, and answer its hello.
+        """Adopt the deliveries that the worker still runs, for keys that it ``may`` consume, and answer its hello.
 
-        Raises `TimeoutError` where the store cannot say, and `ConnectionClosed`, after the grace, where the worker is.
+        Raises `TimeoutError` if the store does not answer, and `ConnectionClosed`, after the grace period, if the
+        worker has left.
         """
         async with asyncio.timeout(_ADOPT_SECONDS):
             adopted = await adopt(
@@ -138,12 +139,12 @@ class WorkerSession:
         except ConnectionClosed as gone:
             self._session.close()
             self._parted()
-            if not gone.orderly:  # its next connection adopts the same
+            if not gone.orderly:  # its next connection may adopt them
                 await self._break_off(SessionEnd(orderly=False, reason=str(gone)))
             raise
 
     async def run(self) -> SessionEnd:
-        """Serve until the end, and hand back what is held then. If cancelled, closing the subscription does that."""
+        """Serve until the end, then release what is held. If cancelled, closing the subscription releases it."""
         settling = asyncio.create_task(self._settlements.run())
         try:
             end = await self._talk(settling)
@@ -163,7 +164,7 @@ class WorkerSession:
             and self._context.handover
             and end.code
         ):
-            # The worker goes on, and another server adopts what it runs: only what is left is handed back.
+            # The worker continues, and another server adopts its deliveries: release only those that remain.
             await self._channel.close(end.code, end.reason)
             await asyncio.sleep(self._context.handover)
         await close(self._subscription)
@@ -171,7 +172,7 @@ class WorkerSession:
             await self._channel.close(end.code, end.reason)
 
     async def _break_off(self, end: SessionEnd) -> None:
-        # The subscription stays open, and nothing receives into it: the worker may come back and adopt.
+        # The subscription stays open without receiving: the worker may reconnect and adopt its deliveries.
         ours = self._context.draining.is_set()
         if end.code is not None:
             await self._channel.close(end.code, end.reason)
@@ -197,11 +198,11 @@ class WorkerSession:
             return SessionEnd(gone.orderly, str(gone))
         except SubscriptionClosed:
             return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
-        except Exception:  # noqa: BLE001 - a fault of ours must not take other connections along
+        except Exception:  # noqa: BLE001 - a bug here must not end other connections
             _log.exception("a connection failed")
             return SessionEnd(orderly=True, reason="internal", code=CLOSE_INTERNAL)
 
-    # The tasks; each returns when it knows that the conversation is over.
+    # Each of these returns when it ends the session.
 
     async def _read(self) -> SessionEnd:
         while True:
@@ -241,7 +242,7 @@ class WorkerSession:
         try:
             current = await self._context.control.progress(event.delivery, event.value)
         except OUTAGE_ERRORS:
-            return  # the next report says more
+            return  # the next report replaces it
         if not current:
             await self._revoke_deliveries([event.delivery.receipt])
 
@@ -253,7 +254,7 @@ class WorkerSession:
         raise await self._channel.lost()
 
     async def _watch_pings(self) -> SessionEnd:
-        """Ping, and give up a worker that stays silent while we listen."""
+        """Send pings. End the session of a worker that is silent while `_read` waits for a frame."""
         lease = self._context.settings.lease
         ping_at = self._loop.time() + lease / 3
         while True:
@@ -262,8 +263,8 @@ class WorkerSession:
             awake = max(due, self._loop.time())
             await asyncio.sleep(awake - self._loop.time())
             now = self._loop.time()
-            # Having slept too long ourselves, we cannot know who was silent: what came meanwhile is read first. Only
-            # this sleep counts: after it, who is silent still is given up, however long ago the lease was over.
+            # If this process slept too long, the worker may not have been silent: read what has arrived first. That
+            # holds for one sleep: a worker that is silent after it is given up, even if its lease ended long ago.
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:
@@ -312,7 +313,7 @@ class WorkerSession:
             return
         with contextlib.suppress(
             ConnectionClosed
-        ):  # others notice; who tells may have work to finish
+        ):  # other tasks notice it; the caller may have to finish a settlement
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
 
 
