@@ -144,7 +144,7 @@ class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task in a frame."""
+    """A task as JSON."""
 
     id: str
     key: str
@@ -159,7 +159,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A delivery in a frame."""
+    """A delivery as JSON."""
 
     receipt: str
     attempt: int
