@@ -114,7 +114,7 @@ class SharedQueueDelivery:
         self._client = _UNKNOWN_CLIENT
         self._connection = connection_of(_UNKNOWN_CLIENT, self._connection_mark)
         self._subscription: Subscription | None = None
-        self._store = OutageRetry(self._log_outage)
+        self._outage = OutageRetry(self._log_outage)
         self._sent: Delivery | None = None
         """the run that was sent and is not acknowledged"""
         self._state = ""
@@ -168,7 +168,7 @@ class SharedQueueDelivery:
         self._state = task_runs.state_id(run)
         return run
 
-    async def hand_back(self) -> None:
+    async def release(self) -> None:
         """Release the run that was sent."""
         delivery, self._sent = self._sent, None
         if delivery is not None:
@@ -178,7 +178,7 @@ class SharedQueueDelivery:
 
     @property
     def _settlements(self) -> Settler:
-        return Settler(self._host.backend, self._open_subscription(), self._store)
+        return Settler(self._host.backend, self._open_subscription(), self._outage)
 
     def _open_subscription(self) -> Subscription:
         if self._subscription is None:
@@ -190,7 +190,7 @@ class SharedQueueDelivery:
             await self._settle_task
         subscription = self._open_subscription()
         while True:
-            received = await self._store.retry_until_available(
+            received = await self._outage.retry_until_available(
                 partial(subscription.receive, 1, None)
             )
             for delivery in received.deliveries:
@@ -202,7 +202,7 @@ class SharedQueueDelivery:
         """Return whether a delivery still belongs to this socket: not if the process was suspended for a lease."""
         task = delivery.task
         poll = partial(self._host.control.statuses, task.key, task.id)
-        (status,) = await self._store.retry_until_available(poll)
+        (status,) = await self._outage.retry_until_available(poll)
         own = State.IN_FLIGHT, delivery.attempt, delivery.losses
         return status is not None and (status.state, status.attempt, status.losses) == own
 
@@ -243,7 +243,7 @@ class SharedQueueDelivery:
         later = ScheduleRetry(float(delivery.attempt), "its transaction is not committed")
         backend, subscription = self._host.backend, self._open_subscription()
         with contextlib.suppress(LeaseLost):
-            await self._store.retry_until_available(
+            await self._outage.retry_until_available(
                 partial(settle, backend, subscription, delivery, later)
             )
 

@@ -57,7 +57,7 @@ class TaskQueue:
         """
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
-            await socket.hand_back()
+            await socket.release()
         else:
             await scheduling.schedule(Host.of_this_loop(), task_run)
 

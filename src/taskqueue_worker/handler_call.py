@@ -44,7 +44,7 @@ class HandlerCall(msgspec.Struct, eq=False):
 
     handler: Handler | BatchHandler
     jobs: list[RunningTask] = []
-    handing_back: bool = False
+    releasing: bool = False
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
 

@@ -44,15 +44,15 @@ class LocalTaskSource:
         self._subscription = subscription
         self._run = run
         self._loop = asyncio.get_running_loop()
-        self._store = OutageRetry(self._log_outage)
+        self._outage = OutageRetry(self._log_outage)
         self._held: dict[str, Delivery] = {}
         self._revoked_early: set[str] = set()
         self._settlements = SettlementQueue(
-            backend, subscription, self._store, self._log_late, max_unsettled=capacity
+            backend, subscription, self._outage, self._log_late, max_unsettled=capacity
         )
         self._prefetcher = Prefetcher(
             subscription,
-            self._store,
+            self._outage,
             concurrency,
             capacity,
             deliver=self._deliver,
@@ -142,7 +142,7 @@ class LocalTaskSource:
 
     async def _watch_revocations(self) -> None:
         revocation = revocation_of(self._backend, self._subscription)
-        while receipts := await self._store.retry_until_available(revocation.revoked):
+        while receipts := await self._outage.retry_until_available(revocation.revoked):
             self._revoke_deliveries(receipts)
 
     def _note_progress(self, reports: list[tuple[str, float | str]]) -> None:

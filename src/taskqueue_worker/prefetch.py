@@ -26,7 +26,7 @@ class Prefetcher:
     def __init__(
         self,
         subscription: Subscription,
-        store: OutageRetry,
+        outage: OutageRetry,
         concurrency: int,
         capacity: int,
         *,
@@ -41,7 +41,7 @@ class Prefetcher:
         that were not started, and ``wait_for_room`` waits while too many outcomes are unsettled.
         """
         self._subscription = subscription
-        self._store = store
+        self._outage = outage
         self._concurrency = concurrency
         self._capacity = capacity
         self._max_prefetch = capacity - concurrency
@@ -90,7 +90,7 @@ class Prefetcher:
                 await self._wait_for_slot()
                 continue
             await self._wait_for_room()
-            received = await self._store.retry_until_available(self._receive)
+            received = await self._outage.retry_until_available(self._receive)
             self._update_rate()
             deliveries = received.deliveries
             if not deliveries:
@@ -143,7 +143,7 @@ class Prefetcher:
         if limit <= 0:
             return Received()
         # In an outage a receive does not wait, so that its answer shows at once that the store is available again.
-        call = self._subscription.receive(limit, 0 if self._store.down else None)
+        call = self._subscription.receive(limit, 0 if self._outage.down else None)
         self._receiving = receiving = asyncio.ensure_future(call)
         try:
             return await receiving

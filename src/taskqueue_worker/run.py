@@ -109,7 +109,7 @@ class WorkerRun:
             if self._timer:
                 self._timer.cancel()
             try:
-                await self.runner.hand_back(_CLEANUP_SECONDS)
+                await self.runner.release_running(_CLEANUP_SECONDS)
             finally:
                 self.runner.close()
                 self._source.leave(_CONFIRM_SECONDS)

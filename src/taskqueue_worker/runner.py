@@ -131,7 +131,7 @@ class HandlerRunner:
         """Wait until nothing is running."""
         await self._idle.wait()
 
-    async def hand_back(self, cleanup_seconds: float) -> None:
+    async def release_running(self, cleanup_seconds: float) -> None:
         """Release all running tasks.
 
         A cancelled handler may clean up for ``cleanup_seconds`` before its task is released. A synchronous one cannot
@@ -140,7 +140,7 @@ class HandlerRunner:
         self.stop()
         cancelled: set[asyncio.Task[None]] = set()
         for job in tuple(self._running.values()):
-            job.call.handing_back = True
+            job.call.releasing = True
             job.context.revoke()
             if job.call.task is None:
                 self._settle_early(job, HandBack())
@@ -242,7 +242,7 @@ class HandlerRunner:
         except asyncio.CancelledError as error:
             # Without a request to cancel, the handler raised it itself: an ordinary failure.
             task = asyncio.current_task()
-            ours = call.handing_back or (task is not None and task.cancelling() > 0)
+            ours = call.releasing or (task is not None and task.cancelling() > 0)
             self._finish_call(
                 call, [HandBack() if ours else outcome_of_error(error)] * len(call.jobs)
             )

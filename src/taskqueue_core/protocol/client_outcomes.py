@@ -30,13 +30,13 @@ def frames_of(outcomes: Iterable[tuple[str, Outcome]], limits: WireLimits) -> It
     """Yield frames for outcomes by receipt. Acks and releases are batched; the order of receipts is not kept."""
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
-    handed_back: list[str] = []
+    released: list[str] = []
     for receipt, outcome in outcomes:
         match outcome:
             case Success(result):
                 acks.append((receipt, result))
             case HandBack():
-                handed_back.append(receipt)
+                released.append(receipt)
             case RetryLater(delay, error):
                 yield RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
             case Failed(error):
@@ -48,8 +48,8 @@ def frames_of(outcomes: Iterable[tuple[str, Outcome]], limits: WireLimits) -> It
                     error=None if detail is None else clean_text(detail),
                 )
     yield from _acks(acks, batch, min(limits.frame, LIMITS.frame))
-    for start in range(0, len(handed_back), batch):
-        yield RedeliverFrame(receipts=handed_back[start : start + batch])
+    for start in range(0, len(released), batch):
+        yield RedeliverFrame(receipts=released[start : start + batch])
 
 
 def _acks(outcomes: list[tuple[str, bytes | None]], batch: int, frame: int) -> Iterator[AckFrame]:

@@ -19,7 +19,7 @@ from taskqueue_core.protocol.prefect_task_run import refusal
 from taskqueue_core.retry import Rejected
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.prefect import frames
-from taskqueue_server.prefect.handshake import Guest, PrefectSessionEnd
+from taskqueue_server.prefect.handshake import PrefectConnection, PrefectSessionEnd
 from taskqueue_server.worker_socket.websocket import ConnectionClosed
 
 BAD_TASK_RUN = "bad_task_run"
@@ -41,17 +41,20 @@ class PrefectDelivery:
     """Delivers task runs to one worker, with at most one run without an ack. Runs once."""
 
     def __init__(
-        self, guest: Guest, subscription: Subscription, access_revoked: asyncio.Event
+        self,
+        connection: PrefectConnection,
+        subscription: Subscription,
+        access_revoked: asyncio.Event,
     ) -> None:
         """End when ``access_revoked`` is set: the worker's token is no longer valid."""
-        self._guest = guest
-        self._context = guest.context
-        self._channel = guest.channel
-        self._pings = guest.pings
+        self._connection = connection
+        self._context = connection.context
+        self._channel = connection.channel
+        self._pings = connection.pings
         self._subscription = subscription
-        self._dismissed = access_revoked
-        self._store = OutageRetry(self._log_outage)
-        self._settlements = Settler(guest.context.backend, subscription, self._store)
+        self._access_revoked = access_revoked
+        self._outage = OutageRetry(self._log_outage)
+        self._settlements = Settler(connection.context.backend, subscription, self._outage)
         self._sent: _Sent | None = None
         self._settling: asyncio.Task[dict[str, bool]] | None = None
         self._acked = asyncio.Event()
@@ -59,26 +62,26 @@ class PrefectDelivery:
     async def run(self) -> PrefectSessionEnd:
         """Serve until the end, including the close. Closing the subscription later releases a run without an ack."""
         try:
-            end = await self._talk()
+            end = await self._serve()
             # Close first: a worker that has read the close cannot ack a run that another worker gets then.
             if end.code is not None:
                 await self._channel.close(end.code, end.reason)
-            await self._settle()
+            await self._finish_settling()
             return PrefectSessionEnd(end.reason)
         finally:
             if self._settling is not None:
                 self._settling.cancel()
                 await asyncio.gather(self._settling, return_exceptions=True)
 
-    async def _talk(self) -> PrefectSessionEnd:
+    async def _serve(self) -> PrefectSessionEnd:
         try:
             return await first_completed(
                 self._read(),
-                self._notice(),
+                self._watch_socket(),
                 self._deliver(),
                 self._drain(),
-                self._dismiss(),
-                self._revoke(),
+                self._watch_access(),
+                self._watch_revocations(),
             )
         except frames.Violation as violation:
             return PrefectSessionEnd(str(violation), frames.CLOSE_PROTOCOL)
@@ -90,7 +93,7 @@ class PrefectDelivery:
             _log.exception("a connection failed")
             return PrefectSessionEnd("internal", frames.CLOSE_INTERNAL)
 
-    async def _settle(self) -> None:
+    async def _finish_settling(self) -> None:
         # The worker runs what it has acked: if it were delivered again, it would run twice.
         if self._settling is not None:
             answer = asyncio.wait([self._settling], timeout=self._context.settings.lease)
@@ -113,22 +116,22 @@ class PrefectDelivery:
             self._settling = asyncio.create_task(self._settlements.ack(done))
             self._acked.set()
 
-    async def _notice(self) -> PrefectSessionEnd:
+    async def _watch_socket(self) -> PrefectSessionEnd:
         raise await self._channel.lost()
 
     async def _deliver(self) -> PrefectSessionEnd:
         while not self._is_leaving():
-            self._guest.credit = 1
-            received = await self._store.retry_until_available(
+            self._connection.credit = 1
+            received = await self._outage.retry_until_available(
                 partial(self._subscription.receive, 1, None)
             )
-            self._guest.credit = 0
+            self._connection.credit = 0
             for delivery in received.deliveries:
                 if self._is_leaving():
                     break  # too late: it is released without having been sent
                 why = refusal(delivery.task)
                 if why is None:
-                    await self._hand_over(delivery)
+                    await self._deliver_run(delivery)
                 else:
                     _log.warning(
                         "not a valid task run; it is now a dead letter",
@@ -139,42 +142,42 @@ class PrefectDelivery:
                     )
         return await wait_forever()
 
-    async def _hand_over(self, delivery: Delivery) -> None:
+    async def _deliver_run(self, delivery: Delivery) -> None:
         self._acked.clear()
         self._sent = _Sent(delivery, self._pings.mark())
-        self._guest.busy = 1
+        self._connection.busy = 1
         await self._channel.send(delivery.task.payload.decode())
         await self._acked.wait()
         if self._settling is not None:
             outcomes = await asyncio.shield(self._settling)
             if not all(outcomes.values()):
                 _log.warning("an ack came too late", extra={"reason": "lease_lost"})
-        self._guest.busy = 0
+        self._connection.busy = 0
 
     async def _drain(self) -> PrefectSessionEnd:
         await self._context.draining.wait()
-        await self._last_ack(min(_ACK_SECONDS, self._context.drain_remaining))
+        await self._wait_for_last_ack(min(_ACK_SECONDS, self._context.drain_remaining))
         return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
 
-    async def _dismiss(self) -> PrefectSessionEnd:
-        await self._dismissed.wait()
-        await self._last_ack(_ACK_SECONDS)
+    async def _watch_access(self) -> PrefectSessionEnd:
+        await self._access_revoked.wait()
+        await self._wait_for_last_ack(_ACK_SECONDS)
         return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
 
     def _is_leaving(self) -> bool:
-        return self._context.draining.is_set() or self._dismissed.is_set()
+        return self._context.draining.is_set() or self._access_revoked.is_set()
 
-    async def _last_ack(self, seconds: float) -> None:
+    async def _wait_for_last_ack(self, seconds: float) -> None:
         # Otherwise a run that the worker is about to ack would run twice.
         if self._sent is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._acked.wait()
 
-    async def _revoke(self) -> PrefectSessionEnd:
+    async def _watch_revocations(self) -> PrefectSessionEnd:
         if has(self._context.backend, Capability.REVOCATION):
             revocation = revocation_of(self._context.backend, self._subscription)
-            while receipts := await self._store.retry_until_available(revocation.revoked):
+            while receipts := await self._outage.retry_until_available(revocation.revoked):
                 if self._sent is not None and self._sent.delivery.receipt in receipts:
                     # When its socket is closed, a worker drops its run without an ack, and reconnects.
                     return PrefectSessionEnd("revoked", frames.CLOSE_RESTART)

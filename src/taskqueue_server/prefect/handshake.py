@@ -31,7 +31,7 @@ class PrefectSessionEnd(msgspec.Struct, frozen=True):
     """the close code; ``None`` if the socket has closed already"""
 
 
-class Guest:
+class PrefectConnection:
     """An accepted socket, registered for as long as it may hold a delivery."""
 
     def __init__(self, context: ServerContext, websocket: WebSocket) -> None:
@@ -53,7 +53,7 @@ class Guest:
     def forget(self, receipts: Iterable[str]) -> None:
         """Do nothing: a worker that reconnects does not list what it holds."""
 
-    async def greet(self) -> PrefectSessionEnd | None:
+    async def authenticate(self) -> PrefectSessionEnd | None:
         """Check the token of header or first frame; return how to end if it is wrong. Raises `ConnectionClosed`."""
         auth = await receive_frame(frames.Auth, self.channel)
         if isinstance(auth, PrefectSessionEnd):
@@ -88,15 +88,15 @@ class Guest:
         return identity if identity is not None and "consume" in identity.verbs else None
 
 
-class Visit(Protocol):
+class Service(Protocol):
     """The service of an authenticated socket."""
 
-    async def __call__(self, guest: Guest) -> PrefectSessionEnd:
+    async def __call__(self, connection: PrefectConnection) -> PrefectSessionEnd:
         """Serve the socket until its end. Raises `ConnectionClosed` if it left before it held anything."""
         ...
 
 
-async def welcome(websocket: WebSocket, visit: Visit) -> None:
+async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
     """Accept and serve a websocket. Web pages get a problem response; workers never do, because any would end them."""
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, frames.SUBPROTOCOL)
@@ -105,37 +105,39 @@ async def welcome(websocket: WebSocket, visit: Visit) -> None:
             await websocket.send_denial_response(respond(refused))
             return
         await websocket.accept(frames.SUBPROTOCOL)
-        guest = Guest(context, websocket)
+        connection = PrefectConnection(context, websocket)
         if context.draining.is_set() or not context.started:
             await websocket.close(frames.CLOSE_RESTART, "not ready")
             return
-        if not guest.has_room():
+        if not connection.has_room():
             await websocket.close(frames.CLOSE_TRY_LATER, "too many")
             return
     except (OSError, RuntimeError, ConnectionClosed):
         return  # the client left during the handshake
-    await _serve(guest, visit)
+    await _serve(connection, serve)
 
 
-async def _serve(guest: Guest, visit: Visit) -> None:
-    context = guest.context
-    context.registry.add(guest, known=guest.identity is not None)
+async def _serve(connection: PrefectConnection, serve: Service) -> None:
+    context = connection.context
+    context.registry.add(connection, known=connection.identity is not None)
     try:
-        guest.pings.keep_alive(context.settings.lease)
-        end = await first_completed(guest.greet(), restart(guest)) or await visit(guest)
+        connection.pings.keep_alive(context.settings.lease)
+        end = await first_completed(
+            connection.authenticate(), wait_for_shutdown(connection)
+        ) or await serve(connection)
         if end.code is not None:
-            await guest.channel.close(end.code, end.reason)
+            await connection.channel.close(end.code, end.reason)
     except ConnectionClosed:
         pass
     finally:
-        if guest.slot is not None:
-            guest.slot.leave()
-        context.registry.remove(guest)
+        if connection.slot is not None:
+            connection.slot.leave()
+        context.registry.remove(connection)
 
 
-async def restart(guest: Guest) -> PrefectSessionEnd:
+async def wait_for_shutdown(connection: PrefectConnection) -> PrefectSessionEnd:
     """Wait until the server shuts down."""
-    await guest.context.draining.wait()
+    await connection.context.draining.wait()
     return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
 
 

@@ -18,11 +18,11 @@ from taskqueue_server.api import system
 from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.delivery import PrefectDelivery
 from taskqueue_server.prefect.handshake import (
-    Guest,
+    PrefectConnection,
     PrefectSessionEnd,
+    accept_and_serve,
     receive_frame,
-    restart,
-    welcome,
+    wait_for_shutdown,
 )
 from taskqueue_server.routing.operations import Operation, RequestContext, answer
 from taskqueue_server.worker_socket.session import report_connection
@@ -40,12 +40,12 @@ _log = logging.getLogger("taskqueue.server.prefect")
 
 async def socket(websocket: WebSocket) -> None:
     """Serve one worker."""
-    await welcome(websocket, _visit)
+    await accept_and_serve(websocket, _serve_runs)
 
 
-async def _visit(guest: Guest) -> PrefectSessionEnd:
+async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
     subscribe = await first_completed(
-        receive_frame(frames.Subscribe, guest.channel), restart(guest)
+        receive_frame(frames.Subscribe, connection.channel), wait_for_shutdown(connection)
     )
     if isinstance(subscribe, PrefectSessionEnd):
         return subscribe
@@ -54,52 +54,58 @@ async def _visit(guest: Guest) -> PrefectSessionEnd:
     def may_stay(identity: Identity) -> bool:
         return all(identity.is_allowed("consume", key) for key in keys)
 
-    context = guest.context
-    guest.worker_id = subscribe.worker_id
-    context.registry.identify(guest, guest.worker_id)
-    info = ConnectionInfo(connection_id=guest.connection_id, worker_id=guest.worker_id, keys=keys)
-    with context.access.watch_access(guest.token, guest.peer, may_stay) as dismissed:
-        identity = context.identify(guest.token, guest.peer)
+    context = connection.context
+    connection.worker_id = subscribe.worker_id
+    context.registry.identify(connection, connection.worker_id)
+    info = ConnectionInfo(
+        connection_id=connection.connection_id, worker_id=connection.worker_id, keys=keys
+    )
+    with context.access.watch_access(connection.token, connection.peer, may_stay) as access_revoked:
+        identity = context.identify(connection.token, connection.peer)
         if identity is None or not may_stay(identity):
-            return await _reject(guest)
+            return await _reject(connection)
         try:
-            subscription = context.backend.subscribe(keys, guest.worker_id)
+            subscription = context.backend.subscribe(keys, connection.worker_id)
         except InvalidInput as error:
             return PrefectSessionEnd(
                 f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL
             )
         try:
-            delivery = PrefectDelivery(guest, subscription, dismissed)
+            delivery = PrefectDelivery(connection, subscription, access_revoked)
             return await report_connection(context.hooks, _log, info, delivery.run())
         finally:
             await close(subscription)
 
 
-async def _reject(guest: Guest) -> PrefectSessionEnd:
-    shown = {"connection_id": guest.connection_id, "worker_id": guest.worker_id}
+async def _reject(connection: PrefectConnection) -> PrefectSessionEnd:
+    shown = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
     _log.warning("a worker may not consume its keys", extra=shown)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FORBIDDEN_SECONDS):
-            return await first_completed(guest.wait_closed(), restart(guest))
+            return await first_completed(connection.wait_closed(), wait_for_shutdown(connection))
     return PrefectSessionEnd("this token may not consume these keys", frames.CLOSE_POLICY)
 
 
 async def events_socket(websocket: WebSocket) -> None:
     """Serve one process of Prefect."""
-    await welcome(websocket, _drop_events)
+    await accept_and_serve(websocket, _drop_events)
 
 
-async def _drop_events(guest: Guest) -> PrefectSessionEnd:
+async def _drop_events(connection: PrefectConnection) -> PrefectSessionEnd:
     # It is not a worker and has no name: an id identifies it.
-    guest.worker_id = f"events:{guest.connection_id}"
-    guest.context.registry.identify(guest, guest.worker_id)
-    with guest.context.access.watch_access(
-        guest.token, guest.peer, lambda identity: "consume" in identity.verbs
-    ) as dismissed:
-        return await first_completed(guest.wait_closed(), restart(guest), _dismissed(dismissed))
+    connection.worker_id = f"events:{connection.connection_id}"
+    connection.context.registry.identify(connection, connection.worker_id)
+    with connection.context.access.watch_access(
+        connection.token, connection.peer, lambda identity: "consume" in identity.verbs
+    ) as access_revoked:
+        return await first_completed(
+            connection.wait_closed(),
+            wait_for_shutdown(connection),
+            _wait_for_revocation(access_revoked),
+        )
 
 
-async def _dismissed(event: asyncio.Event) -> PrefectSessionEnd:
+async def _wait_for_revocation(event: asyncio.Event) -> PrefectSessionEnd:
     await event.wait()
     return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
 

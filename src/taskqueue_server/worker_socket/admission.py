@@ -53,7 +53,7 @@ class SocketAdmission:
         self._token = token_of(websocket)
         self._channel = WebSocketChannel(websocket, context.settings.lease)
         self._session = ServerSession()
-        self._changed = asyncio.Event()
+        self._deliveries_changed = asyncio.Event()
 
     @property
     def credit(self) -> int:
@@ -68,7 +68,7 @@ class SocketAdmission:
     def forget(self, receipts: Iterable[str]) -> None:
         """Remove receipts that move to another connection."""
         self._session.forget(receipts)
-        self._changed.set()
+        self._deliveries_changed.set()
 
     async def run(self) -> None:
         """Serve until the end; clean up in any case."""
@@ -83,10 +83,10 @@ class SocketAdmission:
         except ConnectionClosed:
             pass  # the worker left before the welcome
         finally:
-            self._leave()
+            self._release_quota()
             self._context.registry.remove(self)
 
-    def _leave(self) -> None:
+    def _release_quota(self) -> None:
         if self._slot is not None:
             self._slot.leave()
 
@@ -114,14 +114,14 @@ class SocketAdmission:
                 "too_many", "this token has reached its maximum number of sockets", CLOSE_TRY_LATER
             )
             return
-        with self._context.access.watch_access(token, self._peer, may_stay) as dismissed:
-            await self._let_in(hello, dismissed, partial(identity.is_allowed, "consume"))
+        with self._context.access.watch_access(token, self._peer, may_stay) as access_revoked:
+            await self._serve(hello, access_revoked, partial(identity.is_allowed, "consume"))
 
-    async def _let_in(
-        self, hello: Hello, dismissed: asyncio.Event, may: Callable[[str], bool]
+    async def _serve(
+        self, hello: Hello, access_revoked: asyncio.Event, is_allowed: Callable[[str], bool]
     ) -> None:
         context = self._context
-        hello = self._without_others(hello, may)
+        hello = self._without_others(hello, is_allowed)
         try:
             subscription = context.backend.subscribe(hello.keys, hello.worker_id)
         except InvalidInput as error:
@@ -132,17 +132,17 @@ class SocketAdmission:
             context.registry.identify(self, hello.worker_id)
             if has(context.backend, Capability.HANDOVER):
                 context.registry.claim(self, hello.worker_id, hello.holding)
-            talk = WorkerSession(
+            session = WorkerSession(
                 context,
                 self._channel,
                 self._session,
                 subscription,
-                deliveries_changed=self._changed,
-                access_revoked=dismissed,
-                on_closed=self._leave,
+                deliveries_changed=self._deliveries_changed,
+                access_revoked=access_revoked,
+                on_closed=self._release_quota,
             )
             try:
-                await talk.welcome(hello, self.connection_id, may)
+                await session.welcome(hello, self.connection_id, is_allowed)
             except TimeoutError:
                 await self._refuse("try_later", "the store is unavailable", CLOSE_TRY_LATER)
                 return
@@ -151,11 +151,11 @@ class SocketAdmission:
                 worker_id=hello.worker_id,
                 keys=tuple(dict.fromkeys(hello.keys)),
             )
-            await report_connection(context.hooks, _log, connection, talk.run())
+            await report_connection(context.hooks, _log, connection, session.run())
         finally:
             await close(subscription)
 
-    def _without_others(self, hello: Hello, may: Callable[[str], bool]) -> Hello:
+    def _without_others(self, hello: Hello, is_allowed: Callable[[str], bool]) -> Hello:
         """Leave out receipts that another connection of this worker holds, for keys that this one may not consume."""
         others = self._context.registry.others(self, hello.worker_id) if hello.holding else ()
         foreign = {
@@ -163,7 +163,7 @@ class SocketAdmission:
             for other in others
             if isinstance(other, SocketAdmission)
             for delivery in other._session.held  # noqa: SLF001 - of the same class
-            if not may(delivery.task.key)
+            if not is_allowed(delivery.task.key)
         }
         retained = [receipt for receipt in hello.holding if receipt not in foreign]
         return msgspec.structs.replace(hello, holding=retained)

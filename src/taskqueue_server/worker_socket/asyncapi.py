@@ -155,7 +155,7 @@ def _operation(action: str, tag: str, kind: type) -> dict[str, Any]:
         "receive_hello": "welcome",
         "receive_ping": "pong",
         "send_ping": "pong",
-        **{f"receive_{verdict}": "settled" for verdict in _VERDICTS},
+        **{f"receive_{tag}": "settled" for tag in _SETTLEMENTS},
     }
     if answer := answers.get(f"{action}_{tag}"):
         described["reply"] = {
@@ -165,7 +165,7 @@ def _operation(action: str, tag: str, kind: type) -> dict[str, Any]:
     return described
 
 
-_VERDICTS = ("ack", "redeliver", "retry", "dead_letter")
+_SETTLEMENTS = ("ack", "redeliver", "retry", "dead_letter")
 
 
 def _message(tag: str, kind: type) -> dict[str, Any]:

@@ -47,26 +47,26 @@ async def adopt(
     backend: Backend,
     subscription: Subscription,
     receipts: Sequence[str],
-    store: OutageRetry,
-    may: Callable[[str], bool] = lambda _: True,
+    outage: OutageRetry,
+    is_allowed: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Delivery, ...]:
     """Move the deliveries that a worker still runs to its new subscription; leave out lost ones.
 
-    Deliveries of a key that it ``may`` not consume are released: their receipts belonged to another client.
+    Deliveries of a key for which ``is_allowed`` is false are released: their receipts belonged to another client.
     """
     if not receipts or not has(backend, Capability.HANDOVER):
         return ()
     handover = handover_of(backend, subscription)
-    wanted = _within_a_frame(receipts)
+    fitting_receipts = _within_a_frame(receipts)
     adopted: list[Delivery] = []
-    for start in range(0, len(wanted), LIMITS.batch):
-        piece = wanted[start : start + LIMITS.batch]
-        deliveries = await store.retry_until_available(partial(handover.adopt, *piece))
+    for start in range(0, len(fitting_receipts), LIMITS.batch):
+        batch = fitting_receipts[start : start + LIMITS.batch]
+        deliveries = await outage.retry_until_available(partial(handover.adopt, *batch))
         moved = [delivery for delivery in deliveries if delivery is not None]
-        adopted += (delivery for delivery in moved if may(delivery.task.key))
-        foreign = [delivery for delivery in moved if not may(delivery.task.key)]
+        adopted += (delivery for delivery in moved if is_allowed(delivery.task.key))
+        foreign = [delivery for delivery in moved if not is_allowed(delivery.task.key)]
         if foreign:
-            await store.retry_until_available(partial(subscription.redeliver, *foreign))
+            await outage.retry_until_available(partial(subscription.redeliver, *foreign))
     return tuple(adopted)
 
 

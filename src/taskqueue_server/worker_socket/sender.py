@@ -25,12 +25,12 @@ class DeliverySender:
         session: ServerSession,
         subscription: Subscription,
         channel: WebSocketChannel,
-        store: OutageRetry,
+        outage: OutageRetry,
     ) -> None:
         self._session = session
         self._subscription = subscription
         self._channel = channel
-        self._store = store
+        self._outage = outage
         self._credit = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._receiving = False
@@ -57,7 +57,7 @@ class DeliverySender:
                 continue
             try:
                 self._receiving = True
-                received = await self._store.retry_until_available(self._receive)
+                received = await self._outage.retry_until_available(self._receive)
             except asyncio.CancelledError:
                 # Only a cancellation by `stop` ends here; any other is passed on.
                 task = asyncio.current_task()
@@ -72,7 +72,7 @@ class DeliverySender:
     def _receive(self) -> Awaitable[Received]:
         # In an outage a receive does not wait, so that its answer shows at once that the store is available again.
         limit = min(self._session.credit, _BATCH)
-        return self._subscription.receive(limit, 0 if self._store.down else None)
+        return self._subscription.receive(limit, 0 if self._outage.down else None)
 
     async def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         unsent = {delivery.receipt: delivery for delivery in deliveries}

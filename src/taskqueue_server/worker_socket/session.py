@@ -109,54 +109,54 @@ class WorkerSession:
         self._channel = channel
         self._session = session
         self._subscription = subscription
-        self._changed = deliveries_changed
-        self._dismissed = access_revoked
-        self._parted = on_closed
+        self._deliveries_changed = deliveries_changed
+        self._access_revoked = access_revoked
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._listening_since: float | None = None
-        self._store = OutageRetry(self._log_outage)
-        self._sender = DeliverySender(session, subscription, channel, self._store)
+        self._outage = OutageRetry(self._log_outage)
+        self._sender = DeliverySender(session, subscription, channel, self._outage)
         self._settlements = SettlementQueue(
-            context.backend, subscription, self._store, self._report_settled
+            context.backend, subscription, self._outage, self._report_settled
         )
 
     async def welcome(
-        self, hello: Hello, connection_id: str, may: Callable[[str], bool] = lambda _: True
+        self, hello: Hello, connection_id: str, is_allowed: Callable[[str], bool] = lambda _: True
     ) -> None:
-        """Adopt the deliveries that the worker still runs, for keys that it ``may`` consume, and answer its hello.
+        """Adopt the deliveries that the worker still runs, for keys that ``is_allowed`` permits, and answer its hello.
 
         Raises `TimeoutError` if the store does not answer, and `ConnectionClosed`, after the grace period, if the
         worker has left.
         """
         async with asyncio.timeout(_ADOPT_SECONDS):
             adopted = await adopt(
-                self._context.backend, self._subscription, hello.holding, self._store, may
+                self._context.backend, self._subscription, hello.holding, self._outage, is_allowed
             )
         lease = self._context.settings.lease
         texts = self._session.welcome(connection_id, lease, VERSION, adopted)
         try:
             await self._channel.send(*texts)
-        except ConnectionClosed as gone:
+        except ConnectionClosed as closed:
             self._session.close()
-            self._parted()
-            if not gone.orderly:  # its next connection may adopt them
-                await self._break_off(SessionEnd(orderly=False, reason=str(gone)))
+            self._on_closed()
+            if not closed.orderly:  # its next connection may adopt them
+                await self._end_lost(SessionEnd(orderly=False, reason=str(closed)))
             raise
 
     async def run(self) -> SessionEnd:
         """Serve until the end, then release what is held. If cancelled, closing the subscription releases it."""
         settling = asyncio.create_task(self._settlements.run())
         try:
-            end = await self._talk(settling)
-            self._parted()
+            end = await self._serve(settling)
+            self._on_closed()
             self._session.close()
-            await (self._part(end) if end.orderly else self._break_off(end))
+            await (self._end_orderly(end) if end.orderly else self._end_lost(end))
             return end
         finally:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
 
-    async def _part(self, end: SessionEnd) -> None:
+    async def _end_orderly(self, end: SessionEnd) -> None:
         await self._settlements.finish(_FLUSH_SECONDS)
         if (
             self._context.draining.is_set()
@@ -171,31 +171,31 @@ class WorkerSession:
         if end.code is not None:
             await self._channel.close(end.code, end.reason)
 
-    async def _break_off(self, end: SessionEnd) -> None:
+    async def _end_lost(self, end: SessionEnd) -> None:
         # The subscription stays open without receiving: the worker may reconnect and adopt its deliveries.
-        ours = self._context.draining.is_set()
+        shutting_down = self._context.draining.is_set()
         if end.code is not None:
             await self._channel.close(end.code, end.reason)
         grace = self._context.settings.grace
         await first_completed(self._context.draining.wait(), asyncio.sleep(grace, result=True))
         await self._settlements.finish(_FLUSH_SECONDS)
-        if not ours:
+        if not shutting_down:
             await release_as_lost(self._subscription, self._session.held)
 
-    async def _talk(self, settling: asyncio.Task[None]) -> SessionEnd:
+    async def _serve(self, settling: asyncio.Task[None]) -> SessionEnd:
         try:
             return await first_completed(
-                self._dismiss(),
+                self._watch_access(),
                 self._read(),
-                self._notice(),
+                self._watch_socket(),
                 self._watch_pings(),
                 self._drain(),
                 self._deliver(),
-                self._revoke(),
-                self._mind(settling),
+                self._watch_revocations(),
+                self._watch_settlements(settling),
             )
-        except ConnectionClosed as gone:
-            return SessionEnd(gone.orderly, str(gone))
+        except ConnectionClosed as closed:
+            return SessionEnd(closed.orderly, str(closed))
         except SubscriptionClosed:
             return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
         except Exception:  # noqa: BLE001 - a bug here must not end other connections
@@ -236,7 +236,7 @@ class WorkerSession:
         if texts := self._session.settled(results):
             with contextlib.suppress(ConnectionClosed):
                 await self._channel.send(*texts)
-        self._changed.set()
+        self._deliveries_changed.set()
 
     async def _progress(self, event: Progressed) -> None:
         try:
@@ -246,11 +246,11 @@ class WorkerSession:
         if not current:
             await self._revoke_deliveries([event.delivery.receipt])
 
-    async def _dismiss(self) -> SessionEnd:
-        await self._dismissed.wait()
+    async def _watch_access(self) -> SessionEnd:
+        await self._access_revoked.wait()
         return SessionEnd(orderly=True, reason="revoked", code=CLOSE_REVOKED)
 
-    async def _notice(self) -> SessionEnd:
+    async def _watch_socket(self) -> SessionEnd:
         raise await self._channel.lost()
 
     async def _watch_pings(self) -> SessionEnd:
@@ -281,8 +281,8 @@ class WorkerSession:
                 self._sender.stop()
                 await self._channel.send(*texts)
                 while self._session.busy:
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._deliveries_changed.clear()
+                    await self._deliveries_changed.wait()
         except TimeoutError:
             pass
         return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
@@ -291,21 +291,21 @@ class WorkerSession:
         await self._sender.run()
         return await wait_forever()
 
-    async def _revoke(self) -> SessionEnd:
+    async def _watch_revocations(self) -> SessionEnd:
         if has(self._context.backend, Capability.REVOCATION):
             revocation = revocation_of(self._context.backend, self._subscription)
-            while receipts := await self._store.retry_until_available(revocation.revoked):
+            while receipts := await self._outage.retry_until_available(revocation.revoked):
                 await self._revoke_deliveries(receipts)
         return await wait_forever()
 
-    async def _mind(self, settling: asyncio.Task[None]) -> SessionEnd:
+    async def _watch_settlements(self, settling: asyncio.Task[None]) -> SessionEnd:
         await asyncio.wait([settling])
         settling.result()
         return await wait_forever()
 
     async def _revoke_deliveries(self, receipts: Sequence[str]) -> None:
         texts = self._session.revoke(receipts)
-        self._changed.set()
+        self._deliveries_changed.set()
         await self._channel.send(*texts)
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the frame's field

@@ -165,7 +165,7 @@ class FairProtocol(WebSocketsSansIOProtocol):
             self._stamps.append(self._answered_mark)
 
 
-AT_ONCE = 10
+ACCEPTS_PER_TURN = 10
 """Connections accepted in one turn of the event loop.
 
 Without free descriptors asyncio retries, and logs, as often as the backlog that it was given."""
@@ -174,13 +174,13 @@ _BACKLOG = 2048
 _DESCRIPTORS = MAX_CONNECTIONS + 2000
 
 
-def let_wait(listeners: Iterable[socket.socket]) -> None:
-    """Raise the kernel's backlog of listeners that asyncio was given with the backlog `AT_ONCE`."""
+def raise_backlog(listeners: Iterable[socket.socket]) -> None:
+    """Raise the kernel's backlog of listeners that asyncio was given with the backlog `ACCEPTS_PER_TURN`."""
     for listener in listeners:
         listener.listen(_BACKLOG)
 
 
-def have_room() -> None:
+def raise_descriptor_limit() -> None:
     """Raise this process's limit of descriptors to what its sockets need, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
