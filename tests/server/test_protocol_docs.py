@@ -56,7 +56,7 @@ def test_codes_and_limits_are_those_of_the_code() -> None:
     """The tables name every close code, and each limit with its number."""
     meanings = {
         "CLOSE_CLEAN": "after your `bye`",
-        "CLOSE_RESTART": "the server is going away",
+        "CLOSE_RESTART": "the server is shutting down",
         "CLOSE_TRY_LATER": "too many connections",
         "CLOSE_REVOKED": "the token was revoked",
         "CLOSE_PROTOCOL": "a violation",
