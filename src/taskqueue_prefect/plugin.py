@@ -7,6 +7,10 @@ server's modules. A process that imports none of these only has one more import 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -31,8 +35,6 @@ def install() -> bool:
     os.environ.update(environment())
     if not os.environ.get(BACKEND):
         return False
-    from taskqueue_prefect.import_hooks import after_import
-
     after_import(dict.fromkeys(_MODULES, _replace))
     return True
 
@@ -49,3 +51,59 @@ def _replace(module: ModuleType) -> None:
     from taskqueue_prefect import patches
 
     patches.replace(module)
+
+
+Action = Callable[[ModuleType], None]
+
+
+def after_import(actions: Mapping[str, Action]) -> None:
+    """Call an action with each named module after its import; at once if it is imported already. Idempotent."""
+    for finder in sys.meta_path:
+        if isinstance(finder, ImportHookFinder):
+            return
+    sys.meta_path.insert(0, ImportHookFinder(actions))
+    for name, action in actions.items():
+        if (module := sys.modules.get(name)) is not None:
+            action(module)
+
+
+class ImportHookFinder(MetaPathFinder):
+    """A finder that delegates to the other finders, and calls an action after the module's code has run."""
+
+    def __init__(self, actions: Mapping[str, Action]) -> None:
+        """Take actions by names of modules."""
+        self._actions = actions
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for the modules that there are actions for."""
+        if fullname not in self._actions:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(fullname, path, target)):
+                if spec.loader is not None:
+                    spec.loader = _HookedLoader(spec.loader, self._actions[fullname])
+                return spec
+        return None
+
+
+class _HookedLoader(Loader):
+    """A loader that calls an action after another loader. It offers all attributes of that one."""
+
+    def __init__(self, inner: Loader, action: Action) -> None:
+        self._inner = inner
+        self._action = action
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = module.__loader__ = self._inner
+        self._inner.exec_module(module)
+        self._action(module)

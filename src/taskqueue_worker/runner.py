@@ -14,16 +14,16 @@ from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.tasks import Delivery
 from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import BatchBuffer
-from taskqueue_worker.handler_call import (
+from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
+from taskqueue_worker.outcomes import (
     Fatal,
     HandlerCall,
     HandlerEnd,
     RunningTask,
+    outcome_of_error,
     outcomes_of_error,
     outcomes_of_return,
 )
-from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
-from taskqueue_worker.outcomes import outcome_of_error
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 
 _log = logging.getLogger("taskqueue.worker")

@@ -120,17 +120,14 @@ class ServerLink:
         self._last_error_code: str | None = None
         self._finished = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="taskqueue-link", daemon=True)
+        self.result_limit = session.limits.result
+        """maximum size of a result in bytes; a default until the server's limit is known"""
         self.ended: Future[None] = Future()
         """done when the link has ended, with the error that ended it"""
 
     def start(self) -> None:
         """Start connecting."""
         self._thread.start()
-
-    @property
-    def result_limit(self) -> int:
-        """Maximum size of a result in bytes; a default until the server's limit is known."""
-        return self._session.limits.result
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
         """See `ClientSession.settle`."""
@@ -278,6 +275,7 @@ class ServerLink:
         match event:
             case Welcomed(connection_id, adopted, lost):
                 self._connected = True
+                self.result_limit = self._session.limits.result
                 note = f"; kept {adopted} deliveries, lost {lost}" if adopted or lost else ""
                 _log.info("connected to %s as %s%s", self._address.shown, connection_id, note)
             case Draining():

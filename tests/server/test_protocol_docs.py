@@ -13,7 +13,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_server.context import connections
-from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
+from taskqueue_server.worker_socket.admission import HELLO_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```json (\w+)\n(.*?)\n```", PAGE, re.DOTALL)

@@ -7,6 +7,8 @@ worker decodes them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -225,26 +227,12 @@ ClientFrame = (
 )
 ServerFrame = Welcome | Deliver | SettledFrame | Revoke | Drain | Degraded | Error | Ping | Pong
 
-_client = msgspec.json.Decoder(ClientFrame)
-_server = msgspec.json.Decoder(ServerFrame)
 _encoder = msgspec.json.Encoder()
 
 
 def encode(frame: ClientFrame | ServerFrame) -> str:
     """Return the text of a frame."""
     return _encoder.encode(frame).decode()
-
-
-def decode_client(text: str | bytes) -> ClientFrame:
-    """Read a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the peer may be newer."""
-    frame: ClientFrame = _decode(_client, text)
-    return frame
-
-
-def decode_server(text: str | bytes) -> ServerFrame:
-    """Read a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal."""
-    frame: ServerFrame = _decode(_server, text)
-    return frame
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
@@ -259,6 +247,16 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
         raise ProtocolViolation("invalid_frame", _without_values(message)) from None
     except (ValueError, RecursionError):
         raise ProtocolViolation("not_json", "a frame must be one JSON object in UTF-8") from None
+
+
+decode_client: Callable[[str | bytes], ClientFrame] = partial(
+    _decode, msgspec.json.Decoder(ClientFrame)
+)
+"""Read a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the peer may be newer."""
+decode_server: Callable[[str | bytes], ServerFrame] = partial(
+    _decode, msgspec.json.Decoder(ServerFrame)
+)
+"""Read a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal."""
 
 
 def _without_values(message: str) -> str:

@@ -17,8 +17,7 @@ from taskqueue_server.auth.quotas import QuotaSlot
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.prefect import frames
 from taskqueue_server.problems import respond
-from taskqueue_server.worker_socket.endpoint import refusal
-from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
+from taskqueue_server.worker_socket.admission import HELLO_SECONDS, enter, refusal
 from taskqueue_server.worker_socket.uvicorn_protocol import Pings
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
@@ -75,14 +74,6 @@ class PrefectConnection:
         while True:
             await self.channel.receive()
 
-    def has_room(self) -> bool:
-        """Return whether limits and quota allow the socket; occupy its quota if its identity is known."""
-        if not self.context.registry.has_room_for(known=self.identity is not None):
-            return False
-        if self.identity is not None:
-            self.slot = self.context.usage.enter(self.identity)
-        return self.identity is None or self.slot is not None
-
     def _identified(self) -> Identity | None:
         identity = self.context.identify(self.token, self.peer)
         return identity if identity is not None and "consume" in identity.verbs else None
@@ -109,7 +100,8 @@ async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
         if context.draining.is_set() or not context.started:
             await websocket.close(frames.CLOSE_RESTART, "not ready")
             return
-        if not connection.has_room():
+        has_room, connection.slot = enter(context, connection.identity)
+        if not has_room:
             await websocket.close(frames.CLOSE_TRY_LATER, "too many")
             return
     except (OSError, RuntimeError, ConnectionClosed):

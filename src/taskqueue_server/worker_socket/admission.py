@@ -1,4 +1,4 @@
-"""Admitting an accepted socket: its hello, its permissions and its quota."""
+"""``/v1/socket``: accepting or refusing a socket, its hello, its permissions and its quota."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import cast
 
 import msgspec
 from starlette.websockets import WebSocket
@@ -21,20 +22,90 @@ from taskqueue_core.hooks import Identity
 from taskqueue_core.protocol.frames import (
     CLOSE_PROTOCOL,
     CLOSE_RESTART,
+    CLOSE_TIMEOUT,
     CLOSE_TRY_LATER,
     CLOSE_UNAUTHENTICATED,
+    SUBPROTOCOL,
     Hello,
 )
-from taskqueue_core.protocol.server_events import CloseSocket, SendFrames
+from taskqueue_core.protocol.server_events import CloseSocket, Greeted, SendFrames
 from taskqueue_core.protocol.server_session import ServerSession
-from taskqueue_server.auth.credentials import peer_of, token_of
+from taskqueue_server.auth.credentials import peer_of, shows_header, token_of
+from taskqueue_server.auth.origins import host_problem
 from taskqueue_server.auth.quotas import QuotaSlot
 from taskqueue_server.context.server import ServerContext
-from taskqueue_server.worker_socket.handshake import read_hello
+from taskqueue_server.problems import ProblemError, respond
 from taskqueue_server.worker_socket.session import WorkerSession, report_connection
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
+HELLO_SECONDS = 5.0
+_CHALLENGE = {"www-authenticate": "Bearer"}
 _log = logging.getLogger("taskqueue.server.socket")
+
+
+async def socket(websocket: WebSocket) -> None:
+    """Serve one worker. Refusals before the handshake are HTTP problems, later ones close codes."""
+    context: ServerContext = websocket.app.state.context
+    refused = refusal(context, websocket, SUBPROTOCOL) or _not_ready(context)
+    identity = None
+    # Without the header the token may come with the hello.
+    if refused is None and context.authenticates and shows_header(websocket):
+        identity = context.identify(token_of(websocket), peer_of(websocket))
+        refused = _stranger(identity)
+    try:
+        if refused is not None:
+            await websocket.send_denial_response(respond(refused))
+            return
+        await websocket.accept(SUBPROTOCOL)
+        has_room, slot = enter(context, identity)
+        if not has_room:
+            await websocket.close(CLOSE_TRY_LATER, "too_many")
+            return
+    except (OSError, RuntimeError, ConnectionClosed):
+        return  # the client left during the handshake
+    await SocketAdmission(context, websocket, slot).run()
+
+
+def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
+    """Return why a request is refused: its host, origin, query or subprotocol. ``None`` if it is not refused."""
+    headers, settings = websocket.headers, context.settings
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not context.authenticates):
+        return ProblemError(421, "wrong_host", wrong)
+    # Pages of the same origin are refused as well: the dashboard opens no such socket.
+    origins = headers.getlist("origin")
+    if origins and (len(origins) > 1 or origins[0] not in settings.origins):
+        return ProblemError(403, "origin", "web pages may not open this socket")
+    if websocket.scope["query_string"]:
+        return ProblemError(
+            400,
+            "query",
+            "query parameters are not accepted; send the token in the Authorization header",
+        )
+    if subprotocol not in websocket.scope["subprotocols"]:
+        return ProblemError(426, "subprotocol", f"the subprotocol {subprotocol} is required")
+    return None
+
+
+def _not_ready(context: ServerContext) -> ProblemError | None:
+    if context.draining.is_set() or not context.started:
+        return ProblemError(503, "not_ready", "not ready", headers={"retry-after": "1"})
+    return None
+
+
+def _stranger(identity: Identity | None) -> ProblemError | None:
+    if identity is None:
+        return ProblemError(401, "unauthenticated", "a valid token is required", headers=_CHALLENGE)
+    if "consume" not in identity.verbs:
+        return ProblemError(403, "forbidden", "this token lacks the right to consume")
+    return None
+
+
+def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, QuotaSlot | None]:
+    """Return whether limits and quota allow one more socket, and the quota slot that it occupies if it is known."""
+    if not context.registry.has_room_for(known=identity is not None):
+        return False, None
+    slot = None if identity is None else context.usage.enter(identity)
+    return identity is None or slot is not None, slot
 
 
 class SocketAdmission:
@@ -175,3 +246,23 @@ class SocketAdmission:
                     await self._channel.send(text)
                 case CloseSocket(close_code, reason):
                     await self._channel.close(close_code, reason)
+
+
+async def read_hello(session: ServerSession, channel: WebSocketChannel) -> Hello | CloseSocket:
+    """Return the hello, or how to close if none arrives within `HELLO_SECONDS`. Raises `ConnectionClosed`."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            while True:
+                for event in session.feed(await channel.receive()):
+                    match event:
+                        case Greeted(hello):
+                            return hello
+                        case SendFrames(text):
+                            await channel.send(text)
+                        case CloseSocket():
+                            return event
+    except TimeoutError:
+        refusal = session.refuse(
+            "no_hello", "the first frame must be hello, and it must arrive in time", CLOSE_TIMEOUT
+        )
+        return cast("CloseSocket", refusal[-1])

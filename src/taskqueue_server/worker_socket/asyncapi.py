@@ -11,7 +11,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol import frames
 from taskqueue_server.context.connections import MAX_CONNECTIONS, MAX_STRANGERS
 from taskqueue_server.routing.schemas import NAME
-from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
+from taskqueue_server.worker_socket.admission import HELLO_SECONDS
 
 _ABOUT = """How a worker in any language receives tasks and settles them.
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from taskqueue_core.backend import Capability, Subscription
-from taskqueue_core.capabilities import has, revocation_of
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities import handover_of, has, revocation_of
 from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
 from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
 from taskqueue_core.hooks import Connection, Hooks
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import (
     CLOSE_CLEAN,
     CLOSE_RESTART,
@@ -34,14 +36,12 @@ from taskqueue_core.protocol.server_events import (
     ReleaseRequested,
     RetryRequested,
     SendFrames,
-    Settlement,
     WorkerLeft,
 )
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
-from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
+from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Success
 from taskqueue_core.tasks import Delivery
 from taskqueue_server.context.server import VERSION, ServerContext
-from taskqueue_server.worker_socket.handshake import adopt
 from taskqueue_server.worker_socket.sender import DeliverySender
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
@@ -210,27 +210,34 @@ class WorkerSession:
             data = await self._channel.receive()
             self._listening_since = None
             for event in self._session.feed(data):
-                end = await self._apply(event)
-                if end is not None:
-                    return end
+                match event:
+                    case SendFrames(text):
+                        await self._channel.send(text)
+                    case CreditGranted():
+                        self._sender.wake()
+                    case Progressed():
+                        await self._progress(event)
+                    case WorkerLeft():
+                        return SessionEnd(orderly=True, reason="bye", code=CLOSE_CLEAN)
+                    case CloseSocket(code, reason):
+                        return SessionEnd(orderly=True, reason=reason, code=code)
+                    case _:
+                        self._settle(event)
             await self._settlements.room()
 
-    async def _apply(self, event: Event) -> SessionEnd | None:
+    def _settle(self, event: Event) -> None:
         match event:
-            case SendFrames(text):
-                await self._channel.send(text)
-            case CreditGranted():
-                self._sender.wake()
-            case Progressed():
-                await self._progress(event)
-            case WorkerLeft():
-                return SessionEnd(orderly=True, reason="bye", code=CLOSE_CLEAN)
-            case CloseSocket(code, reason):
-                return SessionEnd(orderly=True, reason=reason, code=code)
-            case _ if isinstance(event, Settlement):
-                for delivery, outcome in _outcomes(event):
-                    self._settlements.put(delivery, outcome)
-        return None
+            case AckRequested(deliveries, results):
+                for delivery, result in zip(deliveries, results, strict=True):
+                    self._settlements.put(delivery, Success(result))
+            case ReleaseRequested(deliveries):
+                for delivery in deliveries:
+                    self._settlements.put(delivery, HandBack())
+            case RetryRequested(delivery, error, delay):
+                failed = Failed(error) if delay is None else RetryLater(delay, error)
+                self._settlements.put(delivery, failed)
+            case DeadLetterRequested(delivery, reason, error_text):
+                self._settlements.put(delivery, Rejected(reason, error_text))
 
     async def _report_settled(self, results: Mapping[str, bool]) -> None:
         if texts := self._session.settled(results):
@@ -317,13 +324,44 @@ class WorkerSession:
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
 
 
-def _outcomes(settlement: Settlement) -> Iterator[tuple[Delivery, Outcome]]:
-    match settlement:
-        case AckRequested(deliveries, results):
-            yield from zip(deliveries, map(Success, results), strict=True)
-        case ReleaseRequested(deliveries):
-            yield from ((delivery, HandBack()) for delivery in deliveries)
-        case RetryRequested(delivery, error, delay):
-            yield delivery, Failed(error) if delay is None else RetryLater(delay, error)
-        case DeadLetterRequested(delivery, reason, error):
-            yield delivery, Rejected(reason, error)
+_WELCOME_BYTES = LIMITS.frame - 4096
+"""for the receipts in a welcome, which has to fit into a frame"""
+
+
+async def adopt(
+    backend: Backend,
+    subscription: Subscription,
+    receipts: Sequence[str],
+    outage: OutageRetry,
+    is_allowed: Callable[[str], bool] = lambda _: True,
+) -> tuple[Delivery, ...]:
+    """Move the deliveries that a worker still runs to its new subscription; leave out lost ones.
+
+    Deliveries of a key for which ``is_allowed`` is false are released: their receipts belonged to another client.
+    """
+    if not receipts or not has(backend, Capability.HANDOVER):
+        return ()
+    handover = handover_of(backend, subscription)
+    fitting_receipts = _within_a_frame(receipts)
+    adopted: list[Delivery] = []
+    for start in range(0, len(fitting_receipts), LIMITS.batch):
+        batch = fitting_receipts[start : start + LIMITS.batch]
+        deliveries = await outage.retry_until_available(partial(handover.adopt, *batch))
+        moved = [delivery for delivery in deliveries if delivery is not None]
+        adopted += (delivery for delivery in moved if is_allowed(delivery.task.key))
+        foreign = [delivery for delivery in moved if not is_allowed(delivery.task.key)]
+        if foreign:
+            await outage.retry_until_available(partial(subscription.redeliver, *foreign))
+    return tuple(adopted)
+
+
+def _within_a_frame(receipts: Sequence[str]) -> list[str]:
+    # The welcome lists the adopted receipts.
+    size = 0
+    fitting = []
+    for receipt in dict.fromkeys(receipts):
+        size += len(msgspec.json.encode(receipt)) + 1
+        if size > _WELCOME_BYTES:
+            break
+        fitting.append(receipt)
+    return fitting
