@@ -66,7 +66,7 @@ class Handlers:
         try:
             check_name("key", key)
         except InvalidInput as error:
-            raise ConfigurationError(f"not a task key: {error}") from error
+            raise ConfigurationError(f"invalid task key: {error}") from error
         if key in self.by_key:
             raise ConfigurationError(f"the key {key!r} already has a handler")
         if len(self.by_key) >= LIMITS.keys:

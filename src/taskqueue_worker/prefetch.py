@@ -84,7 +84,7 @@ class Prefetcher:
         self.resize(0)
 
     async def run(self) -> None:
-        """Run until stopped. Raises `SubscriptionClosed` where the backend closed the subscription."""
+        """Run until stopped. Raises `SubscriptionClosed` if the backend closed the subscription."""
         while not self._stopping:
             if self._held > self._receive_threshold():
                 await self._wait_for_slot()

@@ -172,7 +172,7 @@ class WorkerRun:
                 _log.info("quarantine: trying one task")
             case QuarantinePhase.ENDED:
                 self._error = WorkerQuarantined(
-                    f"the last {quarantine.failures} attempts failed on this worker, trials included: "
+                    f"the last {quarantine.failures} attempts failed on this worker, probes included: "
                     "see the log of the worker for the errors"
                 )
                 self._stop_in_loop(now=True)

@@ -144,8 +144,8 @@ async def _async_generator() -> Any:
 @pytest.mark.parametrize(
     ("register", "fault"),
     [
-        (lambda r: r.add("no spaces", print), "not a task key"),
-        (lambda r: r.add("", lambda: 1), "not a task key"),
+        (lambda r: r.add("no spaces", print), "invalid task key"),
+        (lambda r: r.add("", lambda: 1), "invalid task key"),
         (lambda r: (r.add("a", lambda: 1), r.add("a", lambda: 2)), "already has a handler"),
         (lambda r: r.add("a", lambda: 1, 0), "timeout"),
         (lambda r: r.add("a", lambda: 1, float("nan")), "timeout"),

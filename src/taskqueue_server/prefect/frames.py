@@ -63,24 +63,24 @@ def decode(kind: type[F], data: str | bytes) -> F:
     """Return the frame of this kind. Raises `Violation`."""
     name = _NAMES[kind]
     if isinstance(data, bytes):
-        raise Violation(f"{name}: a text message is expected")
+        raise Violation(f"{name}: expected a text message")
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
         needs = ", ".join(field.name for field in msgspec.structs.fields(kind))
-        raise Violation(f"{name}: its fields are {needs}") from None
+        raise Violation(f"{name}: expected the fields {needs}") from None
     except (ValueError, RecursionError):
-        raise Violation(f"{name}: JSON is expected") from None
+        raise Violation(f"{name}: expected JSON") from None
 
 
 def answered(data: str | bytes) -> str:
     """Return the type of the answer to a delivery, ``ack`` or ``quit``. Raises `Violation`."""
     if isinstance(data, bytes):
-        raise Violation("ack: a text message is expected")
+        raise Violation("ack: expected a text message")
     try:
         name = _answer.decode(data).type
     except (ValueError, RecursionError):
-        raise Violation("ack: JSON with a type is expected") from None
+        raise Violation("ack: expected a JSON object with a type") from None
     if name not in {"ack", "quit"}:
-        raise Violation("ack: unexpected type")
+        raise Violation("ack: expected the type ack or quit")
     return name

@@ -96,7 +96,7 @@ def _stranger(identity: Identity | None) -> ProblemError | None:
     if identity is None:
         return ProblemError(401, "unauthenticated", "a valid token is required", headers=_CHALLENGE)
     if "consume" not in identity.verbs:
-        return ProblemError(403, "forbidden", "this token lacks the right to consume")
+        return ProblemError(403, "forbidden", "this token has no permission to consume")
     return None
 
 
@@ -114,7 +114,7 @@ class SocketAdmission:
     def __init__(
         self, context: ServerContext, websocket: WebSocket, slot: QuotaSlot | None = None
     ) -> None:
-        """Serve an accepted websocket. It has a ``slot`` if its header had a valid token; the hello may have one."""
+        """Take an accepted websocket. ``slot`` is given if a header had a valid token; the hello may have it too."""
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._context = context
@@ -169,14 +169,20 @@ class SocketAdmission:
         token = self._token if self._known else hello.token
         identity = self._context.identify(token, self._peer)
         if identity is None or "consume" not in identity.verbs:
-            await self._refuse("unauthenticated", "may not consume", CLOSE_UNAUTHENTICATED)
+            await self._refuse(
+                "unauthenticated",
+                "a valid token that may consume is required",
+                CLOSE_UNAUTHENTICATED,
+            )
             return
 
         def may_stay(identity: Identity) -> bool:
             return all(identity.is_allowed("consume", key) for key in hello.keys)
 
         if not may_stay(identity):
-            await self._refuse("forbidden", "may not consume these keys", CLOSE_UNAUTHENTICATED)
+            await self._refuse(
+                "forbidden", "this token may not consume these keys", CLOSE_UNAUTHENTICATED
+            )
             return
         if self._slot is None:
             self._slot = self._context.usage.enter(identity)

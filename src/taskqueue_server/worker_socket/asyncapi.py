@@ -24,7 +24,7 @@ Ignore unknown fields and frames: either side may be newer. Deliveries are at le
 CLOSE_CODES = {
     frames.CLOSE_CLEAN: "after the worker's bye",
     1007: "text that is not UTF-8: a bug of the worker",
-    1009: "a message beyond the frame limit: a bug of the worker",
+    1009: "a message larger than the frame limit: a bug of the worker",
     1011: "the server failed: reconnect with a pause",
     frames.CLOSE_RESTART: "the server is shutting down: reconnect to any replica",
     frames.CLOSE_TRY_LATER: "too many connections, or the store is unavailable: reconnect with a pause",

@@ -48,7 +48,7 @@ class DeliverySender:
             self._task.cancel()
 
     async def run(self) -> None:
-        """Run until the session takes no more. Raises `SubscriptionClosed` where the backend closed it."""
+        """Run until the session takes no more. Raises `SubscriptionClosed` if the backend closed it."""
         self._task = asyncio.current_task()
         while self._session.state is ServerSessionState.READY:
             self._credit.clear()
