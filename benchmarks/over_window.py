@@ -1,7 +1,8 @@
 """Throughput of one socket with a credit window, beside a bare one, all in turns of one run.
 
 The server stands on one core, the worker (and Redis) on another. A turn is a server of its own with a backlog,
-and a bare worker process that grants 100, and acknowledges and grants 50 at a time.
+and a bare worker process that grants 100, and settles and grants 50 at a time: by acks, then, in a turn of its own,
+by retries.
 """
 
 from __future__ import annotations
@@ -33,16 +34,21 @@ HERE = Path(__file__).parent
 async def throughput() -> dict[str, float]:
     """Run the floor, the memory backend, and Redis; rates, and rates relative to the floor."""
     floor = await _turn("floor", str(HERE / "window_floor.py"), str(TASKS), str(BYTES))
-    turns = {"memory": await _turn("server", *_serve("memory"))}
-    with RedisServer() as redis:
-        pin(redis.process.pid, 1)
-        variables = {"TASKQUEUE_REDIS_URL": redis.url}
-        turns["Redis"] = await _turn("server", *_serve("redis"), **variables)
+    turns = {"memory": await _turn("ack", *_serve("memory"))}
+    retries = {"memory": await _turn("retry", *_serve("memory"))}
+    for kind, measured in (("ack", turns), ("retry", retries)):
+        with RedisServer() as redis:
+            pin(redis.process.pid, 1)
+            variables = {"TASKQUEUE_REDIS_URL": redis.url}
+            measured["Redis"] = await _turn(kind, *_serve("redis"), **variables)
     found = {"bare socket, bodies/s": floor["rate"], "bare socket, server CPU, µs": floor["cpu"]}
     for name, turn in turns.items():
         found[f"{name}, tasks/s"] = turn["rate"]
         found[f"{name}, x bare socket"] = turn["rate"] / floor["rate"]
         found[f"{name}, server CPU, µs"] = turn["cpu"]
+        found[f"{name}, retries/s"] = retries[name]["rate"]
+        found[f"{name}, retries, x acks"] = retries[name]["rate"] / turn["rate"]
+        found[f"{name}, retries, server CPU, µs"] = retries[name]["cpu"]
     return {f"one worker, credit {WINDOW}: {name}": value for name, value in found.items()}
 
 
@@ -54,7 +60,7 @@ def _serve(backend: str) -> tuple[str, ...]:
 async def _turn(kind: str, *words: str, **variables: str) -> dict[str, float]:
     with _started(*words, **variables) as about:
         url, pid = about["url"], int(about["pid"])
-        if kind == "server":
+        if kind != "floor":
             await _publish(url)
             url = f"{url}/v1/socket"
         pin(pid, 0)

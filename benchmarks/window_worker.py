@@ -1,6 +1,6 @@
-"""A bare worker on a socket: it keeps its credit window open, acknowledges in batches, and measures.
+"""A bare worker on a socket: it keeps its credit window open, settles in batches, and measures.
 
-Usage: ``python window_worker.py {floor,server} URL TASKS WINDOW KEY`` prints seconds and counts as JSON.
+Usage: ``python window_worker.py {floor,ack,retry} URL TASKS WINDOW KEY`` prints seconds and counts as JSON.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ from websockets.typing import Subprotocol
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_DELAY = 3600
+"""seconds before a retry: longer than any measurement"""
 
 
 async def _floor(socket: ClientConnection, tasks: int, window: int, _: str) -> int:
@@ -36,7 +40,22 @@ async def _floor(socket: ClientConnection, tasks: int, window: int, _: str) -> i
         return len(seen)
 
 
-async def _server(socket: ClientConnection, tasks: int, window: int, key: str) -> int:
+async def _ack(socket: ClientConnection, receipts: list[str]) -> None:
+    await _say(socket, type="ack", receipts=receipts)
+
+
+async def _retry(socket: ClientConnection, receipts: list[str]) -> None:
+    for receipt in receipts:
+        await _say(socket, type="retry", receipt=receipt, error="benchmark", delay=_DELAY)
+
+
+async def _server(
+    socket: ClientConnection,
+    tasks: int,
+    window: int,
+    key: str,
+    settle: Callable[[ClientConnection, list[str]], Awaitable[None]],
+) -> int:
     await _say(socket, type="hello", worker_id="bench", keys=[key], credit=window)
     got: list[str] = []
     seen: set[str] = set()
@@ -47,7 +66,7 @@ async def _server(socket: ClientConnection, tasks: int, window: int, key: str) -
             got += [delivery["receipt"] for delivery in frame["deliveries"]]
             seen.update(delivery["task"]["id"] for delivery in frame["deliveries"])
             if len(got) >= window // 2 or len(seen) == tasks:
-                await _say(socket, type="ack", receipts=got)
+                await settle(socket, got)
                 await _say(socket, type="credit", n=len(got))
                 got = []
         elif frame["type"] == "settled":
@@ -64,7 +83,11 @@ async def _say(socket: ClientConnection, **frame: Any) -> None:
 
 async def main(kind: str, url: str, tasks: int, window: int, key: str) -> None:
     """Work until every task is settled."""
-    work = {"floor": _floor, "server": _server}[kind]
+    work = {
+        "floor": _floor,
+        "ack": partial(_server, settle=_ack),
+        "retry": partial(_server, settle=_retry),
+    }[kind]
     address = url.replace("http", "ws", 1)
     async with connect(
         address, subprotocols=[Subprotocol("taskqueue.v1")], compression=None, proxy=None

@@ -21,7 +21,7 @@ from taskqueue_core import retry
 from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Permit
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
-from taskqueue_core.consumer.settle import SettlementQueue, settle
+from taskqueue_core.consumer.settle import Settler, settle
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.retry import Bury, Redeliver, Rejected, RetryPolicy, Verb
 from taskqueue_core.tasks import Delivery, Settled
@@ -88,7 +88,7 @@ class Ends(NamedTuple):
     """Where a run gives back what it owns."""
 
     subscription: Subscription
-    settlements: SettlementQueue
+    settlements: Settler
     free: Callable[[RenewedLease], None]
     """takes the slot back once nothing of the job is on it"""
     look_in: Callable[[float], None]

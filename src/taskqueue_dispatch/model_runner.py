@@ -25,7 +25,7 @@ from functools import partial
 
 from taskqueue_core.capabilities import RoomSignal, SlotLease
 from taskqueue_core.consumer.outage import close
-from taskqueue_core.consumer.settle import SettlementQueue
+from taskqueue_core.consumer.settle import Settler
 from taskqueue_core.errors import SubscriptionClosed, TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
@@ -56,7 +56,7 @@ class ModelRunner:
         self.model = model
         self._parts = parts
         self._subscription = parts.backend.subscribe([queue_of(model)], parts.holder)
-        self._settlements = SettlementQueue(parts.backend, self._subscription, parts.store)
+        self._settlements = Settler(parts.backend, self._subscription, parts.store)
         self._ends = Ends(self._subscription, self._settlements, self._take_back, self._check_later)
         self._runs: set[asyncio.Task[None]] = set()
         self._placed = 0

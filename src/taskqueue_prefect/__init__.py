@@ -1,11 +1,11 @@
-"""Background tasks of Prefect on a shared queue: servers with replicas, unforked, and their workers unchanged.
+"""Prefect's background tasks on a shared queue, for servers with replicas. Servers need no fork, workers no change.
 
-A plugin of Prefect. In a server's process it puts classes of this package in the place of the queue that Prefect keeps
-in memory; everywhere else it does nothing. The way of a task run::
+A plugin for Prefect. In a server process it replaces Prefect's in-memory queue by classes of this package; in other
+processes it does nothing. The path of a task run::
 
-    task.delay() -> a server: `task_queue.TaskQueue` -> `scheduling` -> the backend's publisher
-    a worker's socket: `task_queue.MultiQueue` -> `handing_over` -> the backend's subscription, and its ack
-    `reconciling`: what the database says is scheduled, and the queue has not, is put in again
+    task.delay() -> server: `task_queue.TaskQueue` -> `enqueue` -> the backend's publisher
+    a worker's socket: `task_queue.MultiQueue` -> `delivery` -> the backend's subscription, and the ack
+    `reconcile`: enqueue again what is scheduled in the database and missing in the queue
 
-`plugin` is where it begins, `replacing` says what is put in the place of what, `host` is what one process shares.
+`plugin` is the entry point, `patches` lists what is replaced, and `context` is the state of one process.
 """

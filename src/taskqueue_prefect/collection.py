@@ -1,4 +1,4 @@
-"""Imported by Prefect's server as it starts, plugins or not: a last look at whether the plugin has done its work."""
+"""A check that the plugin is in use. Prefect's server imports this when it starts, with or without plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_prefect.settings import BACKEND, PrefectSettings, environment
 _SERVER = "prefect.server.api.server"
 _ENABLED = "PREFECT_PLUGINS_ENABLED"
 _REFUSED = 3
-"""the exit code of a server that does not start"""
+"""exit code of a server that refuses to start"""
 
 
 def _check_strict() -> None:
@@ -39,7 +39,7 @@ def _check_strict() -> None:
 
 
 def _install_late() -> None:
-    """Do what the plugin has not done: Prefect runs none where it is first imported inside of a running loop."""
+    """Install the plugin late: Prefect runs no plugins if it is first imported in a running event loop."""
     from taskqueue_prefect.context import Host
     from taskqueue_prefect.lifespan import serve_on
     from taskqueue_prefect.patches import faults
@@ -57,7 +57,7 @@ def _install_late() -> None:
 
 
 def _refuse() -> None:
-    # Who imports this only prints what is raised, and waits for threads of Prefect when it is to exit.
+    # Prefect only prints exceptions of this module, and waits for its threads at exit: so exit directly.
     sys.stderr.flush()
     os._exit(_REFUSED)
 

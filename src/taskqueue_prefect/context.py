@@ -1,4 +1,4 @@
-"""What all of one process shares: the backend, its settings, and what goes on in the background."""
+"""The state that one process shares: the backend, the settings and background tasks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 class _Log(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
-        # Where nobody reads what it prints, as with ``--background``, Prefect's console ends the process.
+        # If its output is closed, as with ``--background``, Prefect's console ends the process.
         with contextlib.suppress(SystemExit):
             super().log(level, msg, *args, **more)
 
 
 LOG = _Log(logging.getLogger("prefect.taskqueue"))
-"""where everything of this package is told"""
+"""the log of this package"""
 
 
 def forward_logs() -> None:
-    """Have what ``taskqueue`` says come out of Prefect's logs, with its fields in the text. Idempotent."""
+    """Forward the logger ``taskqueue`` to Prefect's logs, with its fields in the text. Idempotent."""
     ours = logging.getLogger("taskqueue")
     if not any(isinstance(handler, _Forward) for handler in ours.handlers):
         ours.addHandler(_Forward())
@@ -52,14 +52,14 @@ class _Forward(logging.Handler):
 
 
 _CLOSE_TIMEOUT = 5.0
-"""seconds in which what is left hands back what it has"""
+"""seconds for background tasks to release what they hold"""
 _MAX_KNOWN_QUEUES = 10_000
 _SETTINGS_CHECK_SECONDS = 30.0
-"""seconds for which a queue is believed to have its settings"""
+"""seconds between checks of a queue's settings"""
 
 
 class Host:
-    """One for each event loop, made when it is first asked for. Making it does no input or output."""
+    """The state of one event loop, created on first use. Creating it performs no I/O."""
 
     _hosts: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Host]] = WeakKeyDictionary()
 
@@ -73,14 +73,14 @@ class Host:
         self.backend = InstrumentedBackend(load_backend(core.backend), hooks)
         self.control = control_of(self.backend)
         self.serves = False
-        """whether a server of this process has begun to serve"""
+        """whether a server of this process is serving"""
         self._checked_at: dict[str, float] = {}
-        """when it was last seen that a queue has its settings"""
+        """when the settings of each queue were last checked"""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
     def of_this_loop(cls) -> Self:
-        """Return the one of the running event loop."""
+        """Return the host of the running event loop."""
         loop = asyncio.get_running_loop()
         host = cls._hosts.get(loop)
         if host is None:
@@ -88,7 +88,7 @@ class Host:
         return host  # type: ignore[return-value]
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Have something done that nobody else waits for. It is ended with the host."""
+        """Run work in the background, until the host is closed."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -100,7 +100,7 @@ class Host:
             LOG.error("a background task of the task queue failed", exc_info=error)
 
     async def prepare(self, key: str) -> None:
-        """Give a queue its settings, unless it has some: those of an operator stay."""
+        """Configure a queue that has no settings yet: an operator's settings are kept."""
         now = time.monotonic()
         if now - self._checked_at.get(key, -_SETTINGS_CHECK_SECONDS) < _SETTINGS_CHECK_SECONDS:
             return
@@ -120,11 +120,11 @@ class Host:
         self._checked_at[key] = now
 
     def forget(self) -> None:
-        """Look again at what queues have: the store was away, and may have been emptied."""
+        """Check the settings of all queues again: after an outage the store may be empty."""
         self._checked_at.clear()
 
     async def aclose(self) -> None:
-        """End what was begun, once it has had its time, and close the backend."""
+        """End background tasks, after some time to finish, and close the backend."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT)
         for task in self._tasks:

@@ -1,14 +1,14 @@
-"""One worker's socket: a run is sent, acknowledged, and only then the next one is taken.
+"""Delivering runs to one worker's socket: the next run is received only when the last one was acknowledged.
 
-The handler is Prefect's own. It says no more than what can be seen from here:
+The socket's handler is Prefect's. Its calls show the following:
 
 ===================================== ===============================================================
 it makes a `MultiQueue`               a worker has subscribed; the task that runs now is the handler
-it observes the worker                at first: who it is. With a run out: *the worker has acknowledged it*
-it asks for a run                     it takes one; what came before is acknowledged
-it asks whether the socket is up      it has nothing to do: from now on the worker is listened to
-it hands a run to ``retry``           the socket broke before the worker's word
-its task ends, however                what is out goes back
+it observes the worker                first: the worker's id. After a run was sent: *the worker acknowledged it*
+it asks for a run                     the previous run is acknowledged; receive the next one
+it asks whether the socket is up      there is no run: read from the socket, to notice that the worker leaves
+it passes a run to ``retry``          the socket broke before the acknowledgement
+its task ends, in any way             release the run that was sent
 ===================================== ===============================================================
 """
 
@@ -26,7 +26,7 @@ import msgspec
 
 from taskqueue_core.backend import Subscription
 from taskqueue_core.consumer.outage import OutageRetry, close
-from taskqueue_core.consumer.settle import SettlementQueue, settle
+from taskqueue_core.consumer.settle import Settler, settle
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import Rejected, ScheduleRetry
@@ -44,22 +44,22 @@ _DISCONNECT = "websocket.disconnect"
 
 
 class Socket(Protocol):
-    """What is used of a websocket of Starlette's."""
+    """The part of Starlette's websocket that is used here."""
 
     def receive(self) -> Awaitable[MutableMapping[str, Any]]:
-        """Return the next message. Cancelled, it has taken none."""
+        """Return the next message. Cancelling it loses none."""
 
 
 class ClientListener:
-    """Listens to one worker."""
+    """Reads from a worker's socket while the handler does not, to notice that the worker leaves."""
 
     def __init__(self, on_disconnect: Callable[[], None]) -> None:
-        """``on_disconnect`` is called when the worker has gone, if it is listened to."""
+        """Call ``on_disconnect`` when the worker leaves while this listens."""
         self._on_disconnect = on_disconnect
         self._received: asyncio.Task[MutableMapping[str, Any]] | None = None
 
     def is_up(self, socket: Socket) -> bool:
-        """Listen from now on; return whether the worker is there, so far. What it says unasked is dropped."""
+        """Start listening; return whether the worker is connected. Unexpected messages are dropped."""
         if self.is_down:
             return False
         if self._received is None or self._received.done():
@@ -69,7 +69,7 @@ class ClientListener:
 
     @property
     def is_down(self) -> bool:
-        """Whether the worker was heard to go."""
+        """Whether the worker was seen to leave."""
         heard = self._received
         if heard is None or not heard.done() or heard.cancelled():
             return False
@@ -80,7 +80,7 @@ class ClientListener:
             self._on_disconnect()
 
     async def stop(self) -> None:
-        """Listen no more, so that the handler hears what the worker answers. That it has gone stays known."""
+        """Stop listening, so that the handler reads the worker's answer. `is_down` remains true."""
         if self._received is None or self.is_down:
             return
         self._received.cancel()
@@ -91,11 +91,11 @@ class ClientListener:
 
 _UNKNOWN_CLIENT = "unknown"
 _COMMIT_POLL_SECONDS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
-"""seconds between looks at the database for a run whose transaction is just being committed"""
+"""seconds between reads of the database for a run whose transaction is being committed"""
 _MAX_CHECKS = 4
-"""hand-outs, seconds apart, after which a run that the database never had is dropped"""
+"""deliveries, seconds apart, after which a run that is not in the database is dropped"""
 _DATABASE_RETRY_SECONDS = 1.0
-"""seconds between looks at a database that is away"""
+"""seconds between reads while the database is unavailable"""
 _BAD_TASK_RUN = "bad_task_run"
 _VIOLATION = 4001
 _current: ContextVar[SharedQueueDelivery | None] = ContextVar(
@@ -104,24 +104,24 @@ _current: ContextVar[SharedQueueDelivery | None] = ContextVar(
 
 
 class SharedQueueDelivery:
-    """Hands runs over to one worker, for as long as the task lives in which it is made."""
+    """Delivers runs to one worker, for as long as the asyncio task that created it is running."""
 
     def __init__(self, host: Host, task_keys: object) -> None:
-        """Take nothing yet. Closes the socket with 4001 for what are no keys."""
+        """Receive nothing yet. Closes the socket with 4001 if ``task_keys`` is not a list of keys."""
         self._host = host
         self._keys = _names(task_keys)
         self._connection_mark = token_hex(4)
         self._client = _UNKNOWN_CLIENT
         self._connection = connection_of(_UNKNOWN_CLIENT, self._connection_mark)
         self._subscription: Subscription | None = None
-        self._store = OutageRetry(self._log_outage)
+        self._outage = OutageRetry(self._log_outage)
         self._sent: Delivery | None = None
-        """what the worker was sent, and has not acknowledged"""
+        """the run that was sent and is not acknowledged"""
         self._state = ""
         self._settle_task: asyncio.Task[None] | None = None
         self._take_task: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
         self._changed = asyncio.Event()
-        """that something was taken, or the worker has gone"""
+        """set when a run was received, or the worker has left"""
         self._listener = ClientListener(self._changed.set)
         _current.set(self)
         if (handler := asyncio.current_task()) is not None:
@@ -129,11 +129,11 @@ class SharedQueueDelivery:
 
     @classmethod
     def of_this_context(cls) -> SharedQueueDelivery | None:
-        """Return the socket whose handler this is called from, if any."""
+        """Return the delivery of the socket whose handler calls this, if any."""
         return _current.get()
 
     def observed(self, client_id: object) -> None:
-        """Take note that the handler has heard of its worker. Closes the socket with 4001 for what is no id."""
+        """Note that the handler has heard from its worker. Closes the socket with 4001 for an invalid id."""
         if not isinstance(client_id, str):
             raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
         if client_id != self._client:
@@ -143,42 +143,42 @@ class SharedQueueDelivery:
             self._accept()
 
     def is_connected(self, socket: Socket) -> bool:
-        """Return whether the worker is there; have it be listened to until the next run is out."""
+        """Return whether the worker is connected; listen to it until the next run is sent."""
         return self._listener.is_up(socket)
 
     async def next(self) -> TaskRun:
-        """Return the next run. Cancelled, it goes on in the background, and the next call has the answer.
+        """Return the next run. If cancelled, it continues in the background, and the next call returns the run.
 
-        Raises `TimeoutError` once the worker has gone.
+        Raises `TimeoutError` if the worker has left.
         """
-        if self._sent is not None:  # whoever asks for more has the worker's word
+        if self._sent is not None:  # the handler asks for more only after the acknowledgement
             self._accept()
         if self._take_task is None:
             self._take_task = asyncio.create_task(self._take())
             self._take_task.add_done_callback(lambda _: self._changed.set())
-        # Only from here on it is out: the handler may have given up waiting, and does so every second.
+        # The run counts as sent only when this returns: the handler gives up waiting every second.
         while not (self._take_task.done() or self._listener.is_down):
             self._changed.clear()
             await self._changed.wait()
         await self._listener.stop()
         if self._listener.is_down:
-            raise TimeoutError  # upon which the handler asks whether the worker is there
+            raise TimeoutError  # then the handler asks whether the worker is connected
         take_task, self._take_task = self._take_task, None
         self._sent, run = take_task.result()
         self._state = task_runs.state_id(run)
         return run
 
-    async def hand_back(self) -> None:
-        """Give back what is out, as if nothing had been."""
+    async def release(self) -> None:
+        """Release the run that was sent."""
         delivery, self._sent = self._sent, None
         if delivery is not None:
             await self._settlements.redeliver([delivery])
 
-    # Taking.
+    # Receiving
 
     @property
-    def _settlements(self) -> SettlementQueue:
-        return SettlementQueue(self._host.backend, self._open_subscription(), self._store)
+    def _settlements(self) -> Settler:
+        return Settler(self._host.backend, self._open_subscription(), self._outage)
 
     def _open_subscription(self) -> Subscription:
         if self._subscription is None:
@@ -190,7 +190,7 @@ class SharedQueueDelivery:
             await self._settle_task
         subscription = self._open_subscription()
         while True:
-            received = await self._store.retry_until_available(
+            received = await self._outage.retry_until_available(
                 partial(subscription.receive, 1, None)
             )
             for delivery in received.deliveries:
@@ -199,15 +199,15 @@ class SharedQueueDelivery:
                     return delivery, run
 
     async def _is_still_held(self, delivery: Delivery) -> bool:
-        """Whether a delivery is still this socket's: it is another's if this process stood still for a lease."""
+        """Return whether a delivery still belongs to this socket: not if the process was suspended for a lease."""
         task = delivery.task
         poll = partial(self._host.control.statuses, task.key, task.id)
-        (status,) = await self._store.retry_until_available(poll)
+        (status,) = await self._outage.retry_until_available(poll)
         own = State.IN_FLIGHT, delivery.attempt, delivery.losses
         return status is not None and (status.state, status.attempt, status.losses) == own
 
     async def _runnable_run(self, delivery: Delivery) -> TaskRun | None:
-        """Return the run of a delivery, ``None`` where it is not to be run: then it is settled."""
+        """Return the run of a delivery; settle it and return ``None`` if it must not be run."""
         reason = task_runs.foreign_reason(delivery.task)
         run = None if reason else await self._current_run(delivery.task)
         if run is not None and task_runs.is_scheduled(run):
@@ -225,9 +225,9 @@ class SharedQueueDelivery:
         return None
 
     async def _current_run(self, task: Task) -> TaskRun | None:
-        """Look at the database, which may not know yet what is in the queue, or may know better.
+        """Read a run from the database, which may not have it yet, or may have a later state.
 
-        A run has one entry, which keeps the state that it was made for: a later state moves it.
+        A run has one entry, published for one state. A later state reschedules the entry.
         """
         state, at = task_runs.state_of(task)
         for pause in _COMMIT_POLL_SECONDS:
@@ -243,7 +243,7 @@ class SharedQueueDelivery:
         later = ScheduleRetry(float(delivery.attempt), "its transaction is not committed")
         backend, subscription = self._host.backend, self._open_subscription()
         with contextlib.suppress(LeaseLost):
-            await self._store.retry_until_available(
+            await self._outage.retry_until_available(
                 partial(settle, backend, subscription, delivery, later)
             )
 
@@ -252,13 +252,13 @@ class SharedQueueDelivery:
         while True:
             try:
                 return await task_runs.read(run_id)
-            except Exception:  # noqa: BLE001 - whatever it is: a run is not given up for the database's sake
+            except Exception:  # noqa: BLE001 - no error of the database may give up a run
                 if not logged:
                     LOG.exception("could not read a task run from the database")
                 logged = True
                 await asyncio.sleep(_DATABASE_RETRY_SECONDS)
 
-    # Settling.
+    # Settling
 
     def _accept(self) -> None:
         delivery, self._sent = self._sent, None
@@ -279,10 +279,10 @@ class SharedQueueDelivery:
             delivery.task.id,
             reason,
         )
-        await self._settlements.settle_outcome(delivery, Rejected(_BAD_TASK_RUN, reason))
+        await self._settlements.settle_outcomes([(delivery, Rejected(_BAD_TASK_RUN, reason))])
 
     async def _end(self) -> None:
-        """Settle what was acknowledged, and hand back the rest."""
+        """Settle what was acknowledged, and release the rest."""
         await self._listener.stop()
         if self._take_task is not None:
             self._take_task.cancel()
@@ -292,7 +292,7 @@ class SharedQueueDelivery:
         if self._subscription is not None:
             await close(self._subscription)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the shape is the link's
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
         if ok:
             self._host.forget()
             LOG.info("store of the task queue available again")

@@ -1,8 +1,8 @@
-"""From a state that Prefect has accepted to an entry of the queue.
+"""Enqueuing task runs whose state Prefect has accepted.
 
-It happens inside a request, and inside its database transaction: so it never waits for room or for a store that is
-away. The request is answered with 503 instead, its transaction is undone, and Prefect's clients come again by
-themselves. What was put in by a transaction that is undone all the same is found out when it is handed out.
+This runs in a request and its database transaction, so it never waits for room or for an unavailable store. Instead
+the request is answered with 503, its transaction is rolled back, and Prefect's clients retry. If a transaction is
+rolled back after its run was enqueued, this is found when the run is delivered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RETRY_SECONDS = 1.0
 
 
 async def put(host: Host, run: TaskRun) -> None:
-    """Put a run in, for its time if it has one. Idempotent by run and state. HTTP 503 where that cannot be now."""
+    """Enqueue a run, for its scheduled time if it has one. Idempotent by run and state. Raises HTTP 503 on failure."""
     async with answer_in_time(host):
         confirmation = await offer(host, run)
     if not confirmation.stored:
@@ -37,7 +37,7 @@ async def put(host: Host, run: TaskRun) -> None:
 
 
 async def offer(host: Host, run: Run) -> Confirmation:
-    """Put a run in, as `put` does; return what the queue says to it. Raises what the backend raises."""
+    """Enqueue a run as `put` does; return the confirmation. Raises what the backend raises."""
     task, at = task_of(run), due_at(run)
     await host.prepare(task.key)
     if at is not None and at > host.backend.now():
@@ -49,7 +49,7 @@ async def offer(host: Host, run: Run) -> Confirmation:
 
 
 async def schedule(host: Host, run: TaskRun) -> None:
-    """Schedule another attempt of a run, for the time that its state says. As `put`, but never for want of room."""
+    """Schedule another attempt of a run, for the time of its state. Like `put`, but a full queue does not refuse it."""
     async with answer_in_time(host):
         await host.prepare(task_of(run).key)
         await _schedule_again(host, run)
@@ -64,7 +64,7 @@ async def _schedule_again(host: Host, run: Run) -> Confirmation:
 
 @contextlib.asynccontextmanager
 async def answer_in_time(host: Host) -> AsyncIterator[None]:
-    """Answer in time, whatever the store does: HTTP 503 where it is away."""
+    """Limit the time of a request; raise HTTP 503 if the store is unavailable."""
     try:
         async with asyncio.timeout(host.settings.patience):
             yield

@@ -1,4 +1,4 @@
-"""What a server's process does from its start to its end, beside answering."""
+"""The background work of a server process, from its start to its end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from taskqueue_prefect.reconcile import reconcile
 
 
 class QueueNotInUse(ConfigurationError):
-    """A server would not use the queue that is configured, and is to be strict about that."""
+    """The server would not use the configured queue, and the settings are strict."""
 
 
 @contextlib.asynccontextmanager
 async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
-    """Tell of it, keep house, and reconcile; in the end hand everything back.
+    """Log the setup, run maintenance and reconcile; release everything at the end.
 
-    Within itself it does nothing, as Prefect begins an application more than once. Raises `QueueNotInUse` for faults,
-    where the settings are strict.
+    If nested, it does nothing, because Prefect starts an application more than once. Raises `QueueNotInUse` for faults
+    if the settings are strict.
     """
     if host.serves:
         yield
@@ -41,7 +41,7 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
 
 
 async def serve_on(host: Host, faults: list[str]) -> None:
-    """Do the same for an application that has begun already, until this is cancelled, as the event loop ends."""
+    """Do the same for an application that has started already, until cancelled when the event loop ends."""
     async with serving(host, faults):
         await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""Prefect's task keys and client ids as names of the contract, and back."""
+"""Converting Prefect's task keys and client ids to names of the contract, and back."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from taskqueue_core.limits import LIMITS
 _INVALID = re.compile(r"[^A-Za-z0-9_<.:@=+>-]+|^[.:@=+>-]")
 _ESCAPED = re.compile(r"((?:~[0-9a-f]{2})+)")
 _ESCAPE_PREFIX = "<~."
-"""before an escape, with which no name begins; no escape has this dot"""
+"""prefix of a name that would begin with an escape; no escape has this dot"""
 _CUT_MARK = "~-"
 _DIGEST_LENGTH = 32
 _CONNECTION_SEPARATOR = "~+"
-"""before what tells two connections of one client apart"""
+"""before the mark that distinguishes a client's connections"""
 _MARK_LENGTH = 10
-"""how long that is at most"""
+"""maximum length of that mark"""
 
 
 def name_of(spelling: str, max_length: int = LIMITS.name) -> str:
-    """Return a name for any text: as it is, with the signs escaped that names cannot have.
+    """Return a name for any text: the same text, with characters escaped that names cannot have.
 
-    One that is too long is cut, and ends with a digest of the whole.
+    If it is too long, it is cut and ends with a digest of the whole.
     """
     name = _INVALID.sub(_escape, spelling)
     if not name or name.startswith("~"):
@@ -34,14 +34,14 @@ def name_of(spelling: str, max_length: int = LIMITS.name) -> str:
 
 
 def spelling_of(name: str) -> str:
-    """Return what a name was made from; not so if it was cut."""
+    """Return the text that a name was made from, unless the name was cut."""
     parts = _ESCAPED.split(name.removeprefix(_ESCAPE_PREFIX))
     parts[1::2] = [_unescaped(part) for part in parts[1::2]]
     return "".join(parts)
 
 
 def connection_of(client_id: str, mark: str) -> str:
-    """Return a name for one connection of a client: its ``mark``, of ten signs at most, is no other's."""
+    """Return a name for one connection of a client, with a unique ``mark`` of at most ten characters."""
     return (
         name_of(client_id, LIMITS.name - len(_CONNECTION_SEPARATOR) - _MARK_LENGTH)
         + _CONNECTION_SEPARATOR
@@ -50,7 +50,7 @@ def connection_of(client_id: str, mark: str) -> str:
 
 
 def client_of(connection: str) -> str:
-    """Return the client id that a connection was named for; not so if it was cut."""
+    """Return the client id of a connection, unless its name was cut."""
     return spelling_of(connection.rpartition(_CONNECTION_SEPARATOR)[0] or connection)
 
 

@@ -1,14 +1,14 @@
-"""What is put in the place of what in Prefect's server, and whether that was done to the code that is known.
+"""What this package replaces in Prefect's server, and a check that the server's source is supported.
 
 ========================================== ====================================================================
-``prefect.server.task_queue``              ``TaskQueue`` and ``MultiQueue``, before anything can have taken them
-``prefect.server.models.task_workers``     ``task_worker_tracker``: who is connected, to any replica
+``prefect.server.task_queue``              ``TaskQueue`` and ``MultiQueue``, before other modules import them
+``prefect.server.models.task_workers``     ``task_worker_tracker``: the workers connected to any replica
 ``prefect.server.utilities.subscriptions`` ``still_connected``, for the sockets of task workers
 ``prefect.server.api.server``              ``create_app``: its applications open and close a `Host`
 ========================================== ====================================================================
 
-The socket's handler, the orchestration and the API stay Prefect's own. They are the same, byte for byte, in many
-releases: `faults` says where this one is of others.
+The socket's handler, the orchestration and the API remain Prefect's. Many releases have the same source: `faults`
+reports where this release differs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ FINGERPRINTS = {
     "prefect.server.models.task_workers": "f0198a7f47de59d4",
     "prefect.server.utilities.subscriptions.still_connected": "545a05bc6971edba",
 }
-"""of the source that is replaced, or relied on"""
+"""digests of the source that is replaced or relied on"""
 _REPLACED = "taskqueue_stock"
 _IMPORTERS = {
     "prefect.server.api.task_runs": ("TaskQueue", "MultiQueue"),
     "prefect.server.orchestration.core_policy": ("TaskQueue",),
 }
-"""who takes names from the queue's module"""
+"""modules that import names from the queue's module"""
 
 
 def replace(module: ModuleType) -> None:
-    """Put what this package has in the place of what a module of Prefect has. Idempotent."""
+    """Replace attributes of a module of Prefect by those of this package. Idempotent."""
     if hasattr(module, _REPLACED):
         return
     match module.__name__:
@@ -62,7 +62,7 @@ def replace(module: ModuleType) -> None:
 
 
 def _rebind(module: ModuleType) -> None:
-    """Give the new classes to who has taken the old ones already: Prefect was imported before its plugins ran."""
+    """Replace the old classes in modules that imported them before the plugins ran."""
     for name, names in _IMPORTERS.items():
         if (user := sys.modules.get(name)) is not None:
             for attribute in names:
@@ -78,7 +78,7 @@ def _wrap_still_connected(
     @wraps(still_connected)
     async def listening(websocket: Any) -> bool:
         socket = SharedQueueDelivery.of_this_context()
-        if socket is None:  # it is of somebody else: a stream of events, or of logs
+        if socket is None:  # another websocket: events or logs
             return await still_connected(websocket)
         return socket.is_connected(websocket)
 
@@ -89,7 +89,7 @@ def _wrap_create_app(create_app: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(create_app)
     def hosted(*args: Any, **more: Any) -> Any:
         app = create_app(*args, **more)
-        if not getattr(app.state, _REPLACED, False):  # Prefect hands out the same one again
+        if not getattr(app.state, _REPLACED, False):  # Prefect returns the same application again
             setattr(app.state, _REPLACED, True)
             app.router.lifespan_context = _wrap_lifespan(app.router.lifespan_context)
         return app
@@ -106,7 +106,7 @@ def _wrap_lifespan(stock: Lifespan) -> Lifespan:
         from taskqueue_prefect.context import Host
         from taskqueue_prefect.lifespan import serving
 
-        # before Prefect begins anything that a wrong setting would cut short
+        # before Prefect starts, so that a wrong setting interrupts nothing
         host = Host.of_this_loop()
         async with stock(app) as state, serving(host, faults()):
             yield state
@@ -115,7 +115,7 @@ def _wrap_lifespan(stock: Lifespan) -> Lifespan:
 
 
 def faults() -> list[str]:
-    """Say what is wrong with a server as it is loaded now: nothing, if every task run goes through this package."""
+    """Return what is wrong with the loaded server; nothing if all task runs pass through this package."""
     from taskqueue_prefect.task_queue import MultiQueue, TaskQueue
 
     ours = {"TaskQueue": TaskQueue, "MultiQueue": MultiQueue}
@@ -135,7 +135,7 @@ def faults() -> list[str]:
 
 
 def fingerprints() -> dict[str, str]:
-    """Return digests of the source in this process; of what is not imported there is none."""
+    """Return digests of the imported sources."""
     digests = {}
     for name in FINGERPRINTS:
         source: object = sys.modules.get(name)

@@ -1,12 +1,16 @@
-"""The plugin, by Prefect's own entry point. Every process that imports Prefect imports it: so it takes next to nothing.
+"""The plugin, loaded by Prefect's entry point. Every process that imports Prefect imports it, so it must be small.
 
-Where no backend is chosen it does nothing. Otherwise it says what becomes of four of the server's modules when they
-are imported: `taskqueue_prefect.patches`. A process that imports none of them pays for an entry in a list.
+Without a configured backend it does nothing. Otherwise it registers `taskqueue_prefect.patches` for four of the
+server's modules. A process that imports none of these only has one more import hook.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -14,25 +18,23 @@ import pluggy
 
 PREFECT_PLUGIN_API_REQUIRES = ">=0.1,<1"
 
-# Prefect's marker, from the first release with plugins on
+# Prefect's marker, since its first release with plugins
 hookimpl = pluggy.HookimplMarker("prefect-experimental")
 
 
 @hookimpl
-def setup_environment(ctx: Any = None) -> None:  # noqa: ARG001 - what Prefect gives
-    """Have Prefect's server use the queue that is configured. Idempotent, as Prefect calls it more than once."""
+def setup_environment(ctx: Any = None) -> None:  # noqa: ARG001 - Prefect passes it
+    """Make Prefect's server use the configured queue. Idempotent, because Prefect calls it more than once."""
     install()
 
 
 def install() -> bool:
-    """Do what the plugin does; say whether a backend is chosen."""
+    """Install the plugin; return whether a backend is configured."""
     from taskqueue_prefect.settings import BACKEND, environment
 
     os.environ.update(environment())
     if not os.environ.get(BACKEND):
         return False
-    from taskqueue_prefect.import_hooks import after_import
-
     after_import(dict.fromkeys(_MODULES, _replace))
     return True
 
@@ -49,3 +51,59 @@ def _replace(module: ModuleType) -> None:
     from taskqueue_prefect import patches
 
     patches.replace(module)
+
+
+Action = Callable[[ModuleType], None]
+
+
+def after_import(actions: Mapping[str, Action]) -> None:
+    """Call an action with each named module after its import; at once if it is imported already. Idempotent."""
+    for finder in sys.meta_path:
+        if isinstance(finder, ImportHookFinder):
+            return
+    sys.meta_path.insert(0, ImportHookFinder(actions))
+    for name, action in actions.items():
+        if (module := sys.modules.get(name)) is not None:
+            action(module)
+
+
+class ImportHookFinder(MetaPathFinder):
+    """A finder that delegates to the other finders, and calls an action after the module's code has run."""
+
+    def __init__(self, actions: Mapping[str, Action]) -> None:
+        """Take actions by names of modules."""
+        self._actions = actions
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for the modules that there are actions for."""
+        if fullname not in self._actions:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(fullname, path, target)):
+                if spec.loader is not None:
+                    spec.loader = _HookedLoader(spec.loader, self._actions[fullname])
+                return spec
+        return None
+
+
+class _HookedLoader(Loader):
+    """A loader that calls an action after another loader. It offers all attributes of that one."""
+
+    def __init__(self, inner: Loader, action: Action) -> None:
+        self._inner = inner
+        self._action = action
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = module.__loader__ = self._inner
+        self._inner.exec_module(module)
+        self._action(module)

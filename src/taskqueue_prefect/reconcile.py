@@ -1,8 +1,7 @@
-"""The database says what is scheduled; what the queue has not, though it should, is put in again.
+"""Reconciling the queue with the database: scheduled runs that are missing in the queue are enqueued again.
 
-That is: a run that was never put in or that the store has lost; and one that a worker has accepted and will not begin,
-as the worker is gone. Any replica does it, all may at once: each rescue has a token. Nothing is taken for lost at first
-sight.
+A run is missing if it was never enqueued, if the store has lost it, or if the worker that accepted it is gone. All
+replicas may do this at the same time: each repair has a token. A run must be missing for some time first.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _accepted = msgspec.json.Decoder(AcceptedRun)
 
 
 async def reconcile(host: Host) -> None:
-    """Do a pass again and again, until cancelled. A pass that fails is logged once per series."""
+    """Run passes until cancelled. Log only the first of several failures."""
     reconciler = Reconciler(host)
     failing = False
     while True:
@@ -50,21 +49,21 @@ async def reconcile(host: Host) -> None:
 
 
 class Reconciler:
-    """Holds the database against the queue."""
+    """Compares the database with the queue."""
 
     def __init__(self, host: Host, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Have seen nothing."""
+        """Start without observations."""
         self._host = host
         self._monotonic = monotonic
         self._missing_since: dict[Mark, float] = {}
-        """since when a run in a state has looked lost"""
+        """since when a run has been missing in a state"""
         self._reported: set[Mark] = set()
-        """what was told of, as the queue does not take it"""
+        """runs reported because the queue refuses them"""
         self._full_queues: set[str] = set()
-        """queues that took no more in this pass"""
+        """queues that were full in this pass"""
 
     async def check_once(self) -> int:
-        """Look at every scheduled run; return how many were put in again."""
+        """Check every scheduled run; return how many were enqueued again."""
         observed: dict[Mark, float] = {}
         self._full_queues.clear()
         last, restored = _FIRST_ID, 0
@@ -106,24 +105,24 @@ class Reconciler:
         result: bytes | None,
         workers: Sequence[WorkerInfo],
     ) -> float | None:
-        """Return for how many seconds a run must look lost before it is; ``None``: it does not."""
+        """Return how many seconds a run must be missing before it is enqueued again; ``None`` if it is not missing."""
         settings = self._host.settings
         if status is None:
             return None if self._may_be_held(run, workers) else settings.grace
         if status.state is not State.DONE:
-            return None  # it is there, or was ended by an operator
+            return None  # it is in the queue, or an operator ended it
         accepted = None if result is None else _accepted.decode(result)
         if accepted is None or accepted.worker is None or accepted.state != task_runs.state_id(run):
             return settings.grace
         if any(worker.worker_id == accepted.worker for worker in workers):
             return None
-        # One of that name may be the same worker, connected anew, or another process.
+        # A worker of that name may be the same one, connected again, or another process.
         client = client_of(accepted.worker)
         reconnected = any(client_of(worker.worker_id) == client for worker in workers)
         return settings.held if reconnected else settings.grace
 
     def _may_be_held(self, run: Run, workers: Sequence[WorkerInfo]) -> bool:
-        """Whether a run that the queue does not know may be with a worker: it has accepted it so long ago."""
+        """Return whether a worker may hold a run that the queue has forgotten, because it was accepted so long ago."""
         forgotten = self._host.backend.now() - self._host.settings.remember
         key = name_of(run.task_key)
         return task_runs.state_time(run).timestamp() < forgotten and any(
@@ -131,7 +130,7 @@ class Reconciler:
         )
 
     async def _restore(self, run: Run, key: str, status: TaskStatus | None) -> bool:
-        """Put a run in again. What is wrong with one, or with its queue, keeps none of the others."""
+        """Enqueue a run again. An error of one run or queue does not stop the others."""
         if key in self._full_queues:
             return False
         try:
@@ -142,7 +141,7 @@ class Reconciler:
                 stored, reason = await self._enqueue_again(run, status), None
         except OUTAGE_ERRORS:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this run's
+        except Exception as error:  # noqa: BLE001 - it concerns only this run
             stored, reason = False, str(error)
         else:
             if not stored:

@@ -1,7 +1,7 @@
-"""What the integration can be told: ``TASKQUEUE_PREFECT_…``, and names that Prefect's own settings have for the same.
+"""The settings of the integration: ``TASKQUEUE_PREFECT_…``, and Prefect's names for the same settings.
 
-The backend is ``TASKQUEUE_BACKEND``, and its settings are its own (``TASKQUEUE_REDIS_…``). Where a name of this package
-is not set, one of Prefect's manner counts: see `ALIASES` and `redis_url`.
+The backend is ``TASKQUEUE_BACKEND``, and it has its own settings (``TASKQUEUE_REDIS_…``). If a name of this package is
+not set, Prefect's name for it applies: see `ALIASES` and `redis_url`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 BACKEND = "TASKQUEUE_BACKEND"
-"""without it, and without an alias of it, Prefect's own queue stays"""
+"""without it or an alias of it, Prefect's own queue is used"""
 _REDIS_URL = "TASKQUEUE_REDIS_URL"
 _MESSAGING = "PREFECT_REDIS_MESSAGING_"
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -24,14 +24,14 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""what counts where the first is not set, after each of `PREFIXES`"""
+"""names that apply if the first is not set, each with each of `PREFIXES`"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",
     "prefect_redis.task_queue": "redis",
     "prefect_redis.task_queues": "redis",
 }
-"""what other work on the same calls backends of this kind"""
+"""names of these backends in other packages"""
 _Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 
 
@@ -43,25 +43,25 @@ class PrefectSettings(BaseSettings):
     )
 
     strict: bool = False
-    """refuse to start a server that would use Prefect's own queue, or whose code is not the one that is known"""
+    """refuse to start a server that would use Prefect's own queue, or whose source is not supported"""
     capacity: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    """how many runs of a task may wait that no worker has been sent; unset: Prefect's ``max_scheduled_queue_size``"""
+    """maximum number of runs of a task that were not delivered yet; default: Prefect's ``max_scheduled_queue_size``"""
     max_losses: int = Field(default=5, ge=0, le=1000)
-    """how often a run may vanish with a server before it becomes a dead letter"""
+    """how often a run may be lost with a server before it becomes a dead letter"""
     patience: _Seconds = 1.0
-    """how long a request waits for the store before it is answered with 503"""
+    """how long a request waits for the store before the response 503"""
     reconcile: _Seconds = 10.0
-    """how often the database is searched for runs that the queue should have, and has not"""
+    """how often the database is searched for runs that are missing in the queue"""
     grace: _Seconds = 30.0
-    """how long something must look lost before it is put in again: longer than events take to the database"""
+    """how long a run must be missing before it is enqueued again: longer than events take to reach the database"""
     held: _Seconds = 3600.0
-    """how long a worker that has accepted a run, and has connected anew since, may take to begin it"""
+    """how long a worker that accepted a run and then reconnected may take to start it"""
     remember: _Seconds = 6 * 3600.0
-    """how long it is known who accepted a run"""
+    """how long the worker that accepted a run is remembered"""
 
 
 def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that follow from Prefect's and from ``.env``: what is set is not among them."""
+    """Return variables derived from Prefect's and from ``.env``, without those that are set already."""
     variables = dict(os.environ if variables_given is None else variables_given)
     derived = {} if variables_given is not None else _from_file(variables)
     variables |= derived
@@ -93,7 +93,7 @@ def _from_file(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def redis_url(values: Mapping[str, str]) -> str | None:
-    """Return where Prefect's own messages are, ``None`` where nothing is said of that."""
+    """Return the URL of Prefect's message broker on Redis; ``None`` if none is configured."""
     options = {
         name.removeprefix(_MESSAGING).lower(): value
         for name, value in values.items()

@@ -1,8 +1,8 @@
-"""What Prefect's server takes for its queue: the same classes, as far as it uses them.
+"""The classes that replace the queue of Prefect's server, with the methods that it uses.
 
-They are called from two sides. Requests put runs in, each in a context of its own. The handler of a worker's socket
-makes one `MultiQueue` and asks it for one run after the other; whatever is called from there is about that socket,
-which a context variable tells: see `taskqueue_prefect.delivery`.
+Two sides call them. Requests enqueue runs, each in its own context. The handler of a worker's socket creates one
+`MultiQueue` and gets one run after another from it; calls of the handler are recognised by a context variable: see
+`taskqueue_prefect.delivery`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TaskQueue:
     """The runs of one task."""
 
     def __init__(self, task_key: str, *_sizes: int) -> None:
-        """Do nothing: bounds are the queue's settings."""
+        """Do nothing: limits are in the queue's settings."""
         self.task_key = task_key
 
     @classmethod
@@ -33,40 +33,40 @@ class TaskQueue:
 
     @classmethod
     async def enqueue(cls, task_run: TaskRun) -> None:
-        """Put a run in."""
+        """Enqueue a run."""
         await scheduling.put(Host.of_this_loop(), task_run)
 
     @classmethod
     def configure_task_key(
         cls, task_key: str, scheduled_size: int | None = None, retry_size: int | None = None
     ) -> None:
-        """Do nothing: bounds are the queue's settings."""
+        """Do nothing: limits are in the queue's settings."""
 
     @classmethod
     def reset(cls) -> None:
-        """Do nothing: a process keeps none of them."""
+        """Do nothing: queues are not stored in the process."""
 
     async def put(self, task_run: TaskRun) -> None:
-        """Put a run in."""
+        """Enqueue a run."""
         await self.enqueue(task_run)
 
     async def retry(self, task_run: TaskRun) -> None:
-        """Hand a run back that a worker was sent, or schedule one that awaits its next attempt: two different things.
+        """Release a run that a worker was sent, or schedule the next attempt of one.
 
-        Prefect calls both so. The first comes from a socket's handler, the second from a request.
+        Prefect calls this for both. The first call comes from a socket's handler, the second from a request.
         """
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
-            await socket.hand_back()
+            await socket.release()
         else:
             await scheduling.schedule(Host.of_this_loop(), task_run)
 
 
 class MultiQueue:
-    """The runs for one worker's socket. To be made by the handler of that socket."""
+    """The runs for one worker's socket, created by the socket's handler."""
 
     def __init__(self, task_keys: Sequence[str]) -> None:
-        """Take what the worker has subscribed to, as it came. The end of the handler is the end of the socket."""
+        """Take the keys that the worker has subscribed to, unchecked. The socket ends with the handler."""
         self._socket = SharedQueueDelivery(Host.of_this_loop(), task_keys)
 
     async def get(self) -> TaskRun:

@@ -1,4 +1,4 @@
-"""Task runs: as Prefect has them, as tasks of a queue, and as the database knows them."""
+"""Task runs as objects of Prefect, as tasks of a queue, and as rows of the database."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _state = msgspec.json.Decoder(dict[str, Any])
 
 
 class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a run that has left the queue, as its result."""
+    """The result that is stored for a run that has left the queue."""
 
     worker: str | None = None
-    """the connection of who has acknowledged it; ``None``: nobody, it was not wanted any more"""
+    """the connection of the worker that acknowledged it; ``None`` if no worker got it, because it was obsolete"""
     state: str
-    """the id of the state in which it was handed out"""
+    """the id of the state in which it was delivered"""
 
 
 class OutlineDetails(NamedTuple):
-    """Of a scheduled state: see `TaskRunOutline`."""
+    """The details of a scheduled state: see `TaskRunOutline`."""
 
     deferred: bool
     scheduled_time: datetime | None
@@ -43,12 +43,12 @@ class OutlineState(NamedTuple):
     state_details: OutlineDetails
 
     def is_scheduled(self) -> bool:
-        """As Prefect's own say it."""
+        """Return true, as Prefect's scheduled states do."""
         return True
 
 
 class TaskRunOutline(NamedTuple):
-    """As much of a scheduled run as it takes to put it into a queue, by Prefect's names."""
+    """The fields of a scheduled run that are needed to enqueue it, with Prefect's names."""
 
     id: UUID
     task_key: str
@@ -62,7 +62,7 @@ Run: TypeAlias = "TaskRun | TaskRunOutline"
 def task_of(run: Run) -> Task:
     """Return a run as a task: its id is the run's, its payload names the run and its state.
 
-    Workers are sent the run as the database has it by then, so that nothing else need be kept of it here.
+    The worker is sent the run as it is in the database at that time, so that nothing else is stored here.
     """
     state = {"id": state_id(run), "timestamp": state_time(run).isoformat()}
     fields = {"task_key": run.task_key, "name": run.name, "state": state}
@@ -70,7 +70,7 @@ def task_of(run: Run) -> Task:
 
 
 def foreign_reason(task: Task) -> str | None:
-    """Say why a task cannot be a run of this database, ``None`` where it may be."""
+    """Return why a task cannot be a run of this database; ``None`` if it may be."""
     try:
         UUID(task.id)
         state_of(task)
@@ -91,17 +91,17 @@ def state_of(task: Task) -> tuple[str, datetime]:
 
 
 def state_id(run: Run) -> str:
-    """Return the id of the state that a run is in; of a run without any there is none."""
+    """Return the id of the state that a run is in; empty if it has none."""
     return str(run.state.id) if run.state else ""
 
 
 def state_time(run: Run) -> datetime:
-    """Return when a run came into the state that it is in."""
+    """Return when a run entered its state."""
     return run.state.timestamp if run.state else datetime.min.replace(tzinfo=UTC)
 
 
 def is_scheduled(run: Run) -> bool:
-    """Whether a run waits for a worker."""
+    """Return whether a run waits for a worker."""
     return bool(run.state and run.state.is_scheduled() and run.state.state_details.deferred)
 
 
@@ -112,7 +112,7 @@ def due_at(run: Run) -> float | None:
 
 
 def unsendable_reason(run: TaskRun) -> str | None:
-    """Say why a worker must not be sent a run, ``None`` where it may."""
+    """Return why a run must not be sent to a worker; ``None`` if it may."""
     try:
         size = len(run.model_dump_json())
     except ValueError as error:
@@ -121,7 +121,7 @@ def unsendable_reason(run: TaskRun) -> str | None:
 
 
 async def read(run_id: str) -> TaskRun | None:
-    """Return a run as it is now, ``None`` if there is none."""
+    """Return a run as it is now; ``None`` if it does not exist."""
     from prefect.server import models
     from prefect.server.database import provide_database_interface
 
@@ -131,9 +131,9 @@ async def read(run_id: str) -> TaskRun | None:
 
 
 async def scheduled_after(last: UUID, limit: int) -> list[TaskRunOutline]:
-    """Return runs in a scheduled state, by id from ``last`` on, without it.
+    """Return up to ``limit`` runs in a scheduled state, ordered by id, after ``last``.
 
-    Every replica reads all of them again and again, so these are no objects of Prefect's.
+    Every replica reads all of them repeatedly, so they are not loaded as objects of Prefect.
     """
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface

@@ -1,4 +1,4 @@
-"""Who is connected, to any replica: in the place of what each process of Prefect knows of its own sockets."""
+"""The workers connected to any replica. Replaces Prefect's tracker, which knows only the sockets of its own process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Workers:
-    """Has the methods of Prefect's own tracker. What is asked is asked of the store."""
+    """A tracker with the methods of Prefect's, which reads the workers from the store."""
 
     def __init__(self, stock: Any) -> None:
-        """Keep Prefect's own, for who uses it by hand."""
+        """Keep Prefect's tracker for callers other than the socket's handler."""
         self._stock = stock
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
-        """Take the word of a socket's handler: its worker is there, and has what it was sent."""
+        """Note that a socket's handler has heard from its worker, which has what it was sent."""
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)
@@ -32,12 +32,12 @@ class Workers:
             await self._stock.observe_worker(list(task_keys), worker_id)
 
     async def forget_worker(self, worker_id: str) -> None:
-        """Do nothing for a handler, which says so after every run: a worker is gone when its last socket is."""
+        """Do nothing for a socket's handler, which calls this after every run: a worker ends with its last socket."""
         if SharedQueueDelivery.of_this_context() is None:
             await self._stock.forget_worker(worker_id)
 
     async def get_workers_for_task_keys(self, task_keys: Sequence[str]) -> list[TaskWorkerResponse]:
-        """Return the workers of some of the tasks, all without any."""
+        """Return the workers of any of the tasks; all workers if there are no keys."""
         requested = set(task_keys)
         return [
             worker
@@ -46,7 +46,7 @@ class Workers:
         ]
 
     async def get_all_workers(self) -> list[TaskWorkerResponse]:
-        """Return the workers with an open socket on any replica, each once. HTTP 503 where the store is away."""
+        """Return the workers with an open socket on any replica, each once. HTTP 503 if the store is unavailable."""
         from prefect.server.models.task_workers import TaskWorkerResponse
 
         host = Host.of_this_loop()
@@ -55,16 +55,16 @@ class Workers:
         keys: dict[str, set[str]] = {}
         for connection in workers:
             keys.setdefault(client_of(connection.worker_id), set()).update(connection.keys)
-        now = datetime.now(UTC)  # they are there: the store leaves out who has gone silent
+        now = datetime.now(UTC)  # the store lists only workers that are connected
         return [
             TaskWorkerResponse(
                 identifier=client,
                 task_keys=sorted(map(spelling_of, names)),
-                timestamp=now,  # pydantic makes what Prefect wants
+                timestamp=now,  # pydantic converts it
             )
             for client, names in keys.items()
         ]
 
     def reset(self) -> None:
-        """Reset Prefect's own."""
+        """Reset Prefect's tracker."""
         self._stock.reset()

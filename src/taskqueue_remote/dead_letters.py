@@ -8,7 +8,7 @@ import msgspec
 
 from taskqueue_core.dead_letter_filter import DeadLetterFilter
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.protocol.frames import WireDelivery, WireTask, to_delivery
+from taskqueue_core.protocol.frames import WireTask, to_task
 from taskqueue_core.server_address import path
 from taskqueue_core.tasks import DeadLetter, Failure
 from taskqueue_remote.client import HttpClient
@@ -115,10 +115,8 @@ class RemoteDeadLetters:
 
 
 def _to_dead_letter(wire: _WireDeadLetter) -> DeadLetter:
-    # The one reader of a task from the wire is the frames' own, which reads whole deliveries.
-    carrier = WireDelivery(receipt="-", attempt=wire.attempt, delivered_at=0.0, task=wire.task)
     return DeadLetter(
-        task=to_delivery(carrier).task,
+        task=to_task(wire.task),
         attempt=wire.attempt,
         losses=wire.losses,
         reason=wire.reason,

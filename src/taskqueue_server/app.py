@@ -24,7 +24,7 @@ from taskqueue_server.problems import problem_response
 from taskqueue_server.routing.extensions import Extension, check_extensions
 from taskqueue_server.routing.host_check import HostCheckMiddleware
 from taskqueue_server.routing.operations import routes
-from taskqueue_server.worker_socket.endpoint import socket
+from taskqueue_server.worker_socket.admission import socket
 
 _OWN = (*OPERATIONS, *http.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATIONS)
 

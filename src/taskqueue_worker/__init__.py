@@ -2,11 +2,11 @@
 
 from taskqueue_core.application.context import Context
 from taskqueue_worker.base import BaseWorker
-from taskqueue_worker.errors import WorkerQuarantined, WorkerRefused
 from taskqueue_worker.load import load_worker
 from taskqueue_worker.local_worker import LocalWorker
 from taskqueue_worker.outcomes import Reject, Retry
-from taskqueue_worker.quarantine import Quarantine
+from taskqueue_worker.quarantine import Quarantine, WorkerQuarantined
+from taskqueue_worker.server_link import WorkerRefused
 from taskqueue_worker.server_worker import Worker
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""From a payload's bytes to a handler's arguments, checked against its annotations in one pass."""
+"""Reading a handler's arguments from a payload, checked against the handler's annotations."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _FAULT_TEXTS = {
 
 
 class InvalidPayload(TaskQueueError):
-    """A payload does not fit the handler. The message names fields and faults, never values."""
+    """A payload does not fit the handler. The message names fields and errors, never values."""
 
     code = "invalid_payload"
 
 
 class Arguments:
-    """How one handler is called. Made once, at registration.
+    """The parameters of one handler, read once at registration.
 
-    An object is spread over the parameters by name; anything else goes to the only parameter, and ``null`` also means
-    no arguments where there is not exactly one. Parameters with a default may be left out. A parameter annotated with
-    `Context` gets the context instead. Values are read in pydantic's lax mode for JSON.
+    A JSON object is passed by parameter name. Any other value goes to the only parameter; if there is not exactly one,
+    ``null`` means no arguments. Parameters with a default may be left out. A parameter annotated with `Context` gets
+    the context instead. Values are read in pydantic's lax mode for JSON.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Look at a signature. Raises `ConfigurationError` where it cannot be served."""
+        """Read a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
         self._contexts: list[str] = []
         fields: dict[str, Any] = {}
         extra = False
@@ -84,14 +84,14 @@ class Arguments:
 
 
 class BatchArguments:
-    """How one batch handler is called. Made once, at registration.
+    """The parameters of one batch handler, read once at registration.
 
     Its parameter annotated ``list[T]`` gets the payloads, each read as ``T`` in pydantic's lax mode for JSON; one
     annotated ``list[Context]`` gets the contexts, in the same order. ``list`` and no annotation take any payload.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Look at a signature. Raises `ConfigurationError` where it cannot be served."""
+        """Read a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
         self._contexts: list[str] = []
         payloads: list[str] = []
         item: Any = Any
@@ -120,7 +120,7 @@ class BatchArguments:
             raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes) -> Any:
-        """Return what one payload says, or raise `InvalidPayload`."""
+        """Return the value of one payload, or raise `InvalidPayload`."""
         try:
             return self._adapter.validate_json(payload)
         except ValidationError as error:
@@ -135,7 +135,7 @@ class BatchArguments:
 
 
 def _item_type(annotation: Any) -> Any:
-    """Return the type of a list's items, ``None`` for what is no list."""
+    """Return the type of a list's items; ``None`` if the annotation is not a list."""
     if annotation in (inspect.Parameter.empty, Any, list, Sequence):
         return Any
     if get_origin(annotation) in (list, Sequence):

@@ -1,4 +1,4 @@
-"""What every worker is: handlers, options, and an orderly end. Where its work comes from is another matter."""
+"""The base class of workers: handlers, options, signals and an orderly end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class BaseWorker(ABC):
-    """Runs tasks of the keys that have a handler. A task is acked after it was executed: it may run more than once."""
+    """A worker for the keys that have a handler. Tasks are acked after execution: a task may run more than once."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class BaseWorker(ABC):
         grace: float,
         quarantine: Callable[[], Quarantine],
     ) -> None:
-        """Do no input or output. Raises `ConfigurationError`."""
+        """Perform no I/O. Raises `ConfigurationError`."""
         if not (isfinite(grace) and grace >= 0):
             raise ConfigurationError("grace must be a number of seconds, 0 or more")
         self._worker_id: str | None = None
@@ -49,7 +49,7 @@ class BaseWorker(ABC):
         self._configure(worker_id, concurrency, prefetch)
 
     def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
-        """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
+        """Change options before serving; ``None`` leaves an option unchanged. Raises `ConfigurationError`."""
         self._configure(worker_id, concurrency)
 
     def _configure(
@@ -74,7 +74,7 @@ class BaseWorker(ABC):
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that have a handler."""
-        return self._handlers.keys
+        return tuple(self._handlers.by_key)
 
     def task(
         self, key: str | None = None, *, timeout: float | None = None, batch: int | None = None
@@ -84,9 +84,9 @@ class BaseWorker(ABC):
         ``async`` functions run in the event loop, others in threads. After ``timeout`` seconds the attempt fails: an
         async handler is cancelled; a synchronous one cannot be, so it keeps its slot until it ends.
 
-        With ``batch`` one call takes up to so many tasks: a parameter annotated ``list[T]`` gets their payloads, one
+        With ``batch``, one call takes up to that many tasks: a parameter annotated ``list[T]`` gets their payloads, one
         annotated ``list[Context]`` their contexts. It returns nothing, or a list with one result per task, in which an
-        exception fails that task alone; what it raises fails each. Raises `ConfigurationError`.
+        exception fails only that task. An exception that it raises fails all. Raises `ConfigurationError`.
         """
 
         def register(function: F) -> F:
@@ -97,7 +97,7 @@ class BaseWorker(ABC):
         return register
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, whose second one hands back everything at once. Call it in the main thread.
+        """Serve until SIGTERM or SIGINT; a second signal releases all running tasks. Call it in the main thread.
 
         Raises what `serve` raises.
         """
@@ -124,10 +124,10 @@ class BaseWorker(ABC):
         self.stop(now=immediate)
 
     async def serve(self) -> None:
-        """Serve until `stop`. Cancelling it hands back everything.
+        """Serve until `stop`. Cancelling it releases all running tasks.
 
-        Raises `WorkerQuarantined` where the handlers only fail, and again what a handler raised to end the process
-        (`SystemExit`, `KeyboardInterrupt`).
+        Raises `WorkerQuarantined` if too many attempts fail in a row, and a handler's `SystemExit` or
+        `KeyboardInterrupt`.
         """
         if self._current_run is not None:
             raise ConfigurationError("this worker is already running")
@@ -147,12 +147,12 @@ class BaseWorker(ABC):
     def _open_source(
         self, worker_id: str
     ) -> AbstractAsyncContextManager[Callable[[WorkerRun], TaskSource]]:
-        """Open what a line needs; yield what makes it."""
+        """Open what a task source needs; yield the function that creates it."""
 
     def stop(self, *, now: bool = False) -> None:
-        """Have `serve` end: running handlers get the grace, or none with ``now``. May be called from any thread.
+        """End `serve`: running handlers get the grace period, or none with ``now``. Thread-safe.
 
-        Without effect unless serving.
+        Has no effect while the worker does not serve.
         """
         current_run = self._current_run
         if current_run is not None:

@@ -11,13 +11,13 @@ from taskqueue_worker.handlers import BatchHandler
 
 
 class BatchBuffer:
-    """Makes batches: at once of what is there, but while a batch of a key runs only full ones of the same key.
+    """Forms batches of waiting deliveries: at once, but only full ones while a batch of the same key is running.
 
-    So a lone task never waits for company, and under load batches are full without anybody lingering.
+    So a single task never waits for others, and under load batches are full without any delay.
     """
 
     def __init__(self, handlers: Sequence[BatchHandler], concurrency: int) -> None:
-        """A batch has no more tasks than may run at once."""
+        """Limit batches to the number of tasks that may run at once."""
         self._handlers = {handler.key: handler for handler in handlers}
         self._waiting: dict[str, deque[Delivery | WireDelivery]] = {
             key: deque() for key in self._handlers
@@ -25,14 +25,10 @@ class BatchBuffer:
         self._running: Counter[str] = Counter()
         self._concurrency = concurrency
 
-    def __bool__(self) -> bool:
-        """Whether there is any batch handler."""
-        return bool(self._handlers)
-
     def add(
         self, deliveries: Sequence[Delivery | WireDelivery]
     ) -> Sequence[Delivery | WireDelivery]:
-        """Take those that have a batch handler; return the others."""
+        """Add the deliveries that have a batch handler; return the others."""
         others: list[Delivery | WireDelivery] = []
         for delivery in deliveries:
             waiting = self._waiting.get(delivery.task.key)
@@ -40,25 +36,25 @@ class BatchBuffer:
         return others
 
     def take(self, room: int) -> tuple[BatchHandler, list[Delivery | WireDelivery]] | None:
-        """Return the next batch that may start where so many tasks may."""
+        """Return the next batch that may start if ``room`` tasks may start."""
         for key, waiting in self._waiting.items():
             handler = self._handlers[key]
             size = min(handler.size, self._concurrency)
             count = min(len(waiting), room, size)
             if count > 0 and (count == size or not self._running[key]):
-                self._waiting[key] = self._waiting.pop(key)  # to the end: the keys take turns
+                self._waiting[key] = self._waiting.pop(key)  # move to the end: keys take turns
                 return handler, [waiting.popleft() for _ in range(count)]
         return None
 
     def take_all(self) -> list[Delivery | WireDelivery]:
-        """Return what waits; nothing waits any more."""
+        """Remove and return all waiting deliveries."""
         taken = [delivery for waiting in self._waiting.values() for delivery in waiting]
         for waiting in self._waiting.values():
             waiting.clear()
         return taken
 
     def forget(self, receipt: str) -> int:
-        """Drop a delivery; return how many there were of it."""
+        """Remove a delivery; return how many were removed."""
         dropped = 0
         for key, waiting in self._waiting.items():
             remaining = deque(delivery for delivery in waiting if delivery.receipt != receipt)
@@ -67,7 +63,7 @@ class BatchBuffer:
         return dropped
 
     def started(self, handler: BatchHandler) -> None:
-        """Note that a batch runs."""
+        """Note that a batch has started."""
         self._running[handler.key] += 1
 
     def ended(self, handler: BatchHandler) -> None:

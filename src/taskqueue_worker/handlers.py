@@ -1,4 +1,4 @@
-"""Which handler runs which key. Names resolve here and nowhere else."""
+"""The handlers of a worker, by key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BatchHandler(msgspec.Struct, frozen=True):
     is_async: bool
     timeout: float | None
     size: int
-    """tasks of one call, at the most"""
+    """maximum number of tasks in one call"""
 
 
 class Handlers:
@@ -42,23 +42,15 @@ class Handlers:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._handlers: dict[str, Handler | BatchHandler] = {}
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys, in the order of registration."""
-        return tuple(self._handlers)
+        self.by_key: dict[str, Handler | BatchHandler] = {}
+        """in the order of registration"""
 
     @property
     def batches(self) -> tuple[BatchHandler, ...]:
         """The handlers that take batches."""
         return tuple(
-            handler for handler in self._handlers.values() if isinstance(handler, BatchHandler)
+            handler for handler in self.by_key.values() if isinstance(handler, BatchHandler)
         )
-
-    def find(self, key: str) -> Handler | BatchHandler | None:
-        """Return the handler of a key."""
-        return self._handlers.get(key)
 
     def add(
         self,
@@ -67,17 +59,17 @@ class Handlers:
         timeout: float | None = None,
         batch: int | None = None,
     ) -> None:
-        """Register a handler, with ``batch`` one that takes up to so many tasks per call.
+        """Register a handler; with ``batch``, one that takes up to that many tasks per call.
 
-        Raises `ConfigurationError` for a bad or taken key, a bad timeout, size or signature.
+        Raises `ConfigurationError` for a key that is invalid or taken, and for an invalid timeout, batch or signature.
         """
         try:
             check_name("key", key)
         except InvalidInput as error:
-            raise ConfigurationError(f"not a task key: {error}") from error
-        if key in self._handlers:
+            raise ConfigurationError(f"invalid task key: {error}") from error
+        if key in self.by_key:
             raise ConfigurationError(f"the key {key!r} already has a handler")
-        if len(self._handlers) >= LIMITS.keys:
+        if len(self.by_key) >= LIMITS.keys:
             raise ConfigurationError(f"a worker can have at most {LIMITS.keys} keys")
         if timeout is not None and not (isfinite(timeout) and timeout > 0):
             raise ConfigurationError("timeout must be a positive number of seconds")
@@ -90,7 +82,7 @@ class Handlers:
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
         is_async = inspect.iscoroutinefunction(call)
-        self._handlers[key] = (
+        self.by_key[key] = (
             Handler(key, function, Arguments(function), is_async, timeout)
             if batch is None
             else BatchHandler(key, function, BatchArguments(function), is_async, timeout, batch)

@@ -1,4 +1,4 @@
-"""From ``module:attr`` on the command line to a worker."""
+"""Loading the worker that the command line names as ``module:attr``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 
 
 def load_worker(target: str) -> BaseWorker:
-    """Import the worker that ``word`` names: ``package.module:attr``, or a module with exactly one worker.
+    """Import the worker that ``target`` names: ``package.module:attr``, or a module with exactly one worker.
 
-    The current directory is searched as well, first. Raises `ConfigurationError` that says what is missing.
+    The current directory is searched first. Raises `ConfigurationError`, which says what is missing.
     """
     module_name, _, attribute = target.partition(":")
     if not _TARGET.fullmatch(target):

@@ -1,11 +1,11 @@
-"""Where a local worker's work comes from: a subscription of its own, in its own event loop."""
+"""The task source of a local worker: a subscription to a backend, in the worker's event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,20 +13,19 @@ from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import Control, control_of, has, revocation_of
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
-from taskqueue_core.consumer.settle import SettlementQueue
+from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import HandBack, Outcome
 from taskqueue_core.tasks import Delivery
 from taskqueue_worker.prefetch import Prefetcher
 from taskqueue_worker.run import WorkerRun
-from taskqueue_worker.settler import LocalSettler
 from taskqueue_worker.threads import ThreadsafeInbox
 
 _log = logging.getLogger("taskqueue.worker")
 
 
 class LocalTaskSource:
-    """Receives, settles and keeps house until told to leave; then closes the subscription. Runs once."""
+    """Receives, settles and runs maintenance until `leave`; then closes the subscription. Runs once."""
 
     result_limit = LIMITS.result
 
@@ -39,25 +38,27 @@ class LocalTaskSource:
         concurrency: int,
         capacity: int,
     ) -> None:
-        """Own the subscription."""
+        """Take over the subscription."""
         self._backend = backend
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
         self._subscription = subscription
         self._run = run
         self._loop = asyncio.get_running_loop()
-        self._store = OutageRetry(self._log_outage)
+        self._outage = OutageRetry(self._log_outage)
         self._held: dict[str, Delivery] = {}
         self._revoked_early: set[str] = set()
-        self._settler = LocalSettler(SettlementQueue(backend, subscription, self._store), capacity)
+        self._settlements = SettlementQueue(
+            backend, subscription, self._outage, self._log_late, max_unsettled=capacity
+        )
         self._prefetcher = Prefetcher(
             subscription,
-            self._store,
+            self._outage,
             concurrency,
             capacity,
             deliver=self._deliver,
             refuse=self._refuse,
-            return_waiting=run.return_waiting,
-            wait_for_room=self._settler.wait_for_room,
+            return_waiting=self._return_waiting,
+            wait_for_room=self._settlements.room,
         )
         self._leaving: asyncio.Future[float] = self._loop.create_future()
         self._progress: dict[str, float | str] = {}
@@ -67,31 +68,31 @@ class LocalTaskSource:
         )
         self.ended: Future[None] = Future()
 
-    # What the shift says; see `Line`.
+    # Called by the run; see `TaskSource`.
 
     def start(self) -> None:
-        """See `Line`."""
+        """See `TaskSource`."""
         self._main_task = self._loop.create_task(self._main())
 
     def resize(self, capacity: int) -> None:
-        """See `Line`."""
+        """See `TaskSource`."""
         self._prefetcher.resize(capacity)
 
     def leave(self, seconds: float) -> None:
-        """See `Line`."""
+        """See `TaskSource`."""
         if not self._leaving.done():
             self._leaving.set_result(seconds)
 
-    # What the runner says; see `Settler`.
+    # Called by the runner; see `OutcomeSettler`.
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
-        """See `Settler`."""
+        """See `OutcomeSettler`."""
         delivery = self._held.pop(receipt, None)
         if delivery is not None:
-            self._settler.put(delivery, outcome)
+            self._settlements.put(delivery, outcome)
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """See `Settler`."""
+        """See `OutcomeSettler`."""
         self.settle(receipt, outcome)
         if type(outcome) is HandBack:
             self._prefetcher.returned()
@@ -99,32 +100,35 @@ class LocalTaskSource:
             self._prefetcher.ended()
 
     def free(self) -> None:
-        """See `Settler`."""
+        """See `OutcomeSettler`."""
         self._prefetcher.ended()
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """See `Settler`. Without ``control`` nobody can be told."""
+        """See `OutcomeSettler`. Without ``control`` progress is not stored."""
         if self._control is not None:
             self._inbox.put((receipt, value))
 
-    # What the store says.
+    # Called by the prefetcher and the backend.
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._held.update({delivery.receipt: delivery for delivery in deliveries})
-        self._run.deliver(deliveries)
+        self._run.runner.deliver(deliveries)
         if self._revoked_early:  # a revocation may overtake the answer of a receive
             revoked, self._revoked_early = self._revoked_early, set()
             self._revoke_deliveries([receipt for receipt in revoked if receipt in self._held])
 
+    def _return_waiting(self) -> None:
+        self._run.runner.return_waiting()
+
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            self._settler.put(delivery, HandBack())
+            self._settlements.put(delivery, HandBack())
 
     def _revoke_deliveries(self, receipts: Sequence[str]) -> None:
         for receipt in receipts:
             if self._held.pop(receipt, None) is None:
                 self._revoked_early.add(receipt)
-        self._run.revoke(receipts)
+        self._run.runner.revoke(receipts)
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
         if ok:
@@ -132,9 +136,13 @@ class LocalTaskSource:
         else:
             _log.warning("store unavailable: %s; retrying", reason)
 
+    async def _log_late(self, results: Mapping[str, bool]) -> None:
+        if late := list(results.values()).count(False):
+            _log.warning("%d outcomes came too late: this worker no longer held their tasks", late)
+
     async def _watch_revocations(self) -> None:
         revocation = revocation_of(self._backend, self._subscription)
-        while receipts := await self._store.retry_until_available(revocation.revoked):
+        while receipts := await self._outage.retry_until_available(revocation.revoked):
             self._revoke_deliveries(receipts)
 
     def _note_progress(self, reports: list[tuple[str, float | str]]) -> None:
@@ -152,18 +160,18 @@ class LocalTaskSource:
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])
 
-    # All of it.
+    # Main loop.
 
     async def _main(self) -> None:
         try:
             await self._serve()
-        except BaseException as error:  # noqa: BLE001 - it is passed on to whoever waits
+        except BaseException as error:  # noqa: BLE001 - `ended` passes it on
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
 
     def _background_work(self) -> list[Coroutine[Any, Any, None]]:
-        coroutines = [self._prefetcher.run(), self._settler.run()]
+        coroutines = [self._prefetcher.run(), self._settlements.run()]
         if has(self._backend, Capability.REVOCATION):
             coroutines.append(self._watch_revocations())
         if self._control is not None:
@@ -180,7 +188,7 @@ class LocalTaskSource:
                     task.result()
             self._prefetcher.stop()
             await self._wait_for_confirmations(*tasks[:2], seconds=self._leaving.result())
-            # What still has no verdict belongs to a handler that ended the process, and may end the next one.
+            # A delivery without an outcome belongs to a handler that ended the process, and may end the next one.
             await release_as_lost(self._subscription, tuple(self._held.values()))
         finally:
             for task in tasks:
@@ -195,7 +203,7 @@ class LocalTaskSource:
 
         async def finish_all() -> None:
             await asyncio.wait([prefetcher])
-            await self._settler.finish()
+            await self._settlements.finish()
 
         finishing = self._loop.create_task(finish_all())
         try:
@@ -206,5 +214,5 @@ class LocalTaskSource:
             finishing.cancel()
         if settling.done():
             settling.result()
-        if self._settler.unsettled:
-            _log.warning("%d outcomes were not confirmed in time", self._settler.unsettled)
+        if self._settlements.unsettled:
+            _log.warning("%d outcomes were not confirmed in time", self._settlements.unsettled)

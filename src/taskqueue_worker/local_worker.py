@@ -1,4 +1,4 @@
-"""A worker that needs no server: it works on a store that it can reach itself."""
+"""The worker that receives its tasks directly from a backend, without a server."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from taskqueue_worker.run import TaskSource, WorkerRun
 
 
 class LocalWorker(BaseWorker):
-    """Runs tasks of the keys that have a handler, straight from a backend's subscription, as a `Worker` does.
+    """A worker for the keys that have a handler, directly on a backend's subscription.
 
-    ``backend`` is one that exists (it is left open at the end), or a name, or none for the configured one. It must be
-    able to keep dead letters. Where it has no ``control``, the default retry policy holds, progress goes nowhere and
-    nobody keeps house here; where it has no ``revocation``, what was cancelled runs to its end.
+    ``backend`` is a backend (which is left open at the end), a name, or ``None`` for the configured one. It must
+    support dead letters. Without ``control``, the default retry policy applies, progress is not stored and no
+    maintenance runs here; without ``revocation``, the handlers of cancelled tasks run to their end.
 
-    At most ``concurrency`` tasks run at once. While they run more are fetched, up to ``prefetch`` (by default as many
-    again), but no more than should start within 50 ms going by how many ended lately; what waits longer than a second
-    goes back. The other options are those of a `Worker`.
+    At most ``concurrency`` tasks run at once. Up to ``prefetch`` more are received in the meantime (by default as many
+    as ``concurrency``), but only as many as should start within 50 ms at the present rate; a task that waits longer
+    than a second is released. The other options are those of a `Worker`.
 
-    A coroutine handler shares the event loop with the backend: one that blocks it holds up everything here.
+    A coroutine handler shares the event loop with the backend: one that blocks the loop stops everything here.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LocalWorker(BaseWorker):
         grace: float = 10.0,
         quarantine: Callable[[], Quarantine] = Quarantine,
     ) -> None:
-        """Do no input or output. Raises `ConfigurationError`."""
+        """Perform no I/O. Raises `ConfigurationError`."""
         self._backend = backend
         self._requested_prefetch = prefetch
         super().__init__(
@@ -53,7 +53,7 @@ class LocalWorker(BaseWorker):
 
     @classmethod
     def of(cls, worker: BaseWorker, backend: str | Backend | None = None) -> Self:
-        """Return a worker with the handlers and options of another one but its ``prefetch``, on ``backend``."""
+        """Return a worker on ``backend`` with the handlers and options of another one, except its ``prefetch``."""
         local = cls(
             backend,
             worker_id=worker._worker_id,  # noqa: SLF001 - both are workers
@@ -71,7 +71,7 @@ class LocalWorker(BaseWorker):
         concurrency: int | None = None,
         backend: str | Backend | None = None,
     ) -> None:
-        """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
+        """Change options before serving; ``None`` leaves an option unchanged. Raises `ConfigurationError`."""
         prefetch = None if concurrency is None else self._prefetch_for(concurrency)
         self._configure(worker_id, concurrency, prefetch)
         if backend is not None:
@@ -89,7 +89,7 @@ class LocalWorker(BaseWorker):
         configured = self._backend
         backend = open_backend(configured) if isinstance(configured, str | None) else configured
         try:
-            dead_letters_of(backend)  # learn now, not with the first task that is given up
+            dead_letters_of(backend)  # raise now, not when the first task is given up
             yield lambda run: LocalTaskSource(
                 backend,
                 backend.subscribe(self.keys, worker_id),

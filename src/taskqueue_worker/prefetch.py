@@ -1,4 +1,4 @@
-"""From a subscription to the slots of a local worker: never more than can be run soon."""
+"""Prefetching from a subscription: never more than a local worker can start soon."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.tasks import Delivery, Received
 
 _MAX_BATCH = 100
-"""deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
+"""deliveries per receive: enough to make the round trip cheap, few enough to be shared between workers"""
 _PREFETCH_SECONDS = 0.05
-"""seconds within which what is fetched ahead should start, going by how many tasks ended lately"""
+"""seconds within which prefetched tasks should start, at the present rate"""
 _RATE_WINDOW_SECONDS = 0.005
-"""seconds over which ended tasks are counted, at least: below that, chance decides"""
+"""minimum seconds over which the rate of ended tasks is measured"""
 _RETURN_AFTER_SECONDS = 1.0
-"""seconds after which what was fetched ahead and did not start goes back"""
+"""seconds after which prefetched tasks that did not start are released"""
 _NOT_WAITING = -1
 
 
 class Prefetcher:
-    """Fetches while tasks run. What it fetches ahead is bounded by how fast slots become free."""
+    """Receives deliveries while tasks run. How many it prefetches depends on how fast slots become free."""
 
     def __init__(
         self,
         subscription: Subscription,
-        store: OutageRetry,
+        outage: OutageRetry,
         concurrency: int,
         capacity: int,
         *,
@@ -35,13 +35,13 @@ class Prefetcher:
         return_waiting: Callable[[], None],
         wait_for_room: Callable[[], Awaitable[None]],
     ) -> None:
-        """``capacity`` is the concurrency and what may be fetched ahead at the most.
+        """Hold up to ``capacity`` deliveries: the concurrency plus the largest prefetch.
 
-        ``deliver`` takes deliveries to be run and ``refuse`` those that came too late, ``return_waiting`` hands back
-        those that were not started, and ``wait_for_room`` waits while too many verdicts are on their way to the store.
+        ``deliver`` takes deliveries to run, and ``refuse`` those that came too late. ``return_waiting`` releases those
+        that were not started, and ``wait_for_room`` waits while too many outcomes are unsettled.
         """
         self._subscription = subscription
-        self._store = store
+        self._outage = outage
         self._concurrency = concurrency
         self._capacity = capacity
         self._max_prefetch = capacity - concurrency
@@ -57,7 +57,6 @@ class Prefetcher:
         self._changed = asyncio.Event()
         self._wake_at = _NOT_WAITING
         self._receiving: asyncio.Task[Received] | None = None
-        self._poll_once = False
         self._stopping = False
 
     def ended(self) -> None:
@@ -66,13 +65,13 @@ class Prefetcher:
         self.returned()
 
     def returned(self) -> None:
-        """Note that a delivery has left its slot, or the line for one, without having been run."""
+        """Note that a delivery was released without having been run."""
         self._held -= 1
         if self._held <= self._wake_at:
             self._changed.set()
 
     def resize(self, capacity: int) -> None:
-        """Hold so many at the most, beginning with the next receive; 0 ends one that waits."""
+        """Set how many deliveries to hold, from the next receive on; 0 ends a receive that is waiting."""
         self._capacity = capacity
         if not capacity and self._receiving is not None:
             self._receiving.cancel()
@@ -85,13 +84,13 @@ class Prefetcher:
         self.resize(0)
 
     async def run(self) -> None:
-        """Run until stopped. Raises `SubscriptionClosed` where the backend closed the subscription."""
+        """Run until stopped. Raises `SubscriptionClosed` if the backend closed the subscription."""
         while not self._stopping:
             if self._held > self._receive_threshold():
                 await self._wait_for_slot()
                 continue
             await self._wait_for_room()
-            received = await self._store.retry_until_available(self._receive)
+            received = await self._outage.retry_until_available(self._receive)
             self._update_rate()
             deliveries = received.deliveries
             if not deliveries:
@@ -103,13 +102,13 @@ class Prefetcher:
             self._deliver(deliveries)
 
     def _target(self) -> int:
-        """Return how many to hold."""
+        """Return how many deliveries to hold."""
         return min(self._capacity, self._concurrency + self._prefetch_target)
 
     def _receive_threshold(self) -> int:
-        """Return up to how many must be held for another receive to be worth its round trip.
+        """Return the number of held deliveries at which another receive is worth its round trip.
 
-        That is where a slot is empty, or half of what is fetched ahead has started.
+        At that number a slot is empty, or half of the prefetched deliveries have started.
         """
         target = self._target()
         return max(
@@ -143,20 +142,16 @@ class Prefetcher:
         limit = min(self._target() - self._held, _MAX_BATCH)
         if limit <= 0:
             return Received()
-        # After an outage the first receive does not wait, so that its answer can tell that the store is back.
-        poll_once, self._poll_once = self._poll_once, False
-        call = self._subscription.receive(limit, 0 if poll_once else None)
+        # In an outage a receive does not wait, so that its answer shows at once that the store is available again.
+        call = self._subscription.receive(limit, 0 if self._outage.down else None)
         self._receiving = receiving = asyncio.ensure_future(call)
         try:
             return await receiving
         except asyncio.CancelledError:
-            # Only our own interruption ends here; who else cancels means it.
+            # Only a cancellation by `resize` ends here; any other is passed on.
             task = asyncio.current_task()
             if self._receiving is receiving or task is None or task.cancelling():
                 raise
             return Received()
-        except OUTAGE_ERRORS:
-            self._poll_once = True
-            raise
         finally:
             self._receiving = None

@@ -1,4 +1,4 @@
-"""When a worker that only fails should stop taking work.
+"""The rule by which a worker whose attempts all fail stops taking tasks.
 
 ::
 
@@ -13,22 +13,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from typing import ClassVar
+
+from taskqueue_core.errors import TaskQueueError
+
+
+class WorkerQuarantined(TaskQueueError):
+    """So many attempts failed in a row, probes included, that the cause is probably this worker, not the tasks."""
+
+    code = "worker_quarantined"
+    exit_code: ClassVar[int] = 3
 
 
 class QuarantinePhase(StrEnum):
-    """What the worker may do."""
+    """The phases of a quarantine."""
 
     WORKING = "working"
     RESTING = "resting"
-    """ask for nothing"""
+    """receive nothing"""
     PROBING = "probing"
-    """ask for one task"""
+    """receive one task"""
     ENDED = "ended"
-    """give up"""
+    """stop the worker"""
 
 
 class Quarantine:
-    """Counts failures of handlers in a row. Pure: it only looks at the clock, and sleeps nowhere."""
+    """Counts consecutive failures of handlers. It reads the clock and never sleeps."""
 
     def __init__(
         self,
@@ -39,7 +49,7 @@ class Quarantine:
         probes: int = 5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Rest ``cooldown`` seconds first, twice as long after each failed probe, ``longest`` at the most."""
+        """Rest ``cooldown`` seconds first, twice as long after each failed probe, at most ``longest``."""
         self._limit = limit
         self._cooldown = cooldown
         self._longest = longest
@@ -52,18 +62,18 @@ class Quarantine:
 
     @property
     def failures(self) -> int:
-        """How many failures there were in a row."""
+        """Number of consecutive failures."""
         return self._failures
 
     @property
     def rest(self) -> float:
-        """How many seconds of the cool-down are left."""
+        """Remaining seconds of the cool-down."""
         return (
             max(0.0, self._until - self._clock()) if self.phase is QuarantinePhase.RESTING else 0.0
         )
 
     def succeeded(self) -> bool:
-        """Count a success. Says whether the phase changed; so do the other two."""
+        """Count a success. Return whether the phase changed, as `failed` and `tick` do."""
         if not self._failures:
             return False
         self._failures = 0
@@ -73,7 +83,7 @@ class Quarantine:
         )
 
     def failed(self) -> bool:
-        """Count a failure. Those of tasks that were running when the rest began count as failures, not as probes."""
+        """Count a failure. While resting, it is the failure of a task that was already running, and not a probe."""
         self._failures += 1
         if self.phase is QuarantinePhase.PROBING:
             self._probes_failed += 1
@@ -87,7 +97,7 @@ class Quarantine:
         return False
 
     def tick(self) -> bool:
-        """End a cool-down whose time has come."""
+        """End a cool-down that has elapsed."""
         if self.phase is QuarantinePhase.RESTING and self._clock() >= self._until:
             return self._move(QuarantinePhase.PROBING)
         return False

@@ -5,27 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, Outcome, Success
-from taskqueue_core.tasks import Delivery
-from taskqueue_worker.errors import WorkerQuarantined
 from taskqueue_worker.handlers import Handlers
-from taskqueue_worker.quarantine import Quarantine, QuarantinePhase
+from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
 
 _CLEANUP_SECONDS = 1.0
-"""for cancelled handlers, before their tasks are handed back"""
+"""time for cancelled handlers, before their tasks are released"""
 _CONFIRM_SECONDS = 5.0
-"""for the server to confirm the last outcomes"""
+"""time for the server to confirm the last outcomes"""
 _log = logging.getLogger("taskqueue.worker")
 
 
 class TaskSource(OutcomeSettler, Protocol):
-    """Where work comes from and verdicts go: a link to a server, or a store's subscription. Runs once."""
+    """The source of deliveries and receiver of outcomes: a link to a server, or a subscription. Runs once."""
 
     @property
     def ended(self) -> Future[None]:
@@ -33,23 +30,23 @@ class TaskSource(OutcomeSettler, Protocol):
         ...
 
     def start(self) -> None:
-        """Start to fetch work."""
+        """Start receiving."""
         ...
 
     def resize(self, capacity: int) -> None:
-        """Hold so many deliveries at the most, beginning with the next one."""
+        """Set the maximum number of held deliveries, from the next one on."""
         ...
 
     def leave(self, seconds: float) -> None:
         """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
 
-        What has no outcome then counts as lost.
+        Deliveries without an outcome then count as lost.
         """
         ...
 
 
 class WorkerRun:
-    """Connects the line, the runner and the quarantine, in the event loop where it is made."""
+    """Connects the task source, the runner and the quarantine, in the running event loop."""
 
     def __init__(
         self,
@@ -59,7 +56,7 @@ class WorkerRun:
         capacity: int,
         grace: float,
     ) -> None:
-        """``capacity`` is how many deliveries to ask for while all is well."""
+        """Hold up to ``capacity`` deliveries, except in quarantine."""
         self._handlers = handlers
         self._quarantine = quarantine
         self._concurrency = concurrency
@@ -74,11 +71,11 @@ class WorkerRun:
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether `stop` was called."""
         return self._stopping
 
     def stop(self, *, now: bool) -> None:
-        """End, soon or at once. May be called from any thread."""
+        """Stop after the running tasks, or at once. Thread-safe."""
         self._stopping = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
             self._loop.call_soon_threadsafe(lambda: self._stop_in_loop(now=now))
@@ -90,9 +87,9 @@ class WorkerRun:
             self._stop_now.set()
 
     async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
-        """Serve until stopped. Raises what ended it, if it was not asked to."""
+        """Serve until stopped. Raises the error that ended it, if there was one."""
         self._source = connect(self)
-        self._runner = HandlerRunner(
+        self.runner = HandlerRunner(
             self._handlers,
             self._source,
             self._concurrency,
@@ -105,23 +102,23 @@ class WorkerRun:
         try:
             await self._stop.wait()
             self._source.resize(0)
-            self._runner.stop()
+            self.runner.stop()
             await self._wait_until_idle()
         finally:
-            # Cancelled or not: what was taken goes back, and what was done is confirmed.
+            # Even if cancelled: release what was received, and confirm what was executed.
             if self._timer:
                 self._timer.cancel()
             try:
-                await self._runner.hand_back(_CLEANUP_SECONDS)
+                await self.runner.release_running(_CLEANUP_SECONDS)
             finally:
-                self._runner.close()
+                self.runner.close()
                 self._source.leave(_CONFIRM_SECONDS)
                 await asyncio.wait([ended])
         if self._error is not None:
             raise self._error
 
     async def _wait_until_idle(self) -> None:
-        waits = [asyncio.create_task(wait) for wait in (self._runner.idle(), self._stop_now.wait())]
+        waits = [asyncio.create_task(wait) for wait in (self.runner.idle(), self._stop_now.wait())]
         try:
             await asyncio.wait(waits, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -129,25 +126,11 @@ class WorkerRun:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    # For the line, in the event loop.
-
-    def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
-        """Run these as soon as there is room."""
-        self._runner.deliver(deliveries)
-
-    def revoke(self, receipts: Sequence[str]) -> None:
-        """Stop working on these."""
-        self._runner.revoke(receipts)
-
-    def return_waiting(self) -> None:
-        """Hand back what has not been started."""
-        self._runner.return_waiting()
-
     def _on_source_ended(self, ended: asyncio.Future[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
             self._error = self._error or error
-            self._stop_in_loop(now=True)  # nobody is left to settle with
+            self._stop_in_loop(now=True)  # outcomes can no longer be settled
 
     def _on_fatal(self, error: BaseException) -> None:
         _log.error("stopping: a handler raised %s", type(error).__name__)
@@ -182,14 +165,14 @@ class WorkerRun:
                     quarantine.rest,
                 )
                 self._source.resize(0)
-                self._runner.return_waiting()
+                self.runner.return_waiting()
                 self._timer = self._loop.call_later(quarantine.rest, self._end_rest)
             case QuarantinePhase.PROBING:
                 self._source.resize(1)
                 _log.info("quarantine: trying one task")
             case QuarantinePhase.ENDED:
                 self._error = WorkerQuarantined(
-                    f"the last {quarantine.failures} attempts failed on this worker, trials included: "
+                    f"the last {quarantine.failures} attempts failed on this worker, probes included: "
                     "see the log of the worker for the errors"
                 )
                 self._stop_in_loop(now=True)

@@ -1,4 +1,4 @@
-"""Runs handlers: never more tasks than the concurrency at once, each to exactly one verdict."""
+"""Running handlers: at most ``concurrency`` tasks at once, each to exactly one outcome."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.tasks import Delivery
 from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import BatchBuffer
-from taskqueue_worker.handler_call import (
+from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
+from taskqueue_worker.outcomes import (
     Fatal,
     HandlerCall,
     HandlerEnd,
     RunningTask,
+    outcome_of_error,
     outcomes_of_error,
     outcomes_of_return,
 )
-from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
-from taskqueue_worker.outcomes import outcome_of_error
 from taskqueue_worker.threads import Threads, ThreadsafeInbox
 
 _log = logging.getLogger("taskqueue.worker")
 
 
 class OutcomeSettler(Protocol):
-    """Where verdicts go."""
+    """The receiver of outcomes."""
 
     @property
     def result_limit(self) -> int:
-        """How many bytes a result may have."""
+        """Maximum size of a result in bytes."""
         ...
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
-        """Report a verdict while the handler still occupies its slot."""
+        """Report an outcome while the handler still occupies its slot."""
         ...
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """Report a verdict and free the slot."""
+        """Report an outcome and free the slot."""
         ...
 
     def free(self) -> None:
-        """Free a slot whose verdict was reported before, or will never be."""
+        """Free a slot whose outcome was reported before, or never will be."""
         ...
 
     def progress(self, receipt: str, value: float | str) -> None:
@@ -55,7 +55,7 @@ class OutcomeSettler(Protocol):
 
 
 class HandlerRunner:
-    """Takes deliveries in one event loop, and runs them there or in threads."""
+    """Runs the handlers of deliveries, in an event loop or in threads."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class HandlerRunner:
             self._loop, self._on_threads_ended
         )
         self._waiting: deque[Delivery | WireDelivery] = deque()
+        self._has_batches = bool(handlers.batches)
         self._buffer = BatchBuffer(handlers.batches, concurrency)
         self._batches_first = False
         self._running: dict[str, RunningTask] = {}
@@ -87,12 +88,12 @@ class HandlerRunner:
 
     @property
     def running(self) -> int:
-        """How many tasks are running."""
+        """Number of running tasks."""
         return len(self._running)
 
     def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
-        """Run these as soon as there is room."""
-        if self._buffer:
+        """Run deliveries as soon as slots are free."""
+        if self._has_batches:
             deliveries = self._buffer.add(deliveries)
         self._waiting.extend(deliveries)
         if self._stopping:
@@ -101,9 +102,9 @@ class HandlerRunner:
             self._start_waiting()
 
     def revoke(self, receipts: Sequence[str]) -> None:
-        """Stop working on these: async handlers are cancelled, results of others will be discarded.
+        """Stop the handlers of these receipts: async ones are cancelled, results of others are discarded.
 
-        The others of a batch go on.
+        Other tasks of the same batch continue.
         """
         for receipt in receipts:
             job = self._running.get(receipt)
@@ -115,14 +116,14 @@ class HandlerRunner:
             job.call.cancel_if_settled()
 
     def return_waiting(self) -> None:
-        """Hand back what has not been started."""
+        """Release the deliveries that have not been started."""
         waiting = [*self._waiting, *self._buffer.take_all()]
         self._waiting.clear()
         for delivery in waiting:
             self._settler.finish(delivery.receipt, HandBack())
 
     def stop(self) -> None:
-        """Start nothing any more."""
+        """Start no more tasks."""
         self._stopping = True
         self.return_waiting()
 
@@ -130,16 +131,16 @@ class HandlerRunner:
         """Wait until nothing is running."""
         await self._idle.wait()
 
-    async def hand_back(self, cleanup_seconds: float) -> None:
-        """End everything that runs.
+    async def release_running(self, cleanup_seconds: float) -> None:
+        """Release all running tasks.
 
-        A cancelled handler may clean up for ``patience`` seconds before its task goes back. A synchronous one cannot be
-        ended: its task goes back at once and its result will be discarded.
+        A cancelled handler may clean up for ``cleanup_seconds`` before its task is released. A synchronous one cannot
+        be cancelled: its task is released at once, and its result will be discarded.
         """
         self.stop()
         cancelled: set[asyncio.Task[None]] = set()
         for job in tuple(self._running.values()):
-            job.call.handing_back = True
+            job.call.releasing = True
             job.context.revoke()
             if job.call.task is None:
                 self._settle_early(job, HandBack())
@@ -153,7 +154,7 @@ class HandlerRunner:
             self._settle_early(job, HandBack())
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._threads.close()
 
     def _drop_waiting(self, receipt: str) -> None:
@@ -163,14 +164,14 @@ class HandlerRunner:
         self._waiting = deque(remaining)
 
     def _start_waiting(self) -> None:
-        if self._buffer:
-            # They take turns at being first, so that neither kind starves beside the other.
+        if self._has_batches:
+            # Batches and single tasks alternate in being first, so that neither starves the other.
             self._batches_first = not self._batches_first
             if self._batches_first:
                 self._start_waiting_batches()
         while self._waiting and len(self._running) < self._concurrency and not self._stopping:
             self._start(self._waiting.popleft())
-        if self._buffer and not self._batches_first:
+        if self._has_batches and not self._batches_first:
             self._start_waiting_batches()
 
     def _start_waiting_batches(self) -> None:
@@ -182,7 +183,7 @@ class HandlerRunner:
 
     def _start(self, delivery: Delivery | WireDelivery) -> None:
         receipt, task = delivery.receipt, delivery.task
-        handler = self._handlers.find(task.key)
+        handler = self._handlers.by_key.get(task.key)
         if not isinstance(handler, Handler):
             _log.error("released task %s: this worker has no handler for its key", task.id)
             self._settler.finish(receipt, HandBack())
@@ -190,16 +191,18 @@ class HandlerRunner:
         context = Context(delivery, self._settler.progress)
         try:
             arguments = handler.arguments.read(bytes(task.payload), context)
-        except Exception as error:  # noqa: BLE001 - a check of the handler's own may raise whatever it likes
+        except Exception as error:  # noqa: BLE001 - a validator of the handler may raise anything
             self._reject_payload(delivery, error)
             return
-        job = self._running[receipt] = RunningTask(delivery, context)
-        self._call(HandlerCall(handler, (job,)), arguments)
+        call = HandlerCall(handler)
+        job = self._running[receipt] = RunningTask(delivery, context, call)
+        call.jobs.append(job)
+        self._call(call, arguments)
 
     def _start_batch(
         self, handler: BatchHandler, deliveries: Sequence[Delivery | WireDelivery]
     ) -> None:
-        jobs: list[RunningTask] = []
+        call = HandlerCall(handler)
         values: list[Any] = []
         for delivery in deliveries:
             try:
@@ -207,13 +210,13 @@ class HandlerRunner:
             except Exception as error:  # noqa: BLE001 - as above
                 self._reject_payload(delivery, error)
                 continue
-            job = RunningTask(delivery, Context(delivery, self._settler.progress))
+            job = RunningTask(delivery, Context(delivery, self._settler.progress), call)
             self._running[delivery.receipt] = job
-            jobs.append(job)
-        if jobs:
+            call.jobs.append(job)
+        if call.jobs:
             self._buffer.started(handler)
-            arguments = handler.arguments.of(values, [job.context for job in jobs])
-            self._call(HandlerCall(handler, jobs), arguments)
+            arguments = handler.arguments.of(values, [job.context for job in call.jobs])
+            self._call(call, arguments)
 
     def _reject_payload(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
         task, kind = delivery.task, type(error).__name__
@@ -237,13 +240,13 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
         except asyncio.CancelledError as error:
-            # Without a request to cancel, the handler raised it by itself: a failure like any other.
+            # Without a request to cancel, the handler raised it itself: an ordinary failure.
             task = asyncio.current_task()
-            ours = call.handing_back or (task is not None and task.cancelling() > 0)
+            ours = call.releasing or (task is not None and task.cancelling() > 0)
             self._finish_call(
                 call, [HandBack() if ours else outcome_of_error(error)] * len(call.jobs)
             )
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has an outcome
             self._finish_call(call, outcomes_of_error(call, error))
         else:
             self._finish_call(call, outcomes_of_return(call, value, self._settler.result_limit))
@@ -254,7 +257,7 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)
             end = outcomes_of_return(call, value, self._settler.result_limit)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has a verdict
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has an outcome
             end = outcomes_of_error(call, error)
         self._thread_results.put((call, end))
 
@@ -269,20 +272,20 @@ class HandlerRunner:
         call.cancel_if_settled()
 
     def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:
-        """Settle, while the handler is still there."""
+        """Settle a task whose handler is still running."""
         if not job.settled:
             job.settled = True
             self._on_outcome(outcome)
             self._settler.settle(job.delivery.receipt, outcome)
 
     def _finish_call(self, call: HandlerCall, end: HandlerEnd) -> None:
-        """Settle, unless that was done before, and free the slots."""
+        """Settle the tasks that are not settled yet, and free their slots."""
         if call.timer:
             call.timer.cancel()
         if isinstance(call.handler, BatchHandler):
             self._buffer.ended(call.handler)
-        # no cycles are left to the garbage collector
-        jobs, call.jobs, call.task = call.jobs, (), None
+        # leave no reference cycles
+        jobs, call.jobs, call.task = call.jobs, [], None
         if isinstance(end, Fatal):
             self._finish_fatal(jobs, end.error)
         else:
@@ -295,14 +298,14 @@ class HandlerRunner:
                     job.settled = True
                     self._on_outcome(outcome)
                     self._settler.finish(receipt, outcome)
-        if self._waiting or self._buffer:
+        if self._waiting or self._has_batches:
             self._start_waiting()
         if not self._running:
             self._idle.set()
 
     def _finish_fatal(self, jobs: Sequence[RunningTask], error: BaseException) -> None:
-        # The operator's interrupt is not the task's fault. Anything else may well be, so the receipt is left open and
-        # counts as lost: handed back, the same task would end one worker after the other for ever.
+        # An operator's interrupt is not the task's fault. Anything else may be, so the receipt stays open and counts as
+        # lost: if it were released, the task could end one worker after another without limit.
         for job in jobs:
             receipt = job.delivery.receipt
             self._running.pop(receipt, None)

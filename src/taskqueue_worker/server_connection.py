@@ -1,4 +1,4 @@
-"""One socket of a worker, from the hello to its end: reads, writes and keeps it alive, and decides nothing else."""
+"""One connection of a worker to a server: reading, writing and the heartbeat."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTO
 from taskqueue_core.server_address import Address
 
 OPEN_SECONDS = 10.0
-"""for the handshake, and for the welcome after it"""
+"""time for the handshake, and for the welcome after it"""
 _CLOSE_SECONDS = 2.0
 _log = logging.getLogger("taskqueue.worker")
 
@@ -36,13 +36,13 @@ class EndKind(StrEnum):
     """How a connection ended."""
 
     LEFT = "left"
-    """we said bye"""
+    """the worker sent a bye"""
     DRAINED = "drained"
-    """the server is going away, and nothing here needs it any more"""
+    """the server is shutting down, and nothing is held or unconfirmed"""
     CLOSED = "closed"
     """by the server or the network"""
     SILENT = "silent"
-    """nothing came for longer than the lease"""
+    """nothing was received for longer than the lease"""
     VIOLATED = "violated"
     """the server broke the protocol"""
 
@@ -57,21 +57,21 @@ class ConnectionEnd(msgspec.Struct, frozen=True):
 
 class _NoRedirectConnect(connect):
     def process_redirect(self, exc: Exception) -> Exception | str:
-        return exc  # what we have to show is for nobody else
+        return exc  # the token is for this server only
 
 
 async def open_socket(
     address: Address, token: str | None = None, tls: ssl.SSLContext | None = None
 ) -> ClientConnection:
-    """Open a socket, showing a token by header.
+    """Open a socket, with the token in a header.
 
-    Frames are not compressed: payloads are small, and a bomb is no worry then.
+    Frames are not compressed: payloads are small, and a decompression bomb is impossible.
     """
     secure = address.uri.startswith("wss:")
     return await _NoRedirectConnect(
         address.uri,
         additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
-        ssl=(tls or True) if secure else None,  # True: with the system's authorities
+        ssl=(tls or True) if secure else None,  # True: trust the system's authorities
         subprotocols=[Subprotocol(SUBPROTOCOL)],
         compression=None,
         max_size=LIMITS.frame,
@@ -91,25 +91,22 @@ class ServerConnection:
         session: ClientSession,
         handle: Callable[[list[Event]], None],
     ) -> None:
-        """``handle`` gets what each frame meant, even if nothing; it must not block."""
+        """Call ``handle`` with the events of each frame, even if there are none; it must not block."""
         self._socket = socket
         self._session = session
         self._handle = handle
         self._loop = asyncio.get_running_loop()
         self._received_at = self._loop.time()
-        self._has_outgoing = asyncio.Event()
+        self.has_outgoing = asyncio.Event()
+        """set when the session may have something to send"""
         self._welcomed = asyncio.Event()
-
-    def wake_writer(self) -> None:
-        """Have a look whether the session has something to send."""
-        self._has_outgoing.set()
 
     def abort(self) -> None:
         """Break the connection, as a crash would."""
         self._socket.transport.abort()
 
     async def run(self) -> ConnectionEnd:
-        """Stay until the connection ends; say how. It is closed then, whatever happened."""
+        """Serve until the connection ends; return how it ended. The socket is closed in any case."""
         self._session.connected()
         tasks = [
             asyncio.create_task(part) for part in (self._read(), self._write(), self._watch_pings())
@@ -117,7 +114,7 @@ class ServerConnection:
         end: ConnectionEnd | None = None
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # Where several ended in one turn, a verdict of ours explains more than the broken socket.
+            # If several tasks ended at the same time, our own reason says more than the closed socket.
             end = min((task.result() for task in done), key=lambda end: end.kind is EndKind.CLOSED)
         finally:
             for task in tasks:
@@ -154,7 +151,7 @@ class ServerConnection:
                             max(0.0, min(event.seconds, 3600.0)) + 1.0, self.abort
                         )
                 self._handle(events)
-                self._has_outgoing.set()
+                self.has_outgoing.set()
         except ConnectionClosed:
             return self._closed()
 
@@ -162,7 +159,7 @@ class ServerConnection:
         session = self._session
         try:
             while True:
-                self._has_outgoing.clear()
+                self.has_outgoing.clear()
                 for text in session.outgoing():
                     await self._socket.send(text)
                 if session.state is ClientSessionState.CLOSED:
@@ -171,7 +168,7 @@ class ServerConnection:
                     session.held or session.unconfirmed
                 ):
                     return ConnectionEnd(EndKind.DRAINED, "drained")
-                await self._has_outgoing.wait()
+                await self.has_outgoing.wait()
         except ConnectionClosed:
             return self._closed()
 
@@ -188,12 +185,12 @@ class ServerConnection:
             now = self._loop.time()
             wait = lease / 3 if overslept else min(lease / 3, self._received_at + lease - now)
             await asyncio.sleep(max(wait, 0.001))
-            # Having slept too long ourselves, we cannot know who was silent: what came meanwhile is read first.
+            # If this process slept too long, the server may not have been silent: read what has arrived first.
             overslept = self._loop.time() - now > wait + lease / 3
             if self._loop.time() - self._received_at >= lease and not overslept:
                 return ConnectionEnd(EndKind.SILENT, f"nothing was received for {lease:g} s")
             self._session.ping()
-            self._has_outgoing.set()
+            self.has_outgoing.set()
 
     def _closed(self) -> ConnectionEnd:
         code, reason = self._socket.close_code, self._socket.close_reason

@@ -1,4 +1,4 @@
-"""The worker's network side: a thread and an event loop of its own, so that no handler can starve the heartbeat."""
+"""The worker's connection to the server: in a thread with an event loop, so that no handler blocks the heartbeat."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
+from typing import ClassVar
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus, NegotiationError, WebSocketException
 
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.protocol.client_session import (
     ClientSession,
     ClientSessionState,
@@ -33,25 +36,31 @@ from taskqueue_core.protocol.frames import (
 )
 from taskqueue_core.retry import Outcome
 from taskqueue_core.server_address import Address
-from taskqueue_worker.errors import WorkerRefused
 from taskqueue_worker.server_connection import ConnectionEnd, EndKind, ServerConnection, open_socket
 from taskqueue_worker.threads import ThreadsafeInbox
 
 
+class WorkerRefused(ConfigurationError):
+    """The server refused the connection: wrong token, missing permission, or another protocol. Retrying is no use."""
+
+    code = "worker_refused"
+    exit_code: ClassVar[int] = 4
+
+
 class Backoff:
-    """At once the first time, then ``base``, doubled each time up to ``cap``; each wait is 50 to 100 % of that."""
+    """Waits between attempts: none, then ``base``, doubled each time up to ``cap``; each is 50 to 100 % of that."""
 
     def __init__(
         self, base: float = 0.1, cap: float = 5.0, uniform: Callable[[], float] = random.random
     ) -> None:
-        """Seconds; ``uniform`` gives 0 <= x < 1."""
+        """Take durations in seconds; ``uniform`` returns 0 <= x < 1."""
         self._base = base
         self._cap = cap
         self._uniform = uniform
         self._tries = 0
 
     def next(self, *, at_once: bool = True) -> float:
-        """Return the seconds to wait before the next try. ``at_once=False`` leaves out the first, immediate one."""
+        """Return the seconds to wait before the next attempt. ``at_once=False`` skips the first, immediate one."""
         if self._tries == 0:
             self._tries = 1
             if at_once:
@@ -61,7 +70,7 @@ class Backoff:
         return wait * (0.5 + self._uniform() / 2)
 
     def reset(self, *, at_once: bool = True) -> None:
-        """Start again: the connection was good. ``at_once=False`` starts at the first wait."""
+        """Start again after a good connection. ``at_once=False`` starts at the first wait."""
         self._tries = 0 if at_once else 1
 
 
@@ -72,7 +81,7 @@ _REFUSALS = {
     426: "the server uses another protocol",
 }
 _BACKOFF_CODES = (CLOSE_PROTOCOL, CLOSE_TRY_LATER, 1008, 1009, 1011)
-"""close codes after which an immediate return would only repeat the trouble"""
+"""close codes after which an immediate reconnect would probably fail again"""
 _STABLE_SECONDS = 1.0
 _WELCOMED = (ClientSessionState.READY, ClientSessionState.DRAINING, ClientSessionState.CLOSED)
 _log = logging.getLogger("taskqueue.worker")
@@ -81,7 +90,7 @@ Work = Delivered | Revoked
 
 
 class ServerLink:
-    """Keeps a session connected until told to leave, or refused. Its methods may be called from any thread."""
+    """Keeps a session connected until `leave` or a refusal. Its methods are thread-safe."""
 
     def __init__(
         self,
@@ -93,7 +102,7 @@ class ServerLink:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``deliver`` is called in the link's thread. The token is shown to the server as it is connected to."""
+        """Call ``deliver`` in the link's thread. The token is sent with each handshake."""
         self._session = session
         self._address = address
         self._backoff = backoff
@@ -111,25 +120,22 @@ class ServerLink:
         self._last_error_code: str | None = None
         self._finished = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="taskqueue-link", daemon=True)
+        self.result_limit = session.limits.result
+        """maximum size of a result in bytes; a default until the server's limit is known"""
         self.ended: Future[None] = Future()
         """done when the link has ended, with the error that ended it"""
 
     def start(self) -> None:
-        """Start to connect."""
+        """Start connecting."""
         self._thread.start()
-
-    @property
-    def result_limit(self) -> int:
-        """How long a result may be, as far as is known."""
-        return self._session.limits.result
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
         """See `ClientSession.settle`."""
-        self._inbox.put(lambda: self._session.settle(receipt, outcome))
+        self._inbox.put(partial(self._session.settle, receipt, outcome))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         """See `ClientSession.finish`."""
-        self._inbox.put(lambda: self._session.finish(receipt, outcome))
+        self._inbox.put(partial(self._session.finish, receipt, outcome))
 
     def free(self) -> None:
         """See `ClientSession.free`."""
@@ -137,26 +143,26 @@ class ServerLink:
 
     def progress(self, receipt: str, value: float | str) -> None:
         """See `ClientSession.progress`."""
-        self._inbox.put(lambda: self._session.progress(receipt, value))
+        self._inbox.put(partial(self._session.progress, receipt, value))
 
     def resize(self, capacity: int) -> None:
         """See `ClientSession.resize`."""
-        self._inbox.put(lambda: self._session.resize(capacity))
+        self._inbox.put(partial(self._session.resize, capacity))
 
     def leave(self, seconds: float) -> None:
         """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
 
-        Says bye where nothing is held any more; otherwise breaks the connection, so that the rest counts as lost.
+        Sends a bye if nothing is held any more; otherwise aborts the connection, so that the rest counts as lost.
         """
-        self._inbox.put(lambda: self._leave(seconds))
+        self._inbox.put(partial(self._leave, seconds))
 
-    # All that follows runs in the link's thread.
+    # The following runs in the link's thread.
 
     def _main(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._stay_connected())
-        except BaseException as error:  # noqa: BLE001 - it is passed on to whoever waits
+        except BaseException as error:  # noqa: BLE001 - `ended` passes it on
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
@@ -184,7 +190,7 @@ class ServerLink:
             else:
                 session.bye()
         if self._connection:
-            self._connection.wake_writer()
+            self._connection.has_outgoing.set()
 
     def _leave(self, seconds: float) -> None:
         self._finishing = True
@@ -208,7 +214,7 @@ class ServerLink:
                 raise self._refused(end.reason)
             back_off = end.kind is EndKind.VIOLATED or end.code in _BACKOFF_CODES
             if self._connected and not back_off:
-                # One that broke soon is tried again soon, while the server still waits, but not in a tight loop.
+                # After a short connection, reconnect soon, while the server still waits, but not in a tight loop.
                 self._backoff.reset(at_once=self._loop.time() - began >= _STABLE_SECONDS)
             self._log_down(end)
             with contextlib.suppress(TimeoutError):
@@ -241,7 +247,7 @@ class ServerLink:
             self._connection = None
 
     async def _open(self) -> ClientConnection | None:
-        # Opening may take long; being told to leave must end it.
+        # Connecting may take long; `leave` must end it.
         opening = asyncio.create_task(open_socket(self._address, self._token, self._tls))
         finished = asyncio.create_task(self._finished.wait())
         try:
@@ -255,7 +261,7 @@ class ServerLink:
     def _refused(self, reason: str) -> WorkerRefused:
         return WorkerRefused(f"{self._address.shown} refused this worker: {reason}")
 
-    # Logs: once per change, not once per try.
+    # Each change is logged once, not each attempt.
 
     def _log_down(self, end: ConnectionEnd) -> None:
         if self._connected is not False:
@@ -269,6 +275,7 @@ class ServerLink:
         match event:
             case Welcomed(connection_id, adopted, lost):
                 self._connected = True
+                self.result_limit = self._session.limits.result
                 note = f"; kept {adopted} deliveries, lost {lost}" if adopted or lost else ""
                 _log.info("connected to %s as %s%s", self._address.shown, connection_id, note)
             case Draining():

@@ -1,4 +1,4 @@
-"""The worker of a server: a connection that outlives failures."""
+"""The worker that receives its tasks from a server."""
 
 from __future__ import annotations
 
@@ -18,22 +18,20 @@ from taskqueue_core.telemetry import consumed
 from taskqueue_worker.base import BaseWorker
 from taskqueue_worker.quarantine import Quarantine
 from taskqueue_worker.run import TaskSource, WorkerRun
-from taskqueue_worker.server_link import Backoff
+from taskqueue_worker.server_link import Backoff, ServerLink, Work
 from taskqueue_worker.threads import ThreadsafeInbox
-
-Work = Delivered | Revoked
 
 
 class Worker(BaseWorker):
-    """Runs tasks of the keys that have a handler. A task is acked after it was executed: it may run more than once.
+    """A worker for the keys that have a handler. Tasks are acked after execution: a task may run more than once.
 
     ``url``, ``token`` and ``tls_ca`` (certificates of the authorities to trust, PEM, instead of the system's) default
-    to the settings (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``, ``TASKQUEUE_TLS_CA``). ``worker_id``
-    defaults to one that no other start has. At most ``concurrency`` tasks run at once; ``prefetch`` more deliveries
-    may wait here. ``grace`` is how many seconds running handlers get when the worker stops. ``quarantine`` makes the
-    rule by which a worker that only fails stops taking work; ``uniform`` (0 <= x < 1) jitters reconnects.
+    to the settings (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``, ``TASKQUEUE_TLS_CA``). ``worker_id`` defaults to a
+    unique id. At most ``concurrency`` tasks run at once; ``prefetch`` more deliveries may wait in this process.
+    ``grace`` is the number of seconds that running handlers get when the worker stops. ``quarantine`` returns the rule
+    by which a worker whose attempts all fail stops taking tasks. ``uniform`` (0 <= x < 1) is the jitter of reconnects.
 
-    `serve` and `run` raise `WorkerRefused`, too, where the server will not have this worker.
+    `serve` and `run` also raise `WorkerRefused` if the server refuses this worker.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class Worker(BaseWorker):
         quarantine: Callable[[], Quarantine] = Quarantine,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """Do no input or output. Raises `ConfigurationError`."""
+        """Perform no I/O. Raises `ConfigurationError`."""
         super().__init__(
             worker_id=worker_id,
             concurrency=concurrency,
@@ -70,7 +68,7 @@ class Worker(BaseWorker):
         concurrency: int | None = None,
         url: str | None = None,
     ) -> None:
-        """Change options before serving; ``None`` leaves one as it is. Raises `ConfigurationError`."""
+        """Change options before serving; ``None`` leaves an option unchanged. Raises `ConfigurationError`."""
         self._configure(worker_id, concurrency)
         if url is not None:
             self._address = Address.of(url)
@@ -79,8 +77,6 @@ class Worker(BaseWorker):
     async def _open_source(
         self, worker_id: str
     ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
-        from taskqueue_worker.server_link import ServerLink  # noqa: PLC0415 - no other worker needs websockets
-
         address, token, tls_ca = self._address, self._token, self._tls_ca
         if address is None or token is None or tls_ca is None:
             settings = load_settings(Settings)
@@ -90,7 +86,7 @@ class Worker(BaseWorker):
         check_token(token)
         warn_if_readable(address.shown, token, loopback=address.loopback)
         tls = trusting(tls_ca)
-        # A user and a password in the address take the header: then the token comes with the hello.
+        # A user and a password in the URL occupy the Authorization header: the hello carries the token instead.
         header, hello = (None, token) if address.credentials else (token, None)
         capacity = self._concurrency + self._prefetch
         session = ClientSession(worker_id, self.keys, capacity, hello)
@@ -101,9 +97,9 @@ class Worker(BaseWorker):
                     match work:
                         case Delivered(deliveries):
                             consumed([delivery.task for delivery in deliveries])
-                            run.deliver(deliveries)
+                            run.runner.deliver(deliveries)
                         case Revoked(receipts):
-                            run.revoke(receipts)
+                            run.runner.revoke(receipts)
 
             inbox: ThreadsafeInbox[Work] = ThreadsafeInbox(asyncio.get_running_loop(), handle)
             backoff = Backoff(uniform=self._uniform)

@@ -1,4 +1,4 @@
-"""Threads for synchronous handlers."""
+"""Threads for synchronous handlers, and a way from any thread into an event loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 
 class Threads:
-    """A pool of daemon threads: unlike an executor's, one that hangs does not keep the process from ending."""
+    """A pool of daemon threads. Unlike an executor's, a thread that hangs does not prevent the process from ending."""
 
     def __init__(self, size: int) -> None:
-        """Start threads when they are needed, ``size`` at the most."""
+        """Start threads on demand, at most ``size``."""
         self._size = size
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class Threads:
         self._calls.put(call)
 
     def close(self) -> None:
-        """Let each thread end after what it runs now. Does not wait."""
+        """End each thread after its current call. Does not wait."""
         for _ in range(self._started):
             self._calls.put(None)
 
@@ -49,17 +49,17 @@ T = TypeVar("T")
 
 
 class ThreadsafeInbox(Generic[T]):
-    """What is put in while the loop is busy is handled in one call, in order; nothing once the loop is closed."""
+    """A queue into an event loop. Items that are put while the loop is busy are handled in one call, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[list[T]], None]) -> None:
-        """``handle`` is called in ``loop``, with at least one item."""
+        """Call ``handle`` in ``loop``, with at least one item."""
         self._loop = loop
         self._handle = handle
         self._lock = threading.Lock()
         self._items: list[T] = []
 
     def put(self, item: T) -> None:
-        """Add an item. Never blocks, never raises."""
+        """Add an item; drop it if the loop is closed. Never blocks, never raises."""
         with self._lock:
             self._items.append(item)
             if len(self._items) > 1:

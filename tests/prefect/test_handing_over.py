@@ -14,7 +14,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.hooks import hookimpl
 from taskqueue_core.tasks import State, Task
 from taskqueue_server.prefect import delivery
-from taskqueue_server.worker_socket.pings import PingingProtocol
+from taskqueue_server.worker_socket.uvicorn_protocol import FairProtocol
 from tests.prefect.support import KEY, Taker, publish_runs, status, task_run, untouched, url_of
 from tests.server.support import Running, eventually, http, running
 from tests.server.test_metrics import scrape
@@ -52,14 +52,14 @@ class TestSerial:
     async def test_a_dead_peer_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fault G3: who answers no ping within the lease is gone, with a delivery and without."""
         waits: list[float] = []
-        start = PingingProtocol.start_keepalive
+        start = FairProtocol.start_keepalive
 
-        def note(protocol: PingingProtocol) -> None:
+        def note(protocol: FairProtocol) -> None:
             if protocol.ping_interval and protocol.ping_timeout:
                 waits.append(protocol.ping_interval + protocol.ping_timeout)
             start(protocol)
 
-        monkeypatch.setattr(PingingProtocol, "start_keepalive", note)
+        monkeypatch.setattr(FairProtocol, "start_keepalive", note)
         async with (
             running(lease=0.9) as it,
             Taker(url_of(it), client_id="idle", quiet=True) as idle,

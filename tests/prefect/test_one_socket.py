@@ -101,7 +101,7 @@ async def test_however_the_handler_ends(place: Place, end: str) -> None:
                 raise asyncio.CancelledError
             case "retry":
                 assert SharedQueueDelivery.of_this_context() is socket
-                await asyncio.shield(socket.hand_back())
+                await asyncio.shield(socket.release())
 
     await place.handle(handler)
     assert SharedQueueDelivery.of_this_context() is None

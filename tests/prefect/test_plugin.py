@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from taskqueue_core.config import load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_prefect.import_hooks import ImportHookFinder, after_import
 from taskqueue_prefect.names import client_of, connection_of, name_of, spelling_of
+from taskqueue_prefect.plugin import ImportHookFinder, after_import
 from taskqueue_prefect.settings import PrefectSettings, environment
 
 A_KEY = "tasks.<locals>.add-1a2b3c4d"

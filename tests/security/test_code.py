@@ -75,7 +75,7 @@ def test_nothing_is_imported_by_a_name_of_the_wire() -> None:
 
 def test_handlers_come_from_the_registry() -> None:
     """Security 11: where a worker looks for a handler there is no getattr with a name that is not written there."""
-    for name in ("handlers", "runner", "handler_call", "batch_buffer", "prefetch"):
+    for name in ("handlers", "runner", "outcomes", "batch_buffer", "prefetch"):
         tree = ast.parse((ROOT / f"src/taskqueue_worker/{name}.py").read_text("utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":

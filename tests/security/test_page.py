@@ -14,7 +14,7 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_server.auth.access import CHECK_SECONDS, RELOAD_SECONDS
 from taskqueue_server.auth.tokens import VERBS, Tokens, read_entries
 from taskqueue_server.context import connections
-from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
+from taskqueue_server.worker_socket.admission import HELLO_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ taskqueue (token .+)$", PAGE, re.MULTILINE)

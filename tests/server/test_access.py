@@ -17,7 +17,7 @@ from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_server.auth.access import check_host, notice
 from taskqueue_server.auth.credentials import session_cookie
 from taskqueue_server.context import connections
-from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
+from taskqueue_server.worker_socket.admission import HELLO_SECONDS
 from tests.server.access import (
     ADMIN,
     ALL,

@@ -20,8 +20,7 @@ from taskqueue_core.server_address import Address
 from taskqueue_core.tasks import Published, Task
 from taskqueue_remote import RemoteBackend
 from taskqueue_server.auth.tls import server_context
-from taskqueue_worker import Worker
-from taskqueue_worker.errors import WorkerRefused
+from taskqueue_worker import Worker, WorkerRefused
 from taskqueue_worker.server_connection import open_socket
 from tests.server.access import A, B, entry, everybody, write
 from tests.server.support import Running, running, settings

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from taskqueue_server.context.connections import MAX_CONNECTIONS, MAX_STRANGERS
-from taskqueue_server.worker_socket.fairness import have_room
+from taskqueue_server.worker_socket.uvicorn_protocol import raise_descriptor_limit
 from taskqueue_worker import Worker
 from taskqueue_worker.server_link import Backoff
 from tests.server.observed import Observed, observed
@@ -140,11 +140,11 @@ def test_descriptors_for_as_many_as_may_come() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-        have_room()
+        raise_descriptor_limit()
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = limit if hard == resource.RLIM_INFINITY else hard
         assert limit == min(most, MAX_CONNECTIONS + 2000)
-        have_room()
+        raise_descriptor_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

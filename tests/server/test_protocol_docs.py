@@ -13,7 +13,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.server_session import ServerSession
 from taskqueue_server.context import connections
-from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
+from taskqueue_server.worker_socket.admission import HELLO_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```json (\w+)\n(.*?)\n```", PAGE, re.DOTALL)
@@ -56,7 +56,7 @@ def test_codes_and_limits_are_those_of_the_code() -> None:
     """The tables name every close code, and each limit with its number."""
     meanings = {
         "CLOSE_CLEAN": "after your `bye`",
-        "CLOSE_RESTART": "the server is going away",
+        "CLOSE_RESTART": "the server is shutting down",
         "CLOSE_TRY_LATER": "too many connections",
         "CLOSE_REVOKED": "the token was revoked",
         "CLOSE_PROTOCOL": "a violation",

@@ -100,7 +100,7 @@ async def test_a_payload_that_cannot_be_checked_fails_its_attempt(batch: int | N
     assert (await status(backend, bad)).error == "KeyError: 2"
 
 
-async def test_settings_are_read_for_each_verdict() -> None:
+async def test_settings_are_read_for_each_batch_of_outcomes() -> None:
     """Law 9: the queue's own retry policy decides, as it is at that moment."""
     backend = MemoryBackend()
     control = control_of(backend)

@@ -144,8 +144,8 @@ async def _async_generator() -> Any:
 @pytest.mark.parametrize(
     ("register", "fault"),
     [
-        (lambda r: r.add("no spaces", print), "not a task key"),
-        (lambda r: r.add("", lambda: 1), "not a task key"),
+        (lambda r: r.add("no spaces", print), "invalid task key"),
+        (lambda r: r.add("", lambda: 1), "invalid task key"),
         (lambda r: (r.add("a", lambda: 1), r.add("a", lambda: 2)), "already has a handler"),
         (lambda r: r.add("a", lambda: 1, 0), "timeout"),
         (lambda r: r.add("a", lambda: 1, float("nan")), "timeout"),
@@ -189,11 +189,11 @@ def test_asynchronous_handlers_are_recognised() -> None:
     functions: list[Callable[..., Any]] = [act, partial(act, 1), Handler()]
     for number, function in enumerate(functions):
         registry.add(f"k{number}", function)
-        handler = registry.find(f"k{number}")
+        handler = registry.by_key.get(f"k{number}")
         assert handler is not None
         assert handler.is_async
     registry.add("sync", lambda: None)
-    sync = registry.find("sync")
+    sync = registry.by_key.get("sync")
     assert sync is not None
     assert not sync.is_async
 

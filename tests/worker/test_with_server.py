@@ -61,7 +61,7 @@ def break_connection(worker: Worker) -> None:
             if link._connection:
                 link._connection.abort()
                 link._session.ping()
-                link._connection.wake_writer()
+                link._connection.has_outgoing.set()
 
         with contextlib.suppress(RuntimeError):
             link._loop.call_soon_threadsafe(cut)

@@ -1,4 +1,4 @@
-"""What a handler can learn about its delivery, and say while it runs."""
+"""The context of a handler: its delivery, whether it was revoked, and its progress."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from taskqueue_core.tasks import Delivery
 
 
 class Context:
-    """One delivery, from the handler's side. Safe for use from any thread."""
+    """A delivery as its handler sees it. Thread-safe."""
 
     __slots__ = ("_delivery", "_report", "_revoked")
 
     def __init__(
         self, delivery: Delivery | WireDelivery, report: Callable[[str, float | str], None]
     ) -> None:
-        """``report`` sends progress; it must neither block nor raise."""
+        """Report progress by calling ``report``, which must neither block nor raise."""
         self._delivery = delivery
         self._report = report
         self._revoked = False
 
     @property
     def task_id(self) -> str:
-        """The task's id: the key to idempotence, since a task may be delivered more than once."""
+        """The task's id. Use it to make the handler idempotent: a task may be delivered more than once."""
         return self._delivery.task.id
 
     @property
@@ -38,22 +38,22 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """From 1; grows with each retry, never with a redelivery."""
+        """The number of this attempt, from 1. Only a retry raises it, never a redelivery."""
         return self._delivery.attempt
 
     @property
     def losses(self) -> int:
-        """How often this attempt was lost with its worker."""
+        """How often this attempt was lost because its worker crashed or fell silent."""
         return self._delivery.losses
 
     @property
     def shard(self) -> int | None:
-        """The shard of its queue that the task is from; none where the queue has but one."""
+        """The shard of the queue that the task is from; ``None`` if the queue has only one."""
         return self._delivery.shard
 
     @property
     def shard_changed(self) -> bool:
-        """Whether the task before, on this connection, was from another shard: what was loaded for it may not do."""
+        """Whether the previous task on this connection was from another shard: data cached for it may not apply."""
         return self._delivery.shard_changed
 
     @property
@@ -68,17 +68,16 @@ class Context:
 
     @property
     def revoked(self) -> bool:
-        """Whether the delivery is no longer this handler's: cancelled, lost, timed out or handed back.
+        """Whether the delivery no longer belongs to this handler: it was cancelled, lost, timed out or released.
 
-        Its result will be discarded. An async handler is cancelled as well; a synchronous one should look here now and
-        then.
+        Its result will be discarded. An async handler is cancelled as well; a synchronous one should check regularly.
         """
         return self._revoked
 
     def progress(self, value: float | str) -> None:
-        """Say how far the task is: a number from 0 to 1, or text, cut to the limit. Raises `InvalidInput`.
+        """Report progress: a number from 0 to 1, or text, which is cut to the limit. Raises `InvalidInput`.
 
-        Never blocks, so it is not awaited. Of several in quick succession the last one is sent.
+        Never blocks, so it is not awaited. If several reports follow quickly, only the last one is sent.
         """
         if isinstance(value, str):
             self._report(self._delivery.receipt, clean_text(value))
@@ -90,5 +89,5 @@ class Context:
         self._report(self._delivery.receipt, float(value))
 
     def revoke(self) -> None:
-        """Set the flag. The worker's business, not a handler's."""
+        """Set `revoked`. Only the worker calls this."""
         self._revoked = True

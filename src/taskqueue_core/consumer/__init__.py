@@ -1,1 +1,1 @@
-"""What is done around a subscription for the workers behind it: by the server for each socket, or by a local worker."""
+"""Consuming from a backend: settling, outages and maintenance. Server, worker, dispatcher and Prefect share it."""

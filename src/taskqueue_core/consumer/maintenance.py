@@ -1,4 +1,4 @@
-"""The loop that keeps house in the store. Every replica may run it; none has to."""
+"""The maintenance loop of the store. Any number of replicas may run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(control: Control) -> None:
-    """Do a pass every two seconds, a quarter more or less, until cancelled. A failed pass is logged once per series."""
+    """Run a pass every two seconds, plus or minus a quarter, until cancelled. Log the first of several failures."""
     failing = False
     unclaimed, results = set[str](), set[str]()
     while True:
@@ -38,7 +38,7 @@ async def run_maintenance(control: Control) -> None:
             if done.expired or done.recovered:
                 figures = {"expired": len(done.expired), "recovered": done.recovered}
                 _log.info("maintenance finished", extra=figures)
-            # A queue whose worker is just being restarted is unclaimed for one pass, and no more.
+            # While its worker restarts, a queue may have no consumer for one pass: warn in the second one.
             matches = set(done.unclaimed)
             if news := sorted((matches & unclaimed) - results):
                 _log.warning(

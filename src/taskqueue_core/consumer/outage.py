@@ -1,4 +1,4 @@
-"""What becomes of a subscription's deliveries when its worker has left or vanished."""
+"""Repeating store calls during an outage, and ending a subscription whose worker has left or crashed."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from taskqueue_core.tasks import Delivery
 T = TypeVar("T")
 
 OUTAGE_ERRORS = (BackendUnavailable, PublishUnconfirmed)
-"""after these the same call may be made again"""
+"""errors after which the same call may be repeated"""
 OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
 class OutageRetry:
-    """Shared by all that one consumer does with the store."""
+    """Repeats store calls during an outage. All calls of one consumer share it, so that an outage is reported once."""
 
     def __init__(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
-        """``report`` hears of each change: whether the store is there, and why not."""
+        """Call ``report`` when an outage starts or ends: whether the store is available, and the error code."""
         self._report = report
-        self._down = False
+        self.down = False
+        """whether the last answer was that the store is unavailable"""
 
     async def retry_until_available(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer of a call that may be repeated, however long the store is away. Other errors pass."""
+        """Repeat a call, with backoff, until the store is available; return its result. Other errors are raised."""
         tries = 0
         while True:
             try:
                 answer = await call()
             except OUTAGE_ERRORS as error:
                 tries += 1
-                if not self._down:
-                    self._down = True
-                    await self._report(False, error.code)  # noqa: FBT003 - whether it is there
+                if not self.down:
+                    self.down = True
+                    await self._report(False, error.code)  # noqa: FBT003 - whether it is available
                 await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
             else:
-                if self._down:
-                    self._down = False
+                if self.down:
+                    self.down = False
                     await self._report(True, "")  # noqa: FBT003 - as above
                 return answer
 
@@ -52,7 +53,7 @@ _log = logging.getLogger("taskqueue.consuming")
 
 
 async def close(subscription: Subscription) -> None:
-    """Hand back all it owns, not as lost. Never raises: where the store stays away, the lease ends in its own time."""
+    """Close a subscription, which releases its deliveries. Never raises: in a long outage the leases expire instead."""
     for attempt in range(1, _TRIES + 1):
         try:
             await subscription.close()
@@ -67,12 +68,12 @@ async def close(subscription: Subscription) -> None:
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-    """Hand back what vanished with its worker: that counts a loss. Never raises; tries once, `close` does the rest."""
+    """Release the deliveries of a crashed worker; each counts a loss. Never raises. Tries once: `close` follows."""
     for start in range(0, len(deliveries), LIMITS.batch):
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)
         except LeaseLost:
-            continue  # settled or taken over meanwhile
+            continue  # settled or adopted in the meantime
         except TaskQueueError as error:
             _log.warning("could not mark deliveries as lost", extra={"code": error.code})
             return

@@ -1,20 +1,24 @@
-"""Many verdicts to the store: one call per verb and piece, repeated until the store answers."""
+"""Settling deliveries: one call per verb and batch, repeated while the store is unavailable."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import control_of, dead_lettering_of, has
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.retry import (
     Ack,
     Bury,
+    Failed,
     Outcome,
     Redeliver,
+    RetryLater,
     RetryPolicy,
     ScheduleRetry,
     Verb,
@@ -26,10 +30,10 @@ from taskqueue_core.tasks import Delivery, Settled
 async def settle(
     backend: Backend, subscription: Subscription, delivery: Delivery, verb: Verb
 ) -> Settled:
-    """Settle one delivery; a stale receipt is an answer (`Settled.LEASE_LOST`), not an error.
+    """Settle one delivery. Return `Settled.LEASE_LOST` for a receipt that is not current; this is no error.
 
-    On a backend without ``atomic_retry`` the retry is published first and the delivery acked after:
-    a crash in between runs the task once more rather than never.
+    Without ``atomic_retry`` the retry is published before the delivery is acked: a crash between the two makes the
+    task run once more, and never loses it.
     """
     try:
         match verb:
@@ -58,66 +62,54 @@ async def _retry(
 
 
 _BYTES = 4 * 1024 * 1024
-"""results of one call, unless a single one is larger"""
-_DEFAULT = RetryPolicy()
+"""bytes of results in one call, unless a single result is larger"""
+_MAX_CONCURRENT = 100
+"""retries and dead letters that are sent to the store at the same time"""
+_DEFAULT_POLICY = RetryPolicy()
 
 Done = tuple[Delivery, bytes | None]
 
 
-class SettlementQueue:
-    """Settles a subscription's deliveries. Each method says for each receipt whether it was still current.
+class Settler:
+    """Settles a subscription's deliveries. Each method returns for each receipt whether it was still current.
 
-    An outage only delays: the same call is made again. Cancelling it loses nothing.
+    During an outage the same call is repeated until the store answers. Cancelling a call loses nothing.
     """
 
-    def __init__(self, backend: Backend, subscription: Subscription, store: OutageRetry) -> None:
-        """Without ``control`` there are no settings to read, and the default retry policy holds."""
+    def __init__(self, backend: Backend, subscription: Subscription, outage: OutageRetry) -> None:
+        """Without ``control`` there are no settings to read, and the default retry policy applies."""
         self._backend = backend
         self._subscription = subscription
-        self._store = store
+        self._outage = outage
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
 
     async def ack(self, done: Sequence[Done]) -> dict[str, bool]:
         """End deliveries as executed, each with its result."""
-        outcomes: dict[str, bool] = {}
-        for piece in _pieces(done):
-            deliveries = [delivery for delivery, _ in piece]
-            results = [result for _, result in piece]
-            if not any(results):
-                results = []
-            outcomes |= await self._batch(
-                deliveries, partial(self._subscription.ack, *deliveries, results=results)
+        results: dict[str, bool] = {}
+        for batch in _batches(done):
+            deliveries = [delivery for delivery, _ in batch]
+            values = [result for _, result in batch]
+            call = partial(
+                self._subscription.ack, *deliveries, results=values if any(values) else ()
             )
-        return outcomes
+            results |= await self._settle_batch(deliveries, call)
+        return results
 
     async def redeliver(self, deliveries: Sequence[Delivery]) -> dict[str, bool]:
-        """Hand deliveries back, not as lost."""
-        outcomes: dict[str, bool] = {}
+        """Release deliveries, not as lost."""
+        results: dict[str, bool] = {}
         for start in range(0, len(deliveries), LIMITS.batch):
-            part = deliveries[start : start + LIMITS.batch]
-            outcomes |= await self._batch(part, partial(self._subscription.redeliver, *part))
-        return outcomes
+            batch = deliveries[start : start + LIMITS.batch]
+            results |= await self._settle_batch(
+                batch, partial(self._subscription.redeliver, *batch)
+            )
+        return results
 
-    async def settle_outcome(self, delivery: Delivery, outcome: Outcome) -> dict[str, bool]:
-        """Settle one delivery by what the queue's retry policy says to its outcome."""
-        settled = await self._store.retry_until_available(
-            partial(self._settle_once, delivery, outcome)
-        )
-        return {delivery.receipt: settled.ok}
-
-    async def _settle_once(self, delivery: Delivery, outcome: Outcome) -> Settled:
-        # Settings are read for each verdict: a confirmed change acts on the next (law 9).
-        policy = _DEFAULT
-        if self._control is not None:
-            policy = (await self._control.settings(delivery.task.key)).retry
-        verb = decide(outcome, delivery, policy)
-        return await settle(self._backend, self._subscription, delivery, verb)
-
-    async def _batch(
+    async def _settle_batch(
         self, deliveries: Sequence[Delivery], call: Callable[[], Awaitable[tuple[Settled, ...]]]
     ) -> dict[str, bool]:
         try:
-            answers = await self._store.retry_until_available(call)
+            answers = await self._outage.retry_until_available(call)
         except LeaseLost:
             answers = (Settled.LEASE_LOST,)
         return {
@@ -125,8 +117,58 @@ class SettlementQueue:
             for delivery, answer in zip(deliveries, answers, strict=True)
         }
 
+    async def settle_outcomes(
+        self, outcomes: Sequence[tuple[Delivery, Outcome]]
+    ) -> dict[str, bool]:
+        """Settle deliveries as the retry policies of their queues require.
 
-def _pieces(done: Sequence[Done]) -> Iterator[Sequence[Done]]:
+        The settings of each queue are read once, within this call, and again after an outage: a change that was
+        confirmed before the call applies to it.
+        """
+        results: dict[str, bool] = {}
+        remaining = list(outcomes)
+        await self._outage.retry_until_available(
+            partial(self._settle_remaining, remaining, results)
+        )
+        return results
+
+    async def _settle_remaining(
+        self, remaining: list[tuple[Delivery, Outcome]], results: dict[str, bool]
+    ) -> None:
+        policies = await self._policies(
+            {d.task.key for d, outcome in remaining if isinstance(outcome, Failed | RetryLater)}
+        )
+        while remaining:
+            batch = remaining[:_MAX_CONCURRENT]
+            verbs = (
+                decide(outcome, delivery, policies.get(delivery.task.key, _DEFAULT_POLICY))
+                for delivery, outcome in batch
+            )
+            answers = await asyncio.gather(
+                *(
+                    settle(self._backend, self._subscription, delivery, verb)
+                    for (delivery, _), verb in zip(batch, verbs, strict=True)
+                ),
+                return_exceptions=True,
+            )
+            failed = []
+            for entry, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Settled):
+                    results[entry[0].receipt] = answer.ok
+                else:
+                    failed.append((entry, answer))
+            remaining[: len(batch)] = [entry for entry, _ in failed]
+            if failed:
+                raise failed[0][1]
+
+    async def _policies(self, keys: set[str]) -> dict[str, RetryPolicy]:
+        if self._control is None:
+            return {}
+        settings = await gather_all(self._control.settings(key) for key in keys)
+        return {key: read.retry for key, read in zip(keys, settings, strict=True)}
+
+
+def _batches(done: Sequence[Done]) -> Iterator[Sequence[Done]]:
     start = size = 0
     for index, (_, result) in enumerate(done):
         length = 0 if result is None else len(result)

@@ -1,4 +1,4 @@
-"""From outcomes to the frames that report them, in as few frames as the limits allow."""
+"""Encoding outcomes as frames: as few as the limits allow."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def clean_text(text: str) -> str:
 
 
 def frames_of(outcomes: Iterable[tuple[str, Outcome]], limits: WireLimits) -> Iterator[ClientFrame]:
-    """Yield frames for outcomes by receipt. Acks and hand-backs are batched; order between receipts means nothing."""
+    """Yield frames for outcomes by receipt. Acks and releases are batched; the order of receipts is not kept."""
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
-    handed_back: list[str] = []
+    released: list[str] = []
     for receipt, outcome in outcomes:
         match outcome:
             case Success(result):
                 acks.append((receipt, result))
             case HandBack():
-                handed_back.append(receipt)
+                released.append(receipt)
             case RetryLater(delay, error):
                 yield RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
             case Failed(error):
@@ -48,8 +48,8 @@ def frames_of(outcomes: Iterable[tuple[str, Outcome]], limits: WireLimits) -> It
                     error=None if detail is None else clean_text(detail),
                 )
     yield from _acks(acks, batch, min(limits.frame, LIMITS.frame))
-    for start in range(0, len(handed_back), batch):
-        yield RedeliverFrame(receipts=handed_back[start : start + batch])
+    for start in range(0, len(released), batch):
+        yield RedeliverFrame(receipts=released[start : start + batch])
 
 
 def _acks(outcomes: list[tuple[str, bytes | None]], batch: int, frame: int) -> Iterator[AckFrame]:

@@ -1,4 +1,4 @@
-"""The worker's side of the socket protocol, without sockets: frames go in and out as text, and this keeps the books.
+"""The worker's side of the socket protocol, without I/O: it reads and writes frames as text.
 
 ::
 
@@ -6,9 +6,8 @@
         ^                        │                    │                  │
         └───────────── disconnected ──────────────────┴──────────────────┘     bye ─> closed
 
-One session outlives many connections. It knows which receipts are held, how much credit the server has left, and
-which outcomes the server has not confirmed; so a reconnect repeats nothing and loses nothing. Not safe for use by
-several threads.
+One session lasts over many connections. It tracks which receipts are held, how much credit the server has left, and
+which outcomes the server has not confirmed, so that a reconnect repeats nothing and loses nothing. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from taskqueue_core.retry import HandBack, Outcome
 
 
 class ClientSessionState(StrEnum):
-    """Where the session is."""
+    """The states of a session."""
 
     CONNECTING = "connecting"
     GREETING = "greeting"
@@ -56,7 +55,7 @@ class ClientSessionState(StrEnum):
 
 
 class Welcomed(msgspec.Struct, frozen=True):
-    """The server knows us."""
+    """The server accepted the hello."""
 
     connection_id: str
     adopted: int
@@ -64,25 +63,25 @@ class Welcomed(msgspec.Struct, frozen=True):
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """Work, each with a slot reserved for it."""
+    """New deliveries, each with a slot reserved for it."""
 
     deliveries: Sequence[WireDelivery]
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """Receipts that were running here and are no longer ours."""
+    """Receipts that were running here and no longer belong to this worker."""
 
     receipts: Sequence[str]
 
 
 class Draining(msgspec.Struct, frozen=True):
-    """The server is going away."""
+    """The server is shutting down."""
 
     seconds: float
 
 
 class StoreChanged(msgspec.Struct, frozen=True):
-    """The server's store is out of reach, or back."""
+    """The server's store became unavailable, or available again."""
 
     ok: bool
     reason: str
@@ -100,12 +99,12 @@ Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
 
 
 class ClientSession:
-    """The books of one worker identity. `outgoing` says what to send now; `receive` says what a frame means."""
+    """The state of one worker. `receive` reads a frame and returns events; `outgoing` returns the frames to send."""
 
     def __init__(
         self, worker_id: str, keys: Iterable[str], capacity: int, token: str | None = None
     ) -> None:
-        """Start unconnected; up to ``capacity`` deliveries may be here at once."""
+        """Start unconnected, with room for ``capacity`` deliveries."""
         self._worker_id = worker_id
         self._keys = list(keys)
         self._token = token
@@ -127,33 +126,33 @@ class ClientSession:
 
     @property
     def state(self) -> ClientSessionState:
-        """Where the session is."""
+        """The current state."""
         return self._state
 
     @property
     def held(self) -> int:
-        """How many receipts are running here."""
+        """Number of receipts that are running here."""
         return len(self._held)
 
     @property
     def unconfirmed(self) -> int:
-        """How many outcomes the server has not confirmed."""
+        """Number of outcomes that the server has not confirmed."""
         return len(self._outbox)
 
     @property
     def granted(self) -> int:
-        """How many more deliveries the server may send on this connection."""
+        """Number of deliveries that the server may still send on this connection."""
         return self._granted
 
     # The connection
 
     def connected(self) -> None:
-        """Note that a socket is open: a hello is due, with everything that is held or unconfirmed."""
+        """Note that a socket is open: the next frame is a hello with all receipts that are held or unconfirmed."""
         self._require(ClientSessionState.CONNECTING)
         self._state = ClientSessionState.GREETING
 
     def disconnected(self) -> None:
-        """Note that the socket is gone. What is held stays held until a welcome says otherwise."""
+        """Note that the socket has closed. Receipts stay held until a welcome leaves them out."""
         if self._state is ClientSessionState.CLOSED:
             return
         self._state = ClientSessionState.CONNECTING
@@ -164,7 +163,7 @@ class ClientSession:
         self._ping_due = False
 
     def receive(self, text: str | bytes) -> list[Event]:
-        """Read one frame. Raises `ProtocolViolation`; where it is ``fatal``, the connection must end."""
+        """Read one frame. Raises `ProtocolViolation`; if it is ``fatal``, close the connection."""
         self._require(
             ClientSessionState.GREETING, ClientSessionState.READY, ClientSessionState.DRAINING
         )
@@ -249,14 +248,14 @@ class ClientSession:
     # The worker
 
     def resize(self, capacity: int) -> None:
-        """Let at most ``capacity`` deliveries be here.
+        """Set how many deliveries may be held here.
 
-        Credit cannot be taken back, so what comes above it is handed back.
+        Credit cannot be taken back, so deliveries above the new capacity are released.
         """
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
-        """Put an outcome on its way; it is kept until confirmed. False where the receipt is not ours (any more)."""
+        """Queue an outcome and keep it until the server confirms it. Return false if the receipt is not held here."""
         if receipt not in self._held:
             return False
         self._drop(receipt)
@@ -264,11 +263,11 @@ class ClientSession:
         return True
 
     def free(self) -> None:
-        """Give a slot back: its handler has ended."""
+        """Free a slot: its handler has ended."""
         self._busy = max(0, self._busy - 1)
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """Settle and free in one."""
+        """Settle a receipt and free its slot."""
         self.settle(receipt, outcome)
         self.free()
 
@@ -278,15 +277,15 @@ class ClientSession:
             self._progress[receipt] = value
 
     def ping(self) -> None:
-        """Make a ping due."""
+        """Send a ping with the next frames."""
         self._ping_due = True
 
     def bye(self) -> None:
-        """Make a bye due, after everything else. Nothing can be done afterwards."""
+        """Send a bye after everything else. The session cannot be used afterwards."""
         self._leaving = True
 
     def outgoing(self) -> Iterator[str]:
-        """Yield the frames to send now, each once. Empty when there is nothing to say."""
+        """Yield the frames to send now, each once."""
         if self._state is ClientSessionState.GREETING and not self._greeted:
             self._greeted = True
             yield encode(self._hello())
@@ -323,7 +322,7 @@ class ClientSession:
             yield Ping(n=self._pings)
 
     def _hello(self) -> Hello:
-        # The credit of a hello is what is welcome beyond the receipts that are held.
+        # A hello's credit comes on top of the receipts that are held.
         self._granted = self._wanted()
         return Hello(
             worker_id=self._worker_id,
@@ -334,7 +333,7 @@ class ClientSession:
         )
 
     def _wanted(self) -> int:
-        # The second bound keeps `holding` within a frame, whatever the server leaves unconfirmed.
+        # The second limit keeps `holding` within a frame, however many outcomes are unconfirmed.
         books = self._granted + len(self._held) + len(self._outbox)
         return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
 

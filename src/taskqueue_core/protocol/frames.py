@@ -1,12 +1,14 @@
 """The frames of the socket protocol, version 1, and their encoding. `docs/protocol.md` describes them for any language.
 
 A frame is one JSON object in a text message; ``type`` names it. Unknown fields are ignored, so that
-either side may be newer. Payloads and results are spliced in and out as raw JSON: nobody between
-publisher and worker decodes them.
+either side may be newer. Payloads and results are copied as raw JSON: nothing between publisher and
+worker decodes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -21,11 +23,11 @@ PROTOCOL_VERSION = 1
 
 CLOSE_CLEAN = 1000
 CLOSE_RESTART = 1012
-"""the server is going away: reconnect, to any replica"""
+"""the server is shutting down: reconnect to any replica"""
 CLOSE_TRY_LATER = 1013
 """too many connections"""
 CLOSE_REVOKED = 4001
-"""its token is no good any more, or no longer for its keys"""
+"""the worker's token is no longer valid, or no longer allows its keys"""
 CLOSE_PROTOCOL = 4400
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_TIMEOUT = 4408
@@ -54,7 +56,7 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
     credit: _Count = 0
     token: Annotated[str, Meta(max_length=1024)] | None = None
     holding: Annotated[list[_Receipt], Meta(max_length=LIMITS.credit)] = []
-    """receipts that it still runs, after a reconnect"""
+    """receipts of tasks that are still running, after a reconnect"""
     protocol: int = PROTOCOL_VERSION
 
 
@@ -65,20 +67,20 @@ class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
 
 
 class AckFrame(_Frame, tag="ack", frozen=True, kw_only=True):
-    """Executed; a result may come with each receipt."""
+    """The tasks were executed. Each receipt may have a result."""
 
     receipts: _Receipts
     results: dict[str, Raw] = {}
 
 
 class RedeliverFrame(_Frame, tag="redeliver", frozen=True, kw_only=True):
-    """Handed back."""
+    """The tasks were not executed; they are released and available again at once."""
 
     receipts: _Receipts
 
 
 class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
-    """Failed; the server applies the queue's retry policy. ``delay`` overrides its wait."""
+    """The attempt failed. The server applies the queue's retry policy; ``delay`` overrides its delay."""
 
     receipt: _Receipt
     error: _Text = ""
@@ -86,7 +88,7 @@ class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
 
 
 class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
-    """Given up."""
+    """The task is given up and becomes a dead letter."""
 
     receipt: _Receipt
     reason: _Text
@@ -94,27 +96,27 @@ class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
 
 
 class Progress(_Frame, tag="progress", frozen=True, kw_only=True):
-    """How far a task is: 0..1 or a short text."""
+    """The progress of a task: a number from 0 to 1, or a short text."""
 
     receipt: _Receipt
     value: Annotated[float, Meta(ge=0, le=1)] | _Text
 
 
 class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
-    """No more; what is still held is handed back."""
+    """The worker leaves; deliveries that it still holds are released."""
 
 
 # both ways
 
 
 class Ping(_Frame, tag="ping", frozen=True, kw_only=True):
-    """A question whether the peer is there."""
+    """A request for a pong."""
 
     n: int = 0
 
 
 class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
-    """The answer; ``n`` is the ping's."""
+    """The answer to a ping, with its ``n``."""
 
     n: int = 0
 
@@ -123,7 +125,7 @@ class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
 
 
 class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server accepts, in bytes or counts."""
+    """The limits of the server, in bytes or counts."""
 
     frame: int = LIMITS.frame
     payload: int = LIMITS.payload
@@ -137,14 +139,14 @@ class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
 
     connection_id: str
     lease: float
-    """seconds of silence after which either side gives the other up; ping at least every third of it"""
+    """seconds of silence after which either side closes the connection; ping at least every third of it"""
     server: str
     limits: WireLimits = WireLimits()
     adopted: list[str] = []
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task as it travels."""
+    """A task as JSON."""
 
     id: str
     key: str
@@ -159,7 +161,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A delivery as it travels."""
+    """A delivery as JSON."""
 
     receipt: str
     attempt: int
@@ -172,13 +174,13 @@ class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Deliver(_Frame, tag="deliver", frozen=True, kw_only=True):
-    """Work. Each delivery uses up one credit."""
+    """Deliveries for the worker. Each uses up one credit."""
 
     deliveries: list[WireDelivery]
 
 
 class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
-    """What became of settlements."""
+    """The results of settlements."""
 
     ok: list[str] = []
     lease_lost: list[str] = []
@@ -186,26 +188,26 @@ class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
 
 
 class Revoke(_Frame, tag="revoke", frozen=True, kw_only=True):
-    """No longer yours: stop working on them, settle nothing."""
+    """The deliveries no longer belong to the worker: stop their handlers, and do not settle them."""
 
     receipts: list[str]
 
 
 class Drain(_Frame, tag="drain", frozen=True, kw_only=True):
-    """The server is going away and delivers no more: settle what you can within ``seconds``, then reconnect."""
+    """The server is shutting down and delivers no more. Settle what you can within ``seconds``, then reconnect."""
 
     seconds: float
 
 
 class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
-    """The store is out of reach (or ``ok`` again): keep what you run, credit stands still."""
+    """The store is unavailable, or available again if ``ok``. Keep running tasks; no credit is used in an outage."""
 
     ok: bool = False
     reason: str = ""
 
 
 class Error(_Frame, tag="error", frozen=True, kw_only=True):
-    """The frame before was not accepted. Where it is fatal, a close follows."""
+    """The previous frame was not accepted. If the error is fatal, the server closes the connection."""
 
     code: str
     message: str
@@ -225,26 +227,12 @@ ClientFrame = (
 )
 ServerFrame = Welcome | Deliver | SettledFrame | Revoke | Drain | Degraded | Error | Ping | Pong
 
-_client = msgspec.json.Decoder(ClientFrame)
-_server = msgspec.json.Decoder(ServerFrame)
 _encoder = msgspec.json.Encoder()
 
 
 def encode(frame: ClientFrame | ServerFrame) -> str:
     """Return the text of a frame."""
     return _encoder.encode(frame).decode()
-
-
-def decode_client(text: str | bytes) -> ClientFrame:
-    """Read a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the peer may be newer."""
-    frame: ClientFrame = _decode(_client, text)
-    return frame
-
-
-def decode_server(text: str | bytes) -> ServerFrame:
-    """Read a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal."""
-    frame: ServerFrame = _decode(_server, text)
-    return frame
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
@@ -261,8 +249,18 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
         raise ProtocolViolation("not_json", "a frame must be one JSON object in UTF-8") from None
 
 
+decode_client: Callable[[str | bytes], ClientFrame] = partial(
+    _decode, msgspec.json.Decoder(ClientFrame)
+)
+"""Read a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the peer may be newer."""
+decode_server: Callable[[str | bytes], ServerFrame] = partial(
+    _decode, msgspec.json.Decoder(ServerFrame)
+)
+"""Read a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal."""
+
+
 def _without_values(message: str) -> str:
-    # The library names the field and the types; only a few messages quote the value, which may be anything.
+    # msgspec's messages name the field and the types. Only a few quote the value, which may be confidential.
     return "a field is not allowed" if "Invalid value" in message else message
 
 
@@ -296,30 +294,9 @@ def to_wire(delivery: Delivery) -> WireDelivery:
     )
 
 
-def to_delivery(wire: WireDelivery) -> Delivery:
-    """Turn a wire delivery back, checking the task. Raises `InvalidInput`."""
-    task = wire.task
-    return Delivery(
-        receipt=wire.receipt,
-        attempt=wire.attempt,
-        losses=wire.losses,
-        prior=wire.prior,
-        delivered_at=wire.delivered_at,
-        shard=wire.shard,
-        shard_changed=wire.shard_changed,
-        task=Task(
-            id=task.id,
-            key=task.key,
-            payload=bytes(task.payload),
-            headers=task.headers,
-            priority=task.priority,
-            tenant=task.tenant,
-            ordering_key=task.ordering_key,
-            deadline=task.deadline,
-            not_before=task.not_before,
-            max_attempts=task.max_attempts,
-        ),
-    )
+def to_task(wire: WireTask) -> Task:
+    """Turn a task's wire form back, checking it. Raises `InvalidInput`."""
+    return Task(**msgspec.structs.asdict(wire) | {"payload": bytes(wire.payload)})
 
 
 def result_text(raw: Raw) -> bytes:

@@ -1,4 +1,4 @@
-"""What a worker of Prefect bears: it acknowledges whatever comes, and ends if that is not a task run that it serves."""
+"""Validating task runs for a Prefect worker, which acks everything and exits if it is not a task run that it serves."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 from taskqueue_core.tasks import Task
 
 MAX_BYTES = 1024 * 1024
-"""one message that a worker takes"""
+"""the largest message that a worker accepts"""
 _LONGEST = 10_000 * 366 * 86_400.0
 Seconds = Annotated[float, msgspec.Meta(ge=-_LONGEST, le=_LONGEST)]
 
 
 class TaskRunResult(msgspec.Struct, tag_field="input_type", tag="task_run"):
-    """An input that another task run makes."""
+    """An input that is the result of another task run."""
 
     id: UUID
 
 
 class FlowRunResult(msgspec.Struct, tag_field="input_type", tag="flow_run"):
-    """An input that a flow run makes."""
+    """An input that is the result of a flow run."""
 
     id: UUID
 
@@ -41,7 +41,7 @@ class Constant(msgspec.Struct, tag_field="input_type", tag="constant"):
 
 
 class TaskRunPolicy(msgspec.Struct):
-    """How the worker's own engine retries."""
+    """How the worker's engine retries."""
 
     max_retries: int = 0
     retry_delay_seconds: float = 0
@@ -51,10 +51,10 @@ class TaskRunPolicy(msgspec.Struct):
 
 
 class StateDetails(msgspec.Struct):
-    """What a state says beside its type."""
+    """The details of a state."""
 
     deferred: Literal[True]
-    """executed by a worker, not by who submitted it"""
+    """executed by a worker, not by the submitting process"""
     flow_run_id: UUID | None = None
     task_run_id: UUID | None = None
     child_flow_run_id: UUID | None = None
@@ -70,7 +70,7 @@ class StateDetails(msgspec.Struct):
     retriable: bool | None = None
     transition_id: UUID | None = None
     task_parameters_id: UUID | None = None
-    """where its parameters are stored; a task without any has none"""
+    """where the parameters are stored; ``None`` if there are none"""
     traceparent: str | None = None
     deployment_concurrency_lease_id: UUID | None = None
 
@@ -90,7 +90,7 @@ class TaskRunState(msgspec.Struct):
 
 
 class TaskRun(msgspec.Struct):
-    """A task run as Prefect writes it. Fields that are not listed may be there, and hold anything."""
+    """A task run as Prefect writes it. Other fields may exist and have any value."""
 
     id: UUID
     task_key: str
@@ -126,11 +126,11 @@ _task_run = msgspec.json.Decoder(TaskRun)
 
 
 def refusal(task: Task) -> str | None:
-    """Say why a task must not be sent to a worker, ``None`` where it may."""
+    """Return why a task must not be sent to a worker; ``None`` if it may."""
     if len(task.payload) > MAX_BYTES:
         return f"{len(task.payload)} bytes; the maximum is {MAX_BYTES}"
     try:
-        # also what no field looks at must be text that any reader bears
+        # fields that are not listed must be valid JSON as well
         _everything.decode(task.payload)
         run = _task_run.decode(task.payload)
     except (ValueError, RecursionError) as error:

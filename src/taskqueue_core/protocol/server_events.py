@@ -1,4 +1,4 @@
-"""What a worker's frames ask of the server: the events of a `taskqueue_core.protocol.server_session.ServerSession`."""
+"""Events of a `taskqueue_core.protocol.server_session.ServerSession`: what a worker's frame requires of the server."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from taskqueue_core.tasks import Delivery
 
 
 class Greeted(msgspec.Struct, frozen=True):
-    """A worker introduced itself; a welcome or a refusal is due."""
+    """The worker has sent its hello; answer with a welcome or a refusal."""
 
     hello: Hello
 
 
 class CreditGranted(msgspec.Struct, frozen=True):
-    """There is credit."""
+    """The worker accepts ``n`` more deliveries."""
 
     n: int
 
 
 class AckRequested(msgspec.Struct, frozen=True):
-    """Executed, with results in the same order."""
+    """The tasks were executed; the results are in the same order."""
 
     deliveries: tuple[Delivery, ...]
     results: tuple[bytes | None, ...]
 
 
 class ReleaseRequested(msgspec.Struct, frozen=True):
-    """Handed back."""
+    """The deliveries are to be released."""
 
     deliveries: tuple[Delivery, ...]
 
 
 class RetryRequested(msgspec.Struct, frozen=True):
-    """Failed; the queue's policy decides, except that ``delay`` overrides its wait."""
+    """The attempt failed. Apply the queue's retry policy; ``delay`` overrides its delay."""
 
     delivery: Delivery
     error: str
@@ -42,7 +42,7 @@ class RetryRequested(msgspec.Struct, frozen=True):
 
 
 class DeadLetterRequested(msgspec.Struct, frozen=True):
-    """Given up."""
+    """The task is to become a dead letter."""
 
     delivery: Delivery
     reason: str
@@ -50,7 +50,7 @@ class DeadLetterRequested(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """How far a task is. Settles nothing."""
+    """The progress of a task. It settles nothing."""
 
     delivery: Delivery
     value: float | str

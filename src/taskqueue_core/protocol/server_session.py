@@ -1,4 +1,4 @@
-"""The server's side of the socket protocol, without sockets: frames go in as text, and this keeps the books.
+"""The server's side of the socket protocol, without I/O: it reads frames as text and tracks one connection.
 
 ::
 
@@ -6,10 +6,10 @@
      │                          │                   │
      └──────────── bye, hangup, violation ──────────┴──> closed
 
-`feed` says what a worker's frame asks for; it never raises, whatever comes. The other methods return the text of the
-frames to send now, and raise `ProtocolViolation` where the server itself would break the protocol; a closed session
-sends nothing. A receipt is *held* from its delivery until it is settled, revoked or moved; a settlement that is under
-way is *pending* and still held.
+`feed` reads a worker's frame and returns events; it never raises, whatever the input. The other methods return the text
+of the frames to send now, and raise `ProtocolViolation` if the server itself would break the protocol; a closed session
+sends nothing. A receipt is *held* from its delivery until it is settled, revoked or moved; while its settlement is in
+progress it is *pending*, and still held.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from taskqueue_core.tasks import Delivery
 
 
 class ServerSessionState(StrEnum):
-    """Where the session is."""
+    """The states of a session."""
 
     NEW = "new"
     READY = "ready"
@@ -75,7 +75,7 @@ class ServerSessionState(StrEnum):
 
 
 _PIECE = 500
-"""receipts in one frame; as many of the longest ones stay below the frame limit"""
+"""receipts in one frame; this many of the longest receipts stay below the frame limit"""
 _HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
 _EMPTY = len(_HEAD + _TAIL)
 _REASON_BYTES = 123
@@ -84,10 +84,10 @@ _OPEN = (ServerSessionState.READY, ServerSessionState.DRAINING)
 
 
 class ServerSession:
-    """The books of one connection. Not safe for use by several threads."""
+    """The state of one connection. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Start in `ServerSessionState.NEW`, where nothing but a hello may come."""
+        """Start in `ServerSessionState.NEW`, in which only a hello is accepted."""
         self._state = ServerSessionState.NEW
         self._hello: Hello | None = None
         self._credit = 0
@@ -97,12 +97,12 @@ class ServerSession:
 
     @property
     def state(self) -> ServerSessionState:
-        """Where the session is."""
+        """The current state."""
         return self._state
 
     @property
     def credit(self) -> int:
-        """How many more deliveries may be sent; never negative, and 0 unless ready."""
+        """Number of deliveries that may still be sent; never negative, and 0 unless ready."""
         return self._credit if self._state is ServerSessionState.READY else 0
 
     @property
@@ -112,13 +112,13 @@ class ServerSession:
 
     @property
     def busy(self) -> int:
-        """How many deliveries are held, those with a settlement under way included."""
+        """Number of deliveries held, including those whose settlement is in progress."""
         return len(self._held) + len(self._pending)
 
-    # What the worker says
+    # Frames of the worker
 
     def feed(self, data: str | bytes) -> list[Event]:
-        """Take one message; bytes stand for a binary one. Never raises; a closed session ignores everything."""
+        """Read one message; bytes are a binary message. Never raises; a closed session ignores everything."""
         if self._state is ServerSessionState.CLOSED:
             return []
         try:
@@ -129,7 +129,7 @@ class ServerSession:
             return [SendFrames(encode(Error(code=error.rule, message=str(error))))]
 
     def refuse(self, rule: str, message: str, code: int = CLOSE_PROTOCOL) -> list[Event]:
-        """Close the session: an error frame that says why, then the end."""
+        """Close the session; return an error frame with the reason, and the close."""
         if self._state is ServerSessionState.CLOSED:
             return []
         self._state = ServerSessionState.CLOSED
@@ -218,7 +218,7 @@ class ServerSession:
         return [SendFrames(encode(SettledFrame(lease_lost=[frame.receipt])))]
 
     def _claim(self, receipts: Iterable[str]) -> tuple[tuple[Delivery, ...], list[str]]:
-        # The first settlement of a receipt counts; a repeat while it is under way shares its answer.
+        # The first settlement of a receipt counts; one that repeats it before the answer gets the same answer.
         known, stale = [], []
         for receipt in dict.fromkeys(receipts):
             delivery = self._held.pop(receipt, None)
@@ -229,12 +229,12 @@ class ServerSession:
                 stale.append(receipt)
         return tuple(known), stale
 
-    # What the server says
+    # Frames of the server
 
     def welcome(
         self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
     ) -> list[str]:
-        """Answer the hello. What it claimed to hold beyond ``adopted`` is revoked."""
+        """Answer the hello. Receipts that it named and that are not in ``adopted`` are revoked."""
         hello = self._hello
         if self._state is ServerSessionState.CLOSED:
             return []
@@ -250,7 +250,7 @@ class ServerSession:
             connection_id=connection_id,
             lease=lease,
             server=server,
-            limits=WireLimits(),  # named, though it is the default: left out it would not be sent
+            limits=WireLimits(),  # explicit: defaults are not sent
             adopted=retained,
         )
         return [encode(welcome), *(encode(Revoke(receipts=piece)) for piece in _pieces(gone))]
@@ -258,7 +258,7 @@ class ServerSession:
     def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
         """Hold deliveries and use up their credit; return frames, each with the deliveries in it.
 
-        A frame is made when it is asked for, so that a peer that reads slowly keeps one of them in memory.
+        Frames are built one at a time, so that a peer that reads slowly keeps only one in memory.
         """
         self._require(ServerSessionState.READY)
         if len(deliveries) > self._credit:
@@ -268,7 +268,7 @@ class ServerSession:
         return _frames(deliveries)
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
-        """End pending settlements: whether each took effect."""
+        """End pending settlements; report for each whether it took effect."""
         for receipt in outcomes:
             self._pending.pop(receipt, None)
         if self._state is ServerSessionState.CLOSED:
@@ -284,33 +284,33 @@ class ServerSession:
         ]
 
     def revoke(self, receipts: Iterable[str]) -> list[str]:
-        """Take held receipts away, and say so. Those with a settlement under way get their answer from that."""
+        """Revoke held receipts. Those whose settlement is in progress get its result instead."""
         gone = [receipt for receipt in receipts if self._held.pop(receipt, None) is not None]
         return self._send(*(Revoke(receipts=piece) for piece in _pieces(gone)))
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Let go of held receipts without a word: they moved to another connection or were never sent."""
+        """Remove held receipts without a frame: they moved to another connection or were never sent."""
         for receipt in receipts:
             self._held.pop(receipt, None)
 
     def drain(self, seconds: float) -> list[str]:
-        """Deliver no more; settlements stay welcome. Harmless when repeated."""
+        """Stop delivering; settlements are still accepted. Idempotent."""
         if self._state is not ServerSessionState.READY:
             return []
         self._state = ServerSessionState.DRAINING
         return [encode(Drain(seconds=seconds))]
 
     def degraded(self, *, ok: bool, reason: str = "") -> list[str]:
-        """Say that the store is unavailable, or back."""
+        """Report that the store is unavailable, or available again."""
         return self._send(Degraded(ok=ok, reason=reason))
 
     def ping(self) -> list[str]:
-        """Ask whether the worker is there."""
+        """Ask the worker for a pong."""
         self._pings += 1
         return self._send(Ping(n=self._pings))
 
     def close(self) -> None:
-        """End the session: nothing more is sent or understood. What is held stays on the books."""
+        """Close the session: it neither sends nor reads any more. `held` is unchanged."""
         self._state = ServerSessionState.CLOSED
 
     def _send(self, *frames: ServerFrame) -> list[str]:

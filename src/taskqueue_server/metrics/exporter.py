@@ -18,7 +18,7 @@ from taskqueue_core.hooks import Identity
 from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.metrics.process_metrics import Local
 from taskqueue_server.metrics.store_metrics import Shown, StoreMetrics, StoreMetricsReader, families
-from taskqueue_server.prefect.handshake import Guest
+from taskqueue_server.prefect.handshake import PrefectConnection
 from taskqueue_server.worker_socket.admission import SocketAdmission
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -76,7 +76,9 @@ class Metrics:
 
     def _refresh(self) -> None:
         registry, local = self._context.registry, self.local
-        members = [member for member in registry if isinstance(member, SocketAdmission | Guest)]
+        members = [
+            member for member in registry if isinstance(member, SocketAdmission | PrefectConnection)
+        ]
         local.connections(greeting=registry.strangers, welcome=len(registry) - registry.strangers)
         local.credit.set(sum(member.credit for member in members))
         local.held.set(sum(member.busy for member in members))

@@ -1,17 +1,16 @@
-"""The socket that task workers of Prefect speak, and the few requests that they make beside it.
+"""The sockets for Prefect's task workers, and the few HTTP requests that these make.
 
-Nothing of Prefect is needed here: what goes over the wire is JSON. What is promised stands in ``docs/prefect.md``.
+Prefect is not needed here: the frames are JSON. ``docs/prefect.md`` describes the guarantees.
 """
 
 from starlette.routing import WebSocketRoute
 
-from taskqueue_server.prefect import http as _http
 from taskqueue_server.prefect import socket as _socket
-from taskqueue_server.prefect.http import OPERATIONS
+from taskqueue_server.prefect.socket import OPERATIONS
 
 __all__ = ["OPERATIONS", "SOCKETS"]
 
 SOCKETS = (
     WebSocketRoute(_socket.PATH, _socket.socket),
-    WebSocketRoute(_http.PATH, _http.socket),
+    WebSocketRoute(_socket.EVENTS_PATH, _socket.events_socket),
 )

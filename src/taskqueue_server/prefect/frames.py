@@ -1,4 +1,4 @@
-"""The frames of a task worker of Prefect. Those of the server are as few: ``auth_success``, and bare task runs."""
+"""The frames of Prefect's task workers. The server sends only ``auth_success`` and task runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from taskqueue_core.limits import LIMITS
 SUBPROTOCOL = "prefect"
 AUTH_SUCCESS = '{"type":"auth_success"}'
 
-# A worker ends for good if it is closed with 1000 or 1001, and comes again after anything else, with one exception:
+# A worker exits after the close codes 1000 and 1001, and reconnects after all others, with one exception:
 CLOSE_POLICY = 1008
-"""before the success of its token this ends it, with a message; after it, not"""
+"""before ``auth_success`` the worker exits with a message; after it, the worker reconnects"""
 CLOSE_INTERNAL = 1011
 CLOSE_RESTART = 1012
 CLOSE_TRY_LATER = 1013
@@ -27,7 +27,7 @@ F = TypeVar("F", "Auth", "Subscribe")
 
 
 class Violation(Exception):
-    """A frame breaks the rules. Its text says which, and repeats nothing."""
+    """A frame is invalid. The message says why, and does not quote the frame."""
 
 
 class Auth(msgspec.Struct):
@@ -46,7 +46,7 @@ class Subscribe(msgspec.Struct):
 
     @property
     def worker_id(self) -> str:
-        """The client's own name, with what no name may have replaced."""
+        """The client id; characters that are not allowed in names are replaced."""
         name = _UNNAMEABLE.sub("_", self.client_id)[: LIMITS.name]
         return name if name[:1].isalnum() or name[:1] == "_" else f"_{name[1:]}"
 
@@ -63,24 +63,24 @@ def decode(kind: type[F], data: str | bytes) -> F:
     """Return the frame of this kind. Raises `Violation`."""
     name = _NAMES[kind]
     if isinstance(data, bytes):
-        raise Violation(f"{name}: a text message is expected")
+        raise Violation(f"{name}: expected a text message")
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
         needs = ", ".join(field.name for field in msgspec.structs.fields(kind))
-        raise Violation(f"{name}: its fields are {needs}") from None
+        raise Violation(f"{name}: expected the fields {needs}") from None
     except (ValueError, RecursionError):
-        raise Violation(f"{name}: JSON is expected") from None
+        raise Violation(f"{name}: expected JSON") from None
 
 
 def answered(data: str | bytes) -> str:
-    """Return the type of an answer to a delivery: ``ack`` and ``quit`` are all there are. Raises `Violation`."""
+    """Return the type of the answer to a delivery, ``ack`` or ``quit``. Raises `Violation`."""
     if isinstance(data, bytes):
-        raise Violation("ack: a text message is expected")
+        raise Violation("ack: expected a text message")
     try:
         name = _answer.decode(data).type
     except (ValueError, RecursionError):
-        raise Violation("ack: JSON with a type is expected") from None
+        raise Violation("ack: expected a JSON object with a type") from None
     if name not in {"ack", "quit"}:
-        raise Violation("ack: unexpected type")
+        raise Violation("ack: expected the type ack or quit")
     return name

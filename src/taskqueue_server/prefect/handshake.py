@@ -1,4 +1,4 @@
-"""What the sockets of Prefect have in common: who is let in, and the handshake that shows a token."""
+"""The handshake of Prefect sockets: limits, quota and token."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from taskqueue_server.auth.quotas import QuotaSlot
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.prefect import frames
 from taskqueue_server.problems import respond
-from taskqueue_server.worker_socket.endpoint import refusal
-from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
-from taskqueue_server.worker_socket.pings import Pings
+from taskqueue_server.worker_socket.admission import HELLO_SECONDS, enter, refusal
+from taskqueue_server.worker_socket.uvicorn_protocol import Pings
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 
 class PrefectSessionEnd(msgspec.Struct, frozen=True):
-    """How a socket ends."""
+    """How a session ends."""
 
     reason: str
     code: int | None = None
-    """to close with; none where the peer is gone"""
+    """the close code; ``None`` if the socket has closed already"""
 
 
-class Guest:
-    """An accepted socket, and a member of the registry for as long as it may hold a delivery."""
+class PrefectConnection:
+    """An accepted socket, registered for as long as it may hold a delivery."""
 
     def __init__(self, context: ServerContext, websocket: WebSocket) -> None:
         self.connection_id = secrets.token_hex(8)
@@ -41,20 +40,20 @@ class Guest:
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
         self.identity = self._identified() if context.authenticates else None
-        """who it is, where a header says so"""
+        """the identity of the token in the header, if there is one"""
         self.slot: QuotaSlot | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
         self.pings = Pings(websocket)
         self.credit = 0
-        """how many more deliveries it may be sent"""
+        """number of deliveries that may still be sent"""
         self.busy = 0
-        """how many it has that are not settled"""
+        """number of deliveries that it holds"""
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Do nothing: who comes again does not say what it has."""
+        """Do nothing: a worker that reconnects does not list what it holds."""
 
-    async def greet(self) -> PrefectSessionEnd | None:
-        """Check its token, unless a header had it. Return how to end if it is wrong. Raises `ConnectionClosed`."""
+    async def authenticate(self) -> PrefectSessionEnd | None:
+        """Check the token of header or first frame; return how to end if it is wrong. Raises `ConnectionClosed`."""
         auth = await receive_frame(frames.Auth, self.channel)
         if isinstance(auth, PrefectSessionEnd):
             return auth
@@ -71,33 +70,25 @@ class Guest:
         return None
 
     async def wait_closed(self) -> PrefectSessionEnd:
-        """Read and drop, until it leaves. Raises `ConnectionClosed` then."""
+        """Read and drop messages until the client leaves, then raise `ConnectionClosed`."""
         while True:
             await self.channel.receive()
-
-    def has_room(self) -> bool:
-        """Whether it may come in: it has its place then, if it is known already."""
-        if not self.context.registry.has_room_for(known=self.identity is not None):
-            return False
-        if self.identity is not None:
-            self.slot = self.context.usage.enter(self.identity)
-        return self.identity is None or self.slot is not None
 
     def _identified(self) -> Identity | None:
         identity = self.context.identify(self.token, self.peer)
         return identity if identity is not None and "consume" in identity.verbs else None
 
 
-class Visit(Protocol):
-    """What becomes of a guest that has shown who it is."""
+class Service(Protocol):
+    """The service of an authenticated socket."""
 
-    async def __call__(self, guest: Guest) -> PrefectSessionEnd:
-        """Serve it until the end. Raises `ConnectionClosed` where it left before there was anything to hand back."""
+    async def __call__(self, connection: PrefectConnection) -> PrefectSessionEnd:
+        """Serve the socket until its end. Raises `ConnectionClosed` if it left before it held anything."""
         ...
 
 
-async def welcome(websocket: WebSocket, visit: Visit) -> None:
-    """Let a websocket in, and serve it. A page is refused by a problem; a worker never, for any would end it."""
+async def accept_and_serve(websocket: WebSocket, serve: Service) -> None:
+    """Accept and serve a websocket. Web pages get a problem response; workers never do, because any would end them."""
     context: ServerContext = websocket.app.state.context
     refused = refusal(context, websocket, frames.SUBPROTOCOL)
     try:
@@ -105,44 +96,47 @@ async def welcome(websocket: WebSocket, visit: Visit) -> None:
             await websocket.send_denial_response(respond(refused))
             return
         await websocket.accept(frames.SUBPROTOCOL)
-        guest = Guest(context, websocket)
+        connection = PrefectConnection(context, websocket)
         if context.draining.is_set() or not context.started:
             await websocket.close(frames.CLOSE_RESTART, "not ready")
             return
-        if not guest.has_room():
+        has_room, connection.slot = enter(context, connection.identity)
+        if not has_room:
             await websocket.close(frames.CLOSE_TRY_LATER, "too many")
             return
     except (OSError, RuntimeError, ConnectionClosed):
-        return  # it left during the handshake
-    await _serve(guest, visit)
+        return  # the client left during the handshake
+    await _serve(connection, serve)
 
 
-async def _serve(guest: Guest, visit: Visit) -> None:
-    context = guest.context
-    context.registry.add(guest, known=guest.identity is not None)
+async def _serve(connection: PrefectConnection, serve: Service) -> None:
+    context = connection.context
+    context.registry.add(connection, known=connection.identity is not None)
     try:
-        guest.pings.keep_alive(context.settings.lease)
-        end = await first_completed(guest.greet(), restart(guest)) or await visit(guest)
+        connection.pings.keep_alive(context.settings.lease)
+        end = await first_completed(
+            connection.authenticate(), wait_for_shutdown(connection)
+        ) or await serve(connection)
         if end.code is not None:
-            await guest.channel.close(end.code, end.reason)
+            await connection.channel.close(end.code, end.reason)
     except ConnectionClosed:
         pass
     finally:
-        if guest.slot is not None:
-            guest.slot.leave()
-        context.registry.remove(guest)
+        if connection.slot is not None:
+            connection.slot.leave()
+        context.registry.remove(connection)
 
 
-async def restart(guest: Guest) -> PrefectSessionEnd:
-    """Wait until the server leaves."""
-    await guest.context.draining.wait()
+async def wait_for_shutdown(connection: PrefectConnection) -> PrefectSessionEnd:
+    """Wait until the server shuts down."""
+    await connection.context.draining.wait()
     return PrefectSessionEnd("restart", frames.CLOSE_RESTART)
 
 
 async def receive_frame(
     kind: type[frames.F], channel: WebSocketChannel
 ) -> frames.F | PrefectSessionEnd:
-    """Return a frame that must come now, or how to end where another comes, or none. Raises `ConnectionClosed`."""
+    """Return the next frame, or how to end if it is another one or does not come. Raises `ConnectionClosed`."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             return frames.decode(kind, await channel.receive())

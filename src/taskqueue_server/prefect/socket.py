@@ -1,4 +1,4 @@
-"""``/api/task_runs/subscriptions/scheduled``: what a worker of Prefect subscribes to."""
+"""The sockets and requests of Prefect's task workers: a subscription to task runs, events, versions and health."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 
+from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from taskqueue_core.concurrency import first_completed
@@ -13,30 +14,38 @@ from taskqueue_core.consumer.outage import close
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Connection as ConnectionInfo
 from taskqueue_core.hooks import Identity
+from taskqueue_server.api import system
 from taskqueue_server.prefect import frames
 from taskqueue_server.prefect.delivery import PrefectDelivery
 from taskqueue_server.prefect.handshake import (
-    Guest,
+    PrefectConnection,
     PrefectSessionEnd,
+    accept_and_serve,
     receive_frame,
-    restart,
-    welcome,
+    wait_for_shutdown,
 )
+from taskqueue_server.routing.operations import Operation, RequestContext, answer
+from taskqueue_server.worker_socket.session import report_connection
 
 PATH = "/api/task_runs/subscriptions/scheduled"
+"""a worker's subscription to its task runs"""
+EVENTS_PATH = "/api/events/in"
+"""Events about the states of runs. They are read and dropped.
+
+Without this socket each run would write two errors to its worker's log."""
 FORBIDDEN_SECONDS = 5.0
-"""before a worker that may not have its keys is sent away: it says nothing to its user, and is back at once"""
+"""before closing a worker that may not consume its keys: it reconnects at once and reports nothing to its user"""
 _log = logging.getLogger("taskqueue.server.prefect")
 
 
 async def socket(websocket: WebSocket) -> None:
     """Serve one worker."""
-    await welcome(websocket, _visit)
+    await accept_and_serve(websocket, _serve_runs)
 
 
-async def _visit(guest: Guest) -> PrefectSessionEnd:
+async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
     subscribe = await first_completed(
-        receive_frame(frames.Subscribe, guest.channel), restart(guest)
+        receive_frame(frames.Subscribe, connection.channel), wait_for_shutdown(connection)
     )
     if isinstance(subscribe, PrefectSessionEnd):
         return subscribe
@@ -45,45 +54,74 @@ async def _visit(guest: Guest) -> PrefectSessionEnd:
     def may_stay(identity: Identity) -> bool:
         return all(identity.is_allowed("consume", key) for key in keys)
 
-    context = guest.context
-    guest.worker_id = subscribe.worker_id
-    context.registry.identify(guest, guest.worker_id)
-    info = ConnectionInfo(connection_id=guest.connection_id, worker_id=guest.worker_id, keys=keys)
-    with context.access.watch_access(guest.token, guest.peer, may_stay) as dismissed:
-        identity = context.identify(guest.token, guest.peer)
+    context = connection.context
+    connection.worker_id = subscribe.worker_id
+    context.registry.identify(connection, connection.worker_id)
+    info = ConnectionInfo(
+        connection_id=connection.connection_id, worker_id=connection.worker_id, keys=keys
+    )
+    with context.access.watch_access(connection.token, connection.peer, may_stay) as access_revoked:
+        identity = context.identify(connection.token, connection.peer)
         if identity is None or not may_stay(identity):
-            return await _reject(guest)
+            return await _reject(connection)
         try:
-            subscription = context.backend.subscribe(keys, guest.worker_id)
+            subscription = context.backend.subscribe(keys, connection.worker_id)
         except InvalidInput as error:
             return PrefectSessionEnd(
                 f"subscribe: {error.field} is not allowed", frames.CLOSE_PROTOCOL
             )
         try:
-            return await _converse(PrefectDelivery(guest, subscription, dismissed), guest, info)
+            delivery = PrefectDelivery(connection, subscription, access_revoked)
+            return await report_connection(context.hooks, _log, info, delivery.run())
         finally:
             await close(subscription)
 
 
-async def _reject(guest: Guest) -> PrefectSessionEnd:
-    shown = {"connection_id": guest.connection_id, "worker_id": guest.worker_id}
+async def _reject(connection: PrefectConnection) -> PrefectSessionEnd:
+    shown = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
     _log.warning("a worker may not consume its keys", extra=shown)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FORBIDDEN_SECONDS):
-            return await first_completed(guest.wait_closed(), restart(guest))
+            return await first_completed(connection.wait_closed(), wait_for_shutdown(connection))
     return PrefectSessionEnd("this token may not consume these keys", frames.CLOSE_POLICY)
 
 
-async def _converse(talk: PrefectDelivery, guest: Guest, info: ConnectionInfo) -> PrefectSessionEnd:
-    hooks = guest.context.hooks
-    shown = {"connection_id": info.connection_id, "worker_id": info.worker_id}
-    _log.info("worker connected", extra={**shown, "keys": len(info.keys)})
-    hooks.fire("worker_connected", connection=info)
-    reason = "cancelled"
-    try:
-        end = await talk.run()
-        reason = end.reason
-        return end
-    finally:
-        _log.info("worker disconnected", extra={**shown, "reason": reason})
-        hooks.fire("worker_disconnected", connection=info, reason=reason)
+async def events_socket(websocket: WebSocket) -> None:
+    """Serve one process of Prefect."""
+    await accept_and_serve(websocket, _drop_events)
+
+
+async def _drop_events(connection: PrefectConnection) -> PrefectSessionEnd:
+    # It is not a worker and has no name: an id identifies it.
+    connection.worker_id = f"events:{connection.connection_id}"
+    connection.context.registry.identify(connection, connection.worker_id)
+    with connection.context.access.watch_access(
+        connection.token, connection.peer, lambda identity: "consume" in identity.verbs
+    ) as access_revoked:
+        return await first_completed(
+            connection.wait_closed(),
+            wait_for_shutdown(connection),
+            _wait_for_revocation(access_revoked),
+        )
+
+
+async def _wait_for_revocation(event: asyncio.Event) -> PrefectSessionEnd:
+    await event.wait()
+    return PrefectSessionEnd("the token is no longer valid", frames.CLOSE_POLICY)
+
+
+async def version(call: RequestContext) -> Response:
+    """Return the supported version of Prefect: a worker of another major version refuses to run."""
+    return answer(call.context.settings.prefect_version)
+
+
+async def health(_: RequestContext) -> Response:
+    """Report that the server is running."""
+    return answer(value=True)
+
+
+OPERATIONS = (
+    Operation(method="GET", path="/api/admin/version", handler=version, answers={200: str}),
+    Operation(method="GET", path="/api/health", handler=health, answers={200: bool}),
+    Operation(method="GET", path="/api/ready", handler=system.ready, answers={200: None}),
+)

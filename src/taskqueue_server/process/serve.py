@@ -31,7 +31,11 @@ from taskqueue_server.process.reload import Reread, adopt, reload, rereader
 from taskqueue_server.process.signals import signals
 from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProtocol
 from taskqueue_server.routing.extensions import Extension, load_extensions
-from taskqueue_server.worker_socket.fairness import AT_ONCE, have_room, let_wait
+from taskqueue_server.worker_socket.uvicorn_protocol import (
+    ACCEPTS_PER_TURN,
+    raise_backlog,
+    raise_descriptor_limit,
+)
 
 _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
@@ -54,7 +58,7 @@ def serve(
     ``given`` goes before all. Raises `ConfigurationError` for what cannot work.
     """
     set_up_logs(form=settings.log_format)
-    have_room()
+    raise_descriptor_limit()
     read = None if given is None else rereader(given)
     if settings.processes > 1:
         from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - one needs none
@@ -176,7 +180,7 @@ class _Program(uvicorn.Server):
                 ws_max_size=LIMITS.frame,
                 ws_per_message_deflate=False,
                 ws_ping_interval=None,  # pings are frames of the protocol
-                backlog=AT_ONCE,
+                backlog=ACCEPTS_PER_TURN,
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -207,7 +211,7 @@ class _Program(uvicorn.Server):
             if self._context.startup_error is not None:
                 raise self._context.startup_error from None
             raise
-        let_wait(sockets or ())
+        raise_backlog(sockets or ())
         if self.started and not self.should_exit:
             self._accepting()
 

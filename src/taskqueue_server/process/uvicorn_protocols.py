@@ -10,8 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import ClientDisconnected
 from websockets.frames import Frame
 
-from taskqueue_server.worker_socket.fairness import SharingProtocol
-from taskqueue_server.worker_socket.pings import PINGS
+from taskqueue_server.worker_socket.uvicorn_protocol import PINGS, FairProtocol
 from taskqueue_server.worker_socket.websocket import ABORT
 
 HEADER_SECONDS = 10.0
@@ -80,7 +79,7 @@ class HttpProtocol(H11Protocol):
             self._patience = None
 
 
-class SocketProtocol(SharingProtocol):
+class SocketProtocol(FairProtocol):
     """Can be broken by the application, waits briefly for a farewell, and answers pings only as they are read."""
 
     async def run_asgi(self) -> None:

@@ -1,1 +1,1 @@
-"""The workers' socket, from the first byte to the hand-back of what is held."""
+"""The workers' socket, from the handshake to the release of held deliveries."""

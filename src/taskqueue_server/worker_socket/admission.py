@@ -1,4 +1,4 @@
-"""One accepted socket: who it is, and whether it may come in."""
+"""``/v1/socket``: accepting or refusing a socket, its hello, its permissions and its quota."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import cast
 
 import msgspec
 from starlette.websockets import WebSocket
@@ -21,29 +22,99 @@ from taskqueue_core.hooks import Identity
 from taskqueue_core.protocol.frames import (
     CLOSE_PROTOCOL,
     CLOSE_RESTART,
+    CLOSE_TIMEOUT,
     CLOSE_TRY_LATER,
     CLOSE_UNAUTHENTICATED,
+    SUBPROTOCOL,
     Hello,
 )
-from taskqueue_core.protocol.server_events import CloseSocket, SendFrames
+from taskqueue_core.protocol.server_events import CloseSocket, Greeted, SendFrames
 from taskqueue_core.protocol.server_session import ServerSession
-from taskqueue_server.auth.credentials import peer_of, token_of
+from taskqueue_server.auth.credentials import peer_of, shows_header, token_of
+from taskqueue_server.auth.origins import host_problem
 from taskqueue_server.auth.quotas import QuotaSlot
 from taskqueue_server.context.server import ServerContext
-from taskqueue_server.worker_socket.handshake import read_hello
-from taskqueue_server.worker_socket.session import WorkerSession
+from taskqueue_server.problems import ProblemError, respond
+from taskqueue_server.worker_socket.session import WorkerSession, report_connection
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
+HELLO_SECONDS = 5.0
+_CHALLENGE = {"www-authenticate": "Bearer"}
 _log = logging.getLogger("taskqueue.server.socket")
 
 
+async def socket(websocket: WebSocket) -> None:
+    """Serve one worker. Refusals before the handshake are HTTP problems, later ones close codes."""
+    context: ServerContext = websocket.app.state.context
+    refused = refusal(context, websocket, SUBPROTOCOL) or _not_ready(context)
+    identity = None
+    # Without the header the token may come with the hello.
+    if refused is None and context.authenticates and shows_header(websocket):
+        identity = context.identify(token_of(websocket), peer_of(websocket))
+        refused = _stranger(identity)
+    try:
+        if refused is not None:
+            await websocket.send_denial_response(respond(refused))
+            return
+        await websocket.accept(SUBPROTOCOL)
+        has_room, slot = enter(context, identity)
+        if not has_room:
+            await websocket.close(CLOSE_TRY_LATER, "too_many")
+            return
+    except (OSError, RuntimeError, ConnectionClosed):
+        return  # the client left during the handshake
+    await SocketAdmission(context, websocket, slot).run()
+
+
+def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
+    """Return why a request is refused: its host, origin, query or subprotocol. ``None`` if it is not refused."""
+    headers, settings = websocket.headers, context.settings
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not context.authenticates):
+        return ProblemError(421, "wrong_host", wrong)
+    # Pages of the same origin are refused as well: the dashboard opens no such socket.
+    origins = headers.getlist("origin")
+    if origins and (len(origins) > 1 or origins[0] not in settings.origins):
+        return ProblemError(403, "origin", "web pages may not open this socket")
+    if websocket.scope["query_string"]:
+        return ProblemError(
+            400,
+            "query",
+            "query parameters are not accepted; send the token in the Authorization header",
+        )
+    if subprotocol not in websocket.scope["subprotocols"]:
+        return ProblemError(426, "subprotocol", f"the subprotocol {subprotocol} is required")
+    return None
+
+
+def _not_ready(context: ServerContext) -> ProblemError | None:
+    if context.draining.is_set() or not context.started:
+        return ProblemError(503, "not_ready", "not ready", headers={"retry-after": "1"})
+    return None
+
+
+def _stranger(identity: Identity | None) -> ProblemError | None:
+    if identity is None:
+        return ProblemError(401, "unauthenticated", "a valid token is required", headers=_CHALLENGE)
+    if "consume" not in identity.verbs:
+        return ProblemError(403, "forbidden", "this token has no permission to consume")
+    return None
+
+
+def enter(context: ServerContext, identity: Identity | None) -> tuple[bool, QuotaSlot | None]:
+    """Return whether limits and quota allow one more socket, and the quota slot that it occupies if it is known."""
+    if not context.registry.has_room_for(known=identity is not None):
+        return False, None
+    slot = None if identity is None else context.usage.enter(identity)
+    return identity is None or slot is not None, slot
+
+
 class SocketAdmission:
-    """A member of the registry for as long as it may hold deliveries. Runs once."""
+    """An accepted socket, registered for as long as it may hold deliveries. Runs once."""
 
     def __init__(
         self, context: ServerContext, websocket: WebSocket, slot: QuotaSlot | None = None
     ) -> None:
-        """Serve an accepted websocket, with a ``place`` if it showed a good token by header; the hello may, too."""
+        """Take an accepted websocket. ``slot`` is given if a header had a valid token; the hello may have it too."""
         self.connection_id = secrets.token_hex(8)
         self.worker_id: str | None = None
         self._context = context
@@ -53,44 +124,42 @@ class SocketAdmission:
         self._token = token_of(websocket)
         self._channel = WebSocketChannel(websocket, context.settings.lease)
         self._session = ServerSession()
-        self._changed = asyncio.Event()
+        self._deliveries_changed = asyncio.Event()
 
     @property
     def credit(self) -> int:
-        """How many more deliveries the worker takes."""
+        """Number of deliveries that the worker still accepts."""
         return self._session.credit
 
     @property
     def busy(self) -> int:
-        """How many deliveries the worker has."""
+        """Number of deliveries that the worker holds."""
         return self._session.busy
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Let go of receipts that move to another connection."""
+        """Remove receipts that move to another connection."""
         self._session.forget(receipts)
-        self._changed.set()
+        self._deliveries_changed.set()
 
     async def run(self) -> None:
-        """Serve until the end. Whatever happens, nothing stays behind."""
+        """Serve until the end; clean up in any case."""
         self._context.registry.add(self, known=self._known)
         try:
-            match await first_completed(self._hello(), self._restart()):
+            reading = read_hello(self._session, self._channel)
+            match await first_completed(reading, self._restart()):
                 case Hello() as hello:
                     await self._admit(hello)
                 case CloseSocket(code, reason):
                     await self._channel.close(code, reason)
         except ConnectionClosed:
-            pass  # it left before it was welcome
+            pass  # the worker left before the welcome
         finally:
-            self._leave()
+            self._release_quota()
             self._context.registry.remove(self)
 
-    def _leave(self) -> None:
+    def _release_quota(self) -> None:
         if self._slot is not None:
             self._slot.leave()
-
-    async def _hello(self) -> Hello | CloseSocket:
-        return await read_hello(self._session, self._channel)
 
     async def _restart(self) -> Hello | CloseSocket:
         await self._context.draining.wait()
@@ -100,14 +169,20 @@ class SocketAdmission:
         token = self._token if self._known else hello.token
         identity = self._context.identify(token, self._peer)
         if identity is None or "consume" not in identity.verbs:
-            await self._refuse("unauthenticated", "may not consume", CLOSE_UNAUTHENTICATED)
+            await self._refuse(
+                "unauthenticated",
+                "a valid token that may consume is required",
+                CLOSE_UNAUTHENTICATED,
+            )
             return
 
         def may_stay(identity: Identity) -> bool:
             return all(identity.is_allowed("consume", key) for key in hello.keys)
 
         if not may_stay(identity):
-            await self._refuse("forbidden", "may not consume these keys", CLOSE_UNAUTHENTICATED)
+            await self._refuse(
+                "forbidden", "this token may not consume these keys", CLOSE_UNAUTHENTICATED
+            )
             return
         if self._slot is None:
             self._slot = self._context.usage.enter(identity)
@@ -116,14 +191,14 @@ class SocketAdmission:
                 "too_many", "this token has reached its maximum number of sockets", CLOSE_TRY_LATER
             )
             return
-        with self._context.access.watch_access(token, self._peer, may_stay) as dismissed:
-            await self._let_in(hello, dismissed, partial(identity.is_allowed, "consume"))
+        with self._context.access.watch_access(token, self._peer, may_stay) as access_revoked:
+            await self._serve(hello, access_revoked, partial(identity.is_allowed, "consume"))
 
-    async def _let_in(
-        self, hello: Hello, dismissed: asyncio.Event, may: Callable[[str], bool]
+    async def _serve(
+        self, hello: Hello, access_revoked: asyncio.Event, is_allowed: Callable[[str], bool]
     ) -> None:
         context = self._context
-        hello = self._without_others(hello, may)
+        hello = self._without_others(hello, is_allowed)
         try:
             subscription = context.backend.subscribe(hello.keys, hello.worker_id)
         except InvalidInput as error:
@@ -134,53 +209,41 @@ class SocketAdmission:
             context.registry.identify(self, hello.worker_id)
             if has(context.backend, Capability.HANDOVER):
                 context.registry.claim(self, hello.worker_id, hello.holding)
-            talk = WorkerSession(
+            session = WorkerSession(
                 context,
                 self._channel,
                 self._session,
                 subscription,
-                deliveries_changed=self._changed,
-                access_revoked=dismissed,
-                on_closed=self._leave,
+                deliveries_changed=self._deliveries_changed,
+                access_revoked=access_revoked,
+                on_closed=self._release_quota,
             )
             try:
-                await talk.welcome(hello, self.connection_id, may)
+                await session.welcome(hello, self.connection_id, is_allowed)
             except TimeoutError:
                 await self._refuse("try_later", "the store is unavailable", CLOSE_TRY_LATER)
                 return
-            await self._converse(talk, hello)
+            connection = ConnectionInfo(
+                connection_id=self.connection_id,
+                worker_id=hello.worker_id,
+                keys=tuple(dict.fromkeys(hello.keys)),
+            )
+            await report_connection(context.hooks, _log, connection, session.run())
         finally:
             await close(subscription)
 
-    def _without_others(self, hello: Hello, may: Callable[[str], bool]) -> Hello:
-        """Leave out what a connection of the same name holds of keys that this one may not have."""
+    def _without_others(self, hello: Hello, is_allowed: Callable[[str], bool]) -> Hello:
+        """Leave out receipts that another connection of this worker holds, for keys that this one may not consume."""
         others = self._context.registry.others(self, hello.worker_id) if hello.holding else ()
         foreign = {
             delivery.receipt
             for other in others
             if isinstance(other, SocketAdmission)
-            for delivery in other._session.held  # noqa: SLF001 - one of us
-            if not may(delivery.task.key)
+            for delivery in other._session.held  # noqa: SLF001 - of the same class
+            if not is_allowed(delivery.task.key)
         }
         retained = [receipt for receipt in hello.holding if receipt not in foreign]
         return msgspec.structs.replace(hello, holding=retained)
-
-    async def _converse(self, talk: WorkerSession, hello: Hello) -> None:
-        hooks = self._context.hooks
-        info = ConnectionInfo(
-            connection_id=self.connection_id,
-            worker_id=hello.worker_id,
-            keys=tuple(dict.fromkeys(hello.keys)),
-        )
-        shown = {"connection_id": info.connection_id, "worker_id": info.worker_id}
-        _log.info("worker connected", extra={**shown, "keys": len(info.keys)})
-        hooks.fire("worker_connected", connection=info)
-        reason = "cancelled"
-        try:
-            reason = (await talk.run()).reason
-        finally:
-            _log.info("worker disconnected", extra={**shown, "reason": reason})
-            hooks.fire("worker_disconnected", connection=info, reason=reason)
 
     async def _refuse(self, rule: str, message: str, code: int) -> None:
         for event in self._session.refuse(rule, message, code):
@@ -189,3 +252,23 @@ class SocketAdmission:
                     await self._channel.send(text)
                 case CloseSocket(close_code, reason):
                     await self._channel.close(close_code, reason)
+
+
+async def read_hello(session: ServerSession, channel: WebSocketChannel) -> Hello | CloseSocket:
+    """Return the hello, or how to close if none arrives within `HELLO_SECONDS`. Raises `ConnectionClosed`."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            while True:
+                for event in session.feed(await channel.receive()):
+                    match event:
+                        case Greeted(hello):
+                            return hello
+                        case SendFrames(text):
+                            await channel.send(text)
+                        case CloseSocket():
+                            return event
+    except TimeoutError:
+        refusal = session.refuse(
+            "no_hello", "the first frame must be hello, and it must arrive in time", CLOSE_TIMEOUT
+        )
+        return cast("CloseSocket", refusal[-1])

@@ -11,29 +11,29 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol import frames
 from taskqueue_server.context.connections import MAX_CONNECTIONS, MAX_STRANGERS
 from taskqueue_server.routing.schemas import NAME
-from taskqueue_server.worker_socket.handshake import HELLO_SECONDS
+from taskqueue_server.worker_socket.admission import HELLO_SECONDS
 
 _ABOUT = """How a worker in any language receives tasks and settles them.
 
-Ask for the subprotocol `taskqueue.v1`. Say `hello` first and wait for the `welcome`; grant credit, and settle what is
-delivered after it was executed. Answer pings. Messages are text, each one JSON object in UTF-8; nothing is compressed.
-Integers are written without a fraction: `1`, not `1.0`.
-Fields and frames that one does not know are ignored: either side may be newer. Deliveries are at least once: keep a
-verdict until it is answered by `settled`, and say it again after a reconnect. The page `docs/protocol.md` says more."""
+Request the subprotocol `taskqueue.v1`. Send `hello` first and wait for the `welcome`; grant credit, and settle each
+delivery after its task was executed. Answer pings. Messages are text, each one JSON object in UTF-8; nothing is
+compressed. Integers are written without a fraction: `1`, not `1.0`.
+Ignore unknown fields and frames: either side may be newer. Deliveries are at least once: keep an outcome until
+`settled` confirms it, and send it again after a reconnect. See `docs/protocol.md` for details."""
 
 CLOSE_CODES = {
     frames.CLOSE_CLEAN: "after the worker's bye",
     1007: "text that is not UTF-8: a bug of the worker",
-    1009: "a message beyond the frame limit: a bug of the worker",
+    1009: "a message larger than the frame limit: a bug of the worker",
     1011: "the server failed: reconnect with a pause",
-    frames.CLOSE_RESTART: "the server is going away: reconnect, to any replica",
-    frames.CLOSE_TRY_LATER: "too many connections, or the store is out of reach: reconnect with a pause",
-    frames.CLOSE_REVOKED: "the token was revoked, has expired, or lost one of these keys: reconnect with a good one",
+    frames.CLOSE_RESTART: "the server is shutting down: reconnect to any replica",
+    frames.CLOSE_TRY_LATER: "too many connections, or the store is unavailable: reconnect with a pause",
+    frames.CLOSE_REVOKED: "the token was revoked, has expired, or lost one of these keys: reconnect with a valid one",
     frames.CLOSE_PROTOCOL: "a violation, named by the error before it: a bug of the worker",
-    frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: don't come again",
+    frames.CLOSE_UNAUTHENTICATED: "the token is missing, wrong, or may not consume: do not reconnect",
     frames.CLOSE_TIMEOUT: "no hello in time, or silence for longer than the lease: reconnect",
 }
-"""what the server closes with, and what to do then"""
+"""the close codes of the server, and what the worker should do"""
 
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "hello": {"worker_id": "gpu-7.4211", "keys": ["resize"], "credit": 2},
@@ -69,25 +69,6 @@ _EXAMPLES: dict[str, dict[str, Any]] = {
     "ping": {"n": 7},
     "pong": {"n": 7},
 }
-_TITLES = {
-    "hello": "Hello",
-    "credit": "Credit",
-    "ack": "Ack",
-    "redeliver": "Redeliver",
-    "retry": "Retry",
-    "dead_letter": "DeadLetter",
-    "progress": "Progress",
-    "bye": "Bye",
-    "welcome": "Welcome",
-    "deliver": "Deliver",
-    "settled": "Settled",
-    "revoke": "Revoke",
-    "drain": "Drain",
-    "degraded": "Degraded",
-    "error": "Error",
-    "ping": "Ping",
-    "pong": "Pong",
-}
 _REF = "#/components/schemas/{name}"
 
 
@@ -109,7 +90,7 @@ def document(version: str) -> dict[str, Any]:
             "this": {
                 "host": "{host}",
                 "protocol": "ws",
-                "description": "wss where the server has a certificate",
+                "description": "wss if the server has a certificate",
                 "variables": {"host": {"default": "127.0.0.1:8420"}},
             }
         },
@@ -174,7 +155,7 @@ def _operation(action: str, tag: str, kind: type) -> dict[str, Any]:
         "receive_hello": "welcome",
         "receive_ping": "pong",
         "send_ping": "pong",
-        **{f"receive_{verdict}": "settled" for verdict in _VERDICTS},
+        **{f"receive_{tag}": "settled" for tag in _SETTLEMENTS},
     }
     if answer := answers.get(f"{action}_{tag}"):
         described["reply"] = {
@@ -184,18 +165,22 @@ def _operation(action: str, tag: str, kind: type) -> dict[str, Any]:
     return described
 
 
-_VERDICTS = ("ack", "redeliver", "retry", "dead_letter")
+_SETTLEMENTS = ("ack", "redeliver", "retry", "dead_letter")
 
 
 def _message(tag: str, kind: type) -> dict[str, Any]:
     return {
         "name": tag,
-        "title": _TITLES[tag],
+        "title": _title(tag),
         "summary": _summary(kind),
         "contentType": "application/json",
-        "payload": {"$ref": _REF.format(name=_TITLES[tag])},
+        "payload": {"$ref": _REF.format(name=_title(tag))},
         "examples": [{"payload": {"type": tag, **_EXAMPLES[tag]}}],
     }
+
+
+def _title(tag: str) -> str:
+    return "".join(word.capitalize() for word in tag.split("_"))
 
 
 def _summary(kind: type) -> str:
@@ -205,12 +190,12 @@ def _summary(kind: type) -> str:
 def _schemas(both: dict[str, type[msgspec.Struct]]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(both.values(), ref_template=_REF)
     for tag, kind in both.items():  # no frame refers to another, so no reference changes
-        schemas[_TITLES[tag]] = {**schemas.pop(kind.__name__), "title": _TITLES[tag]}
+        schemas[_title(tag)] = {**schemas.pop(kind.__name__), "title": _title(tag)}
     for schema in schemas.values():
         if "description" in schema:
             schema["description"] = schema["description"].replace("``", "`")
     hello = schemas["Hello"]["properties"]
-    # The session checks these beside the frame.
+    # The session checks these in addition.
     hello["worker_id"] |= NAME
     hello["keys"]["items"] |= NAME
     hello["protocol"] = {"const": frames.PROTOCOL_VERSION, "default": frames.PROTOCOL_VERSION}

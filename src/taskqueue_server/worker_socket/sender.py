@@ -1,66 +1,65 @@
-"""From the subscription to the socket, as far as the credit goes."""
+"""Sending deliveries from the subscription to the socket, within the worker's credit."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from taskqueue_core.backend import Subscription
-from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry
+from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
 from taskqueue_core.tasks import Delivery, Received
 from taskqueue_server.worker_socket.websocket import WebSocketChannel
 
 _BATCH = 100
-"""deliveries of one receive: enough to make its round trip cheap, few enough to be shared out"""
+"""deliveries per receive: enough to make the round trip cheap, few enough to be shared between workers"""
 
 
 class DeliverySender:
-    """Receives no more than the credit allows, so that nothing is ever buffered beyond it."""
+    """Receives deliveries and sends them. Receives no more than the credit allows, so that nothing is buffered."""
 
     def __init__(
         self,
         session: ServerSession,
         subscription: Subscription,
         channel: WebSocketChannel,
-        store: OutageRetry,
+        outage: OutageRetry,
     ) -> None:
         self._session = session
         self._subscription = subscription
         self._channel = channel
-        self._store = store
+        self._outage = outage
         self._credit = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._receiving = False
         self._interrupted = False
-        self._cautious = False
 
     def wake(self) -> None:
         """Note that there may be credit."""
         self._credit.set()
 
     def stop(self) -> None:
-        """Receive no more; what was received already is still sent. Nothing is lost."""
+        """Stop receiving; deliveries that were received are still sent. Nothing is lost."""
         self._credit.set()
         if self._receiving and self._task is not None and not self._interrupted:
             self._interrupted = True
             self._task.cancel()
 
     async def run(self) -> None:
-        """Run until the session takes no more. Raises `SubscriptionClosed` where the backend closed it."""
+        """Run until the session takes no more. Raises `SubscriptionClosed` if the backend closed it."""
         self._task = asyncio.current_task()
-        while self._may_deliver():
+        while self._session.state is ServerSessionState.READY:
             self._credit.clear()
             if not self._session.credit:
                 await self._credit.wait()
                 continue
             try:
                 self._receiving = True
-                received = await self._store.retry_until_available(self._receive)
+                received = await self._outage.retry_until_available(self._receive)
             except asyncio.CancelledError:
-                # Only our own interruption ends here; who else cancels means it.
+                # Only a cancellation by `stop` ends here; any other is passed on.
                 task = asyncio.current_task()
                 if not self._interrupted or task is None or task.uncancel() > 0:
                     raise
@@ -70,24 +69,15 @@ class DeliverySender:
             if received.deliveries:
                 await self._deliver(received.deliveries)
 
-    def _may_deliver(self) -> bool:
-        return self._session.state is ServerSessionState.READY
-
-    async def _receive(self) -> Received:
-        # After an outage the first receive does not wait, so that its answer can tell that the store is back.
-        cautious, self._cautious = self._cautious, False
-        try:
-            return await self._subscription.receive(
-                min(self._session.credit, _BATCH), 0 if cautious else None
-            )
-        except OUTAGE_ERRORS:
-            self._cautious = True
-            raise
+    def _receive(self) -> Awaitable[Received]:
+        # In an outage a receive does not wait, so that its answer shows at once that the store is available again.
+        limit = min(self._session.credit, _BATCH)
+        return self._subscription.receive(limit, 0 if self._outage.down else None)
 
     async def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         unsent = {delivery.receipt: delivery for delivery in deliveries}
         try:
-            if self._may_deliver():
+            if self._session.state is ServerSessionState.READY:
                 for text, sent in self._session.deliver(deliveries):
                     await self._channel.send(text)
                     for delivery in sent:
@@ -95,5 +85,7 @@ class DeliverySender:
         finally:
             if unsent:
                 self._session.forget(unsent)
-                with contextlib.suppress(TaskQueueError):  # closing the subscription does it too
+                with contextlib.suppress(
+                    TaskQueueError
+                ):  # closing the subscription releases them too
                     await self._subscription.redeliver(*unsent.values())

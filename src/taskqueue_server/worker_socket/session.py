@@ -1,19 +1,24 @@
-"""A worker's socket from the welcome to its end, and what becomes of its deliveries then."""
+"""A worker's session on a socket, from the welcome to its end, and the release of its deliveries."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from taskqueue_core.backend import Capability, Subscription
-from taskqueue_core.capabilities import has, revocation_of
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities import handover_of, has, revocation_of
 from taskqueue_core.concurrency import first_completed, wait_forever
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS, OutageRetry, close, release_as_lost
+from taskqueue_core.consumer.settlement_queue import SettlementQueue
 from taskqueue_core.errors import SubscriptionClosed
+from taskqueue_core.hooks import Connection, Hooks
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.protocol.frames import (
     CLOSE_CLEAN,
     CLOSE_RESTART,
@@ -22,40 +27,68 @@ from taskqueue_core.protocol.frames import (
     Hello,
 )
 from taskqueue_core.protocol.server_events import (
+    AckRequested,
     CloseSocket,
     CreditGranted,
+    DeadLetterRequested,
     Event,
     Progressed,
+    ReleaseRequested,
+    RetryRequested,
     SendFrames,
-    Settlement,
     WorkerLeft,
 )
 from taskqueue_core.protocol.server_session import ServerSession, ServerSessionState
+from taskqueue_core.retry import Failed, HandBack, Rejected, RetryLater, Success
+from taskqueue_core.tasks import Delivery
 from taskqueue_server.context.server import VERSION, ServerContext
-from taskqueue_server.worker_socket.handshake import adopt
 from taskqueue_server.worker_socket.sender import DeliverySender
-from taskqueue_server.worker_socket.settler import SocketSettler
 from taskqueue_server.worker_socket.websocket import ConnectionClosed, WebSocketChannel
 
 CLOSE_INTERNAL = 1011
 _ADOPT_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
-"""for settlements that were under way when the socket ended"""
+"""time for settlements that were in progress when the socket closed"""
 _log = logging.getLogger("taskqueue.server.socket")
 
 
 class SessionEnd(msgspec.Struct, frozen=True):
-    """How a conversation ends."""
+    """How a session ends."""
 
     orderly: bool
-    """what is held goes back at once; otherwise after the grace, as lost"""
+    """held deliveries are released at once; otherwise after the grace period, as lost"""
     reason: str
     code: int | None = None
-    """to close with; none where the peer is gone"""
+    """the close code; ``None`` if the socket has closed already"""
+
+
+class _End(Protocol):
+    @property
+    def reason(self) -> str: ...
+
+
+E = TypeVar("E", bound=_End)
+
+
+async def report_connection(
+    hooks: Hooks, log: logging.Logger, connection: Connection, session: Awaitable[E]
+) -> E:
+    """Await a worker's session; log its start and its end, and call the hooks for both."""
+    fields = {"connection_id": connection.connection_id, "worker_id": connection.worker_id}
+    log.info("worker connected", extra={**fields, "keys": len(connection.keys)})
+    hooks.fire("worker_connected", connection=connection)
+    reason = "cancelled"
+    try:
+        end = await session
+        reason = end.reason
+        return end
+    finally:
+        log.info("worker disconnected", extra={**fields, "reason": reason})
+        hooks.fire("worker_disconnected", connection=connection, reason=reason)
 
 
 class WorkerSession:
-    """Owns its subscription and every task that serves the socket. Runs once."""
+    """Serves one worker. Owns its subscription and all asyncio tasks that serve its socket. Runs once."""
 
     def __init__(
         self,
@@ -68,110 +101,108 @@ class WorkerSession:
         access_revoked: asyncio.Event,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``deliveries_changed`` is set whenever deliveries end, ``access_revoked`` once the worker may not stay.
+        """Set ``deliveries_changed`` when deliveries end. End when ``access_revoked`` is set.
 
-        ``on_closed`` is called as soon as nobody listens any more, before what is held is handed back.
+        Call ``on_closed`` when nothing is sent or read any more, before the held deliveries are released.
         """
         self._context = context
         self._channel = channel
         self._session = session
         self._subscription = subscription
-        self._changed = deliveries_changed
-        self._dismissed = access_revoked
-        self._parted = on_closed
+        self._deliveries_changed = deliveries_changed
+        self._access_revoked = access_revoked
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._listening_since: float | None = None
-        self._store = OutageRetry(self._log_outage)
-        self._sender = DeliverySender(session, subscription, channel, self._store)
-        self._settler = SocketSettler(
-            context,
-            subscription,
-            session=session,
-            channel=channel,
-            store=self._store,
-            settled=deliveries_changed.set,
+        self._outage = OutageRetry(self._log_outage)
+        self._sender = DeliverySender(session, subscription, channel, self._outage)
+        self._settlements = SettlementQueue(
+            context.backend, subscription, self._outage, self._report_settled
         )
 
     async def welcome(
-        self, hello: Hello, connection_id: str, may: Callable[[str], bool] = lambda _: True
+        self, hello: Hello, connection_id: str, is_allowed: Callable[[str], bool] = lambda _: True
     ) -> None:
-        """Adopt what the worker still runs of the keys that it ``may`` have, and answer its hello.
+        """Adopt the deliveries that the worker still runs, for keys that ``is_allowed`` permits, and answer its hello.
 
-        Raises `TimeoutError` where the store cannot say, and `ConnectionClosed`, after the grace, where the worker is.
+        Raises `TimeoutError` if the store does not answer, and `ConnectionClosed`, after the grace period, if the
+        worker has left.
         """
         async with asyncio.timeout(_ADOPT_SECONDS):
             adopted = await adopt(
-                self._context.backend, self._subscription, hello.holding, self._store, may
+                self._context.backend, self._subscription, hello.holding, self._outage, is_allowed
             )
         lease = self._context.settings.lease
         texts = self._session.welcome(connection_id, lease, VERSION, adopted)
         try:
             await self._channel.send(*texts)
-        except ConnectionClosed as gone:
+        except ConnectionClosed as closed:
             self._session.close()
-            self._parted()
-            if not gone.orderly:  # its next connection adopts the same
-                await self._break_off(SessionEnd(orderly=False, reason=str(gone)))
+            self._on_closed()
+            if not closed.orderly:  # its next connection may adopt them
+                await self._end_lost(SessionEnd(orderly=False, reason=str(closed)))
             raise
 
     async def run(self) -> SessionEnd:
-        """Serve until the end, and hand back what is held then. If cancelled, closing the subscription does that."""
-        settling = asyncio.create_task(self._settler.run())
+        """Serve until the end, then release what is held. If cancelled, closing the subscription releases it."""
+        settling = asyncio.create_task(self._settlements.run())
         try:
-            end = await self._talk(settling)
-            self._parted()
+            end = await self._serve(settling)
+            self._on_closed()
             self._session.close()
-            await (self._part(end) if end.orderly else self._break_off(end))
+            await (self._end_orderly(end) if end.orderly else self._end_lost(end))
             return end
         finally:
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
 
-    async def _part(self, end: SessionEnd) -> None:
-        await self._settler.finish(_FLUSH_SECONDS)
+    async def _end_orderly(self, end: SessionEnd) -> None:
+        await self._settlements.finish(_FLUSH_SECONDS)
         if (
             self._context.draining.is_set()
             and self._session.busy
             and self._context.handover
             and end.code
         ):
-            # The worker goes on, and another server adopts what it runs: only what is left is handed back.
+            # The worker continues, and another server adopts its deliveries: release only those that remain.
             await self._channel.close(end.code, end.reason)
             await asyncio.sleep(self._context.handover)
         await close(self._subscription)
         if end.code is not None:
             await self._channel.close(end.code, end.reason)
 
-    async def _break_off(self, end: SessionEnd) -> None:
-        # The subscription stays open, and nothing receives into it: the worker may come back and adopt.
-        ours = self._context.draining.is_set()
+    async def _end_lost(self, end: SessionEnd) -> None:
+        # The subscription stays open without receiving: the worker may reconnect and adopt its deliveries.
+        shutting_down = self._context.draining.is_set()
         if end.code is not None:
             await self._channel.close(end.code, end.reason)
         grace = self._context.settings.grace
         await first_completed(self._context.draining.wait(), asyncio.sleep(grace, result=True))
-        await self._settler.finish(_FLUSH_SECONDS)
-        if not ours:
+        await self._settlements.finish(_FLUSH_SECONDS)
+        if not shutting_down:
             await release_as_lost(self._subscription, self._session.held)
 
-    async def _talk(self, settling: asyncio.Task[None]) -> SessionEnd:
+    async def _serve(self, settling: asyncio.Task[None]) -> SessionEnd:
         try:
             return await first_completed(
-                self._dismiss(),
+                self._watch_access(),
                 self._read(),
-                self._notice(),
+                self._watch_socket(),
                 self._watch_pings(),
                 self._drain(),
                 self._deliver(),
-                self._revoke(),
-                self._mind(settling),
+                self._watch_revocations(),
+                self._watch_settlements(settling),
             )
-        except ConnectionClosed as gone:
-            return SessionEnd(gone.orderly, str(gone))
-        except Exception:  # noqa: BLE001 - a fault of ours must not take other connections along
+        except ConnectionClosed as closed:
+            return SessionEnd(closed.orderly, str(closed))
+        except SubscriptionClosed:
+            return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
+        except Exception:  # noqa: BLE001 - a bug here must not end other connections
             _log.exception("a connection failed")
             return SessionEnd(orderly=True, reason="internal", code=CLOSE_INTERNAL)
 
-    # The tasks; each returns when it knows that the conversation is over.
+    # Each of these returns when it ends the session.
 
     async def _read(self) -> SessionEnd:
         while True:
@@ -179,44 +210,58 @@ class WorkerSession:
             data = await self._channel.receive()
             self._listening_since = None
             for event in self._session.feed(data):
-                end = await self._apply(event)
-                if end is not None:
-                    return end
-            await self._settler.room()
+                match event:
+                    case SendFrames(text):
+                        await self._channel.send(text)
+                    case CreditGranted():
+                        self._sender.wake()
+                    case Progressed():
+                        await self._progress(event)
+                    case WorkerLeft():
+                        return SessionEnd(orderly=True, reason="bye", code=CLOSE_CLEAN)
+                    case CloseSocket(code, reason):
+                        return SessionEnd(orderly=True, reason=reason, code=code)
+                    case _:
+                        self._settle(event)
+            await self._settlements.room()
 
-    async def _apply(self, event: Event) -> SessionEnd | None:
+    def _settle(self, event: Event) -> None:
         match event:
-            case SendFrames(text):
-                await self._channel.send(text)
-            case CreditGranted():
-                self._sender.wake()
-            case Progressed():
-                await self._progress(event)
-            case WorkerLeft():
-                return SessionEnd(orderly=True, reason="bye", code=CLOSE_CLEAN)
-            case CloseSocket(code, reason):
-                return SessionEnd(orderly=True, reason=reason, code=code)
-            case _ if isinstance(event, Settlement):
-                self._settler.put(event)
-        return None
+            case AckRequested(deliveries, results):
+                for delivery, result in zip(deliveries, results, strict=True):
+                    self._settlements.put(delivery, Success(result))
+            case ReleaseRequested(deliveries):
+                for delivery in deliveries:
+                    self._settlements.put(delivery, HandBack())
+            case RetryRequested(delivery, error, delay):
+                failed = Failed(error) if delay is None else RetryLater(delay, error)
+                self._settlements.put(delivery, failed)
+            case DeadLetterRequested(delivery, reason, error_text):
+                self._settlements.put(delivery, Rejected(reason, error_text))
+
+    async def _report_settled(self, results: Mapping[str, bool]) -> None:
+        if texts := self._session.settled(results):
+            with contextlib.suppress(ConnectionClosed):
+                await self._channel.send(*texts)
+        self._deliveries_changed.set()
 
     async def _progress(self, event: Progressed) -> None:
         try:
             current = await self._context.control.progress(event.delivery, event.value)
         except OUTAGE_ERRORS:
-            return  # the next report says more
+            return  # the next report replaces it
         if not current:
             await self._revoke_deliveries([event.delivery.receipt])
 
-    async def _dismiss(self) -> SessionEnd:
-        await self._dismissed.wait()
+    async def _watch_access(self) -> SessionEnd:
+        await self._access_revoked.wait()
         return SessionEnd(orderly=True, reason="revoked", code=CLOSE_REVOKED)
 
-    async def _notice(self) -> SessionEnd:
+    async def _watch_socket(self) -> SessionEnd:
         raise await self._channel.lost()
 
     async def _watch_pings(self) -> SessionEnd:
-        """Ping, and give up a worker that stays silent while we listen."""
+        """Send pings. End the session of a worker that is silent while `_read` waits for a frame."""
         lease = self._context.settings.lease
         ping_at = self._loop.time() + lease / 3
         while True:
@@ -225,8 +270,8 @@ class WorkerSession:
             awake = max(due, self._loop.time())
             await asyncio.sleep(awake - self._loop.time())
             now = self._loop.time()
-            # Having slept too long ourselves, we cannot know who was silent: what came meanwhile is read first. Only
-            # this sleep counts: after it, who is silent still is given up, however long ago the lease was over.
+            # If this process slept too long, the worker may not have been silent: read what has arrived first. That
+            # holds for one sleep: a worker that is silent after it is given up, even if its lease ended long ago.
             if now - awake > lease / 3:
                 await asyncio.sleep(lease / 10)
             elif since is not None and since == self._listening_since and now - since >= lease:
@@ -243,34 +288,31 @@ class WorkerSession:
                 self._sender.stop()
                 await self._channel.send(*texts)
                 while self._session.busy:
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._deliveries_changed.clear()
+                    await self._deliveries_changed.wait()
         except TimeoutError:
             pass
         return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
 
     async def _deliver(self) -> SessionEnd:
-        try:
-            await self._sender.run()
-        except SubscriptionClosed:
-            return SessionEnd(orderly=True, reason="restart", code=CLOSE_RESTART)
+        await self._sender.run()
         return await wait_forever()
 
-    async def _revoke(self) -> SessionEnd:
+    async def _watch_revocations(self) -> SessionEnd:
         if has(self._context.backend, Capability.REVOCATION):
             revocation = revocation_of(self._context.backend, self._subscription)
-            while receipts := await self._store.retry_until_available(revocation.revoked):
+            while receipts := await self._outage.retry_until_available(revocation.revoked):
                 await self._revoke_deliveries(receipts)
         return await wait_forever()
 
-    async def _mind(self, settling: asyncio.Task[None]) -> SessionEnd:
+    async def _watch_settlements(self, settling: asyncio.Task[None]) -> SessionEnd:
         await asyncio.wait([settling])
         settling.result()
         return await wait_forever()
 
     async def _revoke_deliveries(self, receipts: Sequence[str]) -> None:
         texts = self._session.revoke(receipts)
-        self._changed.set()
+        self._deliveries_changed.set()
         await self._channel.send(*texts)
 
     async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - the frame's field
@@ -278,5 +320,48 @@ class WorkerSession:
             return
         with contextlib.suppress(
             ConnectionClosed
-        ):  # others notice; who tells may have work to finish
+        ):  # other tasks notice it; the caller may have to finish a settlement
             await self._channel.send(*self._session.degraded(ok=ok, reason=reason))
+
+
+_WELCOME_BYTES = LIMITS.frame - 4096
+"""for the receipts in a welcome, which has to fit into a frame"""
+
+
+async def adopt(
+    backend: Backend,
+    subscription: Subscription,
+    receipts: Sequence[str],
+    outage: OutageRetry,
+    is_allowed: Callable[[str], bool] = lambda _: True,
+) -> tuple[Delivery, ...]:
+    """Move the deliveries that a worker still runs to its new subscription; leave out lost ones.
+
+    Deliveries of a key for which ``is_allowed`` is false are released: their receipts belonged to another client.
+    """
+    if not receipts or not has(backend, Capability.HANDOVER):
+        return ()
+    handover = handover_of(backend, subscription)
+    fitting_receipts = _within_a_frame(receipts)
+    adopted: list[Delivery] = []
+    for start in range(0, len(fitting_receipts), LIMITS.batch):
+        batch = fitting_receipts[start : start + LIMITS.batch]
+        deliveries = await outage.retry_until_available(partial(handover.adopt, *batch))
+        moved = [delivery for delivery in deliveries if delivery is not None]
+        adopted += (delivery for delivery in moved if is_allowed(delivery.task.key))
+        foreign = [delivery for delivery in moved if not is_allowed(delivery.task.key)]
+        if foreign:
+            await outage.retry_until_available(partial(subscription.redeliver, *foreign))
+    return tuple(adopted)
+
+
+def _within_a_frame(receipts: Sequence[str]) -> list[str]:
+    # The welcome lists the adopted receipts.
+    size = 0
+    fitting = []
+    for receipt in dict.fromkeys(receipts):
+        size += len(msgspec.json.encode(receipt)) + 1
+        if size > _WELCOME_BYTES:
+            break
+        fitting.append(receipt)
+    return fitting

@@ -1,4 +1,4 @@
-"""One accepted websocket: text in and out, with a deadline on every send and one error for every way to end."""
+"""An accepted websocket: receives and sends text, with a time limit for sends, and one error for every end."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_RESTART
 
 ABORT = "taskqueue.abort"
-"""the scope extension under which our own protocol class offers ``{"abort": callable}``"""
+"""the scope extension in which our protocol class offers ``{"abort": callable}``"""
 
 CLOSE_BROKEN = 1006
-"""no close frame came"""
+"""the connection broke without a close frame"""
 _ORDERLY = frozenset(
     {
         CLOSE_CLEAN,
-        1001,  # the worker goes away
-        1002,  # it broke the rules of websockets: the protocol class has closed it, and likewise:
+        1001,  # the worker leaves
+        1002,  # a violation of the WebSocket protocol, closed by the protocol class, like the next three
         1003,
         1007,
         1009,
@@ -31,7 +31,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class ConnectionClosed(Exception):
-    """The socket is no more. ``orderly`` if either side ended it on purpose."""
+    """The socket has closed. ``orderly`` if one of the sides closed it on purpose."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"closed with {code}")
@@ -40,10 +40,10 @@ class ConnectionClosed(Exception):
 
 
 class WebSocketChannel:
-    """Sends and receives. One task may receive; many may send, one after the other."""
+    """Sends and receives. One task may receive; several may send, one at a time."""
 
     def __init__(self, websocket: WebSocket, send_seconds: float) -> None:
-        """A send that takes longer than ``send_seconds``, its turn included, breaks the socket."""
+        """Break the socket if a send takes longer than ``send_seconds``, including the wait for other sends."""
         self._websocket = websocket
         self._seconds = send_seconds
         self._turn = asyncio.Lock()
@@ -62,7 +62,7 @@ class WebSocketChannel:
         return message["bytes"] if text is None else text
 
     async def send(self, *texts: str) -> None:
-        """Send messages together; wait while the peer reads slowly. Raises `ConnectionClosed`: the rest is not sent."""
+        """Send messages together; wait while the peer reads slowly. Raises `ConnectionClosed`; the rest is not sent."""
         try:
             async with asyncio.timeout(self._seconds), self._turn:
                 for text in texts:
@@ -70,17 +70,17 @@ class WebSocketChannel:
         except TimeoutError:
             self.abort()
             raise self._closed(CLOSE_BROKEN) from None
-        # A socket that is closed already answers a send with a RuntimeError.
+        # A send on a socket that is closed raises RuntimeError.
         except (WebSocketDisconnect, RuntimeError):
             raise self._closed(CLOSE_BROKEN) from None
 
     async def lost(self) -> ConnectionClosed:
-        """Wait until a send or a receive has found the socket gone."""
+        """Wait until a send or a receive has found the socket closed; return the error."""
         await self._lost.wait()
         return ConnectionClosed(self._code)
 
     async def close(self, code: int, reason: str) -> None:
-        """Close with a frame that says why, or without if the peer does not read. Never raises."""
+        """Close with a code and a reason; abort if the peer does not read. Never raises."""
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS), self._turn:
                 await self._websocket.close(code, reason)
@@ -88,7 +88,7 @@ class WebSocketChannel:
         self.abort()
 
     def abort(self) -> None:
-        """Break the connection where the server program lets us; elsewhere it breaks when the application returns."""
+        """Break the connection if our protocol class serves it; otherwise it breaks when the application returns."""
         extension: dict[str, Callable[[], Any]] = self._websocket.scope.get("extensions", {}).get(
             ABORT, {}
         )

@@ -1,0 +1,111 @@
+"""Outcomes on their way to the store. Everything that waits is settled in one round."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from taskqueue_core.backend import Backend, Subscription
+from taskqueue_core.concurrency import gather_all
+from taskqueue_core.consumer.outage import OutageRetry
+from taskqueue_core.consumer.settle import Done, Settler
+from taskqueue_core.limits import LIMITS
+from taskqueue_core.retry import HandBack, Outcome, Success
+from taskqueue_core.tasks import Delivery
+
+_MAX_BYTES = 4 * 1024 * 1024
+"""bytes of unsettled results above which the queue has no room"""
+
+
+class SettlementQueue:
+    """Collects the outcomes of one subscription's deliveries, and settles them in rounds.
+
+    The first outcome is settled at once; those that are put during a round are settled together in the next one.
+    Cancelling `run` loses nothing: what is unsettled then is released when the subscription is closed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        subscription: Subscription,
+        outage: OutageRetry,
+        report: Callable[[dict[str, bool]], Awaitable[None]],
+        max_unsettled: int = LIMITS.credit,
+    ) -> None:
+        """Call ``report`` after each round with its receipts: whether each was still current."""
+        self._settler = Settler(backend, subscription, outage)
+        self._report = report
+        self._max_unsettled = max_unsettled
+        self._acks: list[Done] = []
+        self._releases: list[Delivery] = []
+        self._outcomes: list[tuple[Delivery, Outcome]] = []
+        self._bytes = 0
+        self._has_work = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._ended = False
+        self.unsettled = 0
+        """outcomes that were put and are not settled yet"""
+
+    def put(self, delivery: Delivery, outcome: Outcome) -> None:
+        """Queue an outcome. Never blocks: `room` limits what is queued."""
+        if type(outcome) is Success:
+            self._acks.append((delivery, outcome.result))
+            self._bytes += len(outcome.result or b"")
+        elif type(outcome) is HandBack and not outcome.lost:
+            self._releases.append(delivery)
+        else:
+            self._outcomes.append((delivery, outcome))
+        self.unsettled += 1
+        self._has_work.set()
+
+    async def room(self) -> None:
+        """Wait while too many outcomes, or too many bytes of results, are unsettled."""
+        while not self._ended and (
+            self.unsettled > self._max_unsettled or self._bytes > _MAX_BYTES
+        ):
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def finish(self, seconds: float | None = None) -> None:
+        """Wait until nothing is unsettled, at most for ``seconds``. `run` must be running."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.unsettled and not self._ended:
+                    self._settled.clear()
+                    await self._settled.wait()
+
+    async def run(self) -> None:
+        """Settle until cancelled. Raises what the store raises, except during an outage."""
+        try:
+            while True:
+                await self._has_work.wait()
+                self._has_work.clear()
+                await self._settle_queued()
+        finally:
+            self._ended = True
+            self._settled.set()
+
+    async def _settle_queued(self) -> None:
+        calls: list[Coroutine[Any, Any, dict[str, bool]]] = []
+        count, size = self.unsettled, self._bytes
+        if self._acks:
+            acks, self._acks = self._acks, []
+            calls.append(self._settler.ack(acks))
+        if self._releases:
+            releases, self._releases = self._releases, []
+            calls.append(self._settler.redeliver(releases))
+        if self._outcomes:
+            outcomes, self._outcomes = self._outcomes, []
+            calls.append(self._settler.settle_outcomes(outcomes))
+        results: dict[str, bool] = {}
+        if len(calls) == 1:
+            results = await calls[0]
+        else:
+            for answer in await gather_all(calls):
+                results |= answer
+        self.unsettled -= count
+        self._bytes -= size
+        self._settled.set()
+        await self._report(results)
