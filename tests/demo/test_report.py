@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from taskqueue_cli.demo import DemoOptions, Report, view_for
 from taskqueue_cli.demo.check import Comparison
-from taskqueue_cli.demo.plan import DemoPlan, make_plan
-from taskqueue_cli.demo.report import Killed
+from taskqueue_cli.demo.plan import DemoOptions, DemoPlan, make_plan
+from taskqueue_cli.demo.progress import JobProgress, heading
+from taskqueue_cli.demo.report import Killed, Report
+from taskqueue_cli.demo_frame.view import view_for
 from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, Task
 
 
@@ -115,9 +116,12 @@ def shown(report: Report, *, terminal: bool = False) -> str:
     console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
     options = DemoOptions(path=Path("/x"), backend="b")
     with view_for(console) as view:
-        view.begin(options, report.plan)
-        view.update(report.stats)
+        progress = JobProgress(report.plan)
+        view.begin(heading(options, report.plan))
+        progress.update(report.stats)
+        view.update(progress)
         view.event("worker-1 killed", "red")
-        view.comparing(3)
+        progress.compared = 3
+        view.update(progress)
         view.end(report)
     return file.getvalue()

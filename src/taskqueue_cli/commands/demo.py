@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
 import sysconfig
-from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, note, paragraphs, print_json
+from taskqueue_cli.output import AsJson, paragraphs
 from taskqueue_core.config import Settings, load_settings
-
-T = TypeVar("T")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -74,13 +68,8 @@ def run(
 
     If the backend needs a store and its settings name none, the command starts one for the run.
     """
-    from taskqueue_cli.demo import (  # noqa: PLC0415 - no other command needs it
-        DemoFailed,
-        DemoOptions,
-        Report,
-        run_demo,
-        view_for,
-    )
+    from taskqueue_cli.demo import DemoOptions, run_demo  # noqa: PLC0415 - no other command needs it
+    from taskqueue_cli.demo_frame.run import run_command  # noqa: PLC0415 - as above
 
     name = backend or load_settings(Settings).backend
     store = embedded_store(name)
@@ -94,32 +83,4 @@ def run(
         journal=journal,
         keep_going=keep_going,
     )
-    shown = Console(stderr=True, highlight=False) if as_json else console
-    reports: list[Report] = []
-
-    def reported(report: Report) -> None:
-        reports.append(report)
-        if as_json:
-            print_json(report.to_dict())
-
-    try:
-        asyncio.run(interruptible(run_demo(options, view_for(shown), reported)))
-    except DemoFailed as error:
-        if error.logs:
-            note(error.logs, "dim")
-        raise
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        if not reports:
-            raise typer.Exit(INTERRUPTED) from None
-    if not all(report.ok for report in reports):
-        raise typer.Exit(FAILED)
-
-
-async def interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Have SIGTERM and SIGHUP end the work as Ctrl-C does: in order."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, task.cancel)
-    return await task
+    run_command(partial(run_demo, options), as_json=as_json)
