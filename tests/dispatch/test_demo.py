@@ -247,8 +247,8 @@ def test_the_live_view() -> None:
     stats = QueueStats(key="q", ledger=ledger, retried=2)
     model = ModelRow(name="chat", jobs=9, stats=stats)
     options = DemoOptions(backend="memory", jobs=60)
-    with LiveView(console) as view:
-        view.begin(heading(options, make_plan(60, 0)))
+    view = LiveView(console)
+    with view.begin(heading(options, make_plan(60, 0))):
         view.event("something happened")
         view.update(JobsProgress(endpoints=(info,), models=(model,), now=0.0, callbacks=3))
         with console.capture() as capture:

@@ -51,7 +51,10 @@ class JobProgress:
 
     def render(self) -> RenderableType:
         """Return a bar for the tasks, one for the comparison, and the counts below."""
-        bars = Table.grid(*(Column(no_wrap=True) for _ in range(5)), padding=(0, 1), expand=True)
+        columns = [
+            Column(no_wrap=name != "bar") for name in ("name", "bar", "share", "count", "rate")
+        ]
+        bars = Table.grid(*columns, padding=(0, 1), expand=True)
         _add_bar(bars, "tasks", count_ended(self._stats), self._total, self._rate)
         if self.compared is not None:
             _add_bar(bars, "compared", self.compared, self._files)

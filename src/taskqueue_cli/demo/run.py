@@ -41,8 +41,7 @@ async def run_demo(options: DemoOptions, view: PlainView) -> None:
     Raises `InvalidInput` if there are no files, and `DemoFailed` if the run cannot be finished.
     """
     plan = await asyncio.to_thread(make_plan, options.path, options.limit)
-    with view:
-        view.begin(heading(options, plan))
+    with view.begin(heading(options, plan)):
         path, keeper = _journal(options, view)
         variables = keeper.variables(path) if keeper and path else {}
         async with Cluster(

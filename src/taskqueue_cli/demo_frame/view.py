@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Protocol, Self
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -30,6 +30,8 @@ class Progress(Protocol):
 class PlainView:
     """Lines: one for each event, and the state of the run every two seconds."""
 
+    soft_wrap = True
+
     def __init__(self, console: Console, *, as_json: bool = False) -> None:
         """Write to a console. ``as_json`` also prints the report as JSON on stdout."""
         self._console = console
@@ -39,14 +41,16 @@ class PlainView:
         self.report: DemoReport | None = None
         """the report of the run, once it has ended"""
 
-    def begin(self, heading: Text) -> None:
-        """Print the heading."""
-        self._console.print(heading, soft_wrap=True)
+    def begin(self, heading: Text) -> AbstractContextManager[object]:
+        """Print the heading. The returned context is open while the run is shown."""
+        self._console.print(heading, soft_wrap=self.soft_wrap)
+        return nullcontext()
 
     def event(self, text: str, style: str = "") -> None:
         """Print an event."""
-        elapsed = time.monotonic() - self._began
-        self._console.print(Text(f"{elapsed:6.1f} s  {text}", style), soft_wrap=True)
+        elapsed = f"{time.monotonic() - self._began:6.1f} s  "
+        line = Text.assemble((elapsed, "dim"), (text, style))
+        self._console.print(line, soft_wrap=self.soft_wrap)
 
     def update(self, progress: Progress) -> None:
         """Show the current state of the run."""
@@ -61,34 +65,20 @@ class PlainView:
         if self._as_json:
             print_json(report.to_dict())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Remove what is shown only during the run."""
-
 
 class LiveView(PlainView):
     """Events as lines; below them the state of the run, which is updated in place."""
+
+    soft_wrap = False
 
     def __init__(self, console: Console, *, as_json: bool = False) -> None:
         super().__init__(console, as_json=as_json)
         self._live = Live(console=console, refresh_per_second=12, transient=True)
 
-    def begin(self, heading: Text) -> None:
-        """Print the heading."""
-        self._console.print(heading)
-        self._console.print()
-
-    def event(self, text: str, style: str = "") -> None:
-        """Print an event."""
-        elapsed = time.monotonic() - self._began
-        self._console.print(Text.assemble((f"{elapsed:6.1f} s  ", "dim"), (text, style)))
+    def begin(self, heading: Text) -> AbstractContextManager[object]:
+        """Print the heading. The returned context shows the state of the run until it is left."""
+        super().begin(Text.assemble(heading, "\n"))
+        return self._live
 
     def update(self, progress: Progress) -> None:
         """Show the current state of the run."""
@@ -98,19 +88,6 @@ class LiveView(PlainView):
         """Replace the live part by the report."""
         self._live.stop()
         super().end(report)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Remove the live part."""
-        self._live.stop()
 
 
 def view_for(shown: Console | None = None, *, as_json: bool = False) -> PlainView:

@@ -30,8 +30,7 @@ async def run_demo(options: DemoOptions, view: PlainView) -> None:
     Raises `DemoFailed` if the run cannot be finished, and `ConfigurationError`.
     """
     plan = make_plan(options.jobs, options.seed)
-    with view:
-        view.begin(heading(options, plan))
+    with view.begin(heading(options, plan)):
         async with opened(options) as server, GpuServers(plan, server.url) as gpu_servers:
             view.event(f"dispatcher and dashboard at {server.url}/dispatch")
             async with Clients(server, plan) as clients:
