@@ -224,7 +224,7 @@ class HttpClient:
             headers["authorization"] = f"Bearer {self._token}"
         try:
             return httpx2.AsyncClient(
-                base_url=self.address.base,
+                base_url=self.address.http_base,
                 headers=headers,
                 timeout=_TIMEOUT,
                 limits=_POOL,

@@ -72,7 +72,8 @@ def to_error(problem: RemoteProblem, server: str) -> TaskQueueError:
         return _ERRORS[code](detail or f"the server responded with status {status}")
     if status in _ACCESS_DENIED:
         return ConfigurationError(
-            f"the server at {server} refuses this client ({status}): {detail or 'check TASKQUEUE_TOKEN'}"
+            f"the server at {server} rejected the request ({status}): {detail or 'no reason given'}; "
+            "check TASKQUEUE_TOKEN"
         )
     if status in _TRY_LATER or status in _SERVER_ERRORS:
         return BackendUnavailable(

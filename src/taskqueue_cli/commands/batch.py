@@ -93,7 +93,9 @@ def publish_file(
                 advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - one line
                 asyncio.run(_publish(file, key, server, result, advance, end=end))
     except OSError as error:
-        raise InvalidInput("batch", error.strerror or "an error", "a readable file") from None
+        raise InvalidInput(
+            "batch", f"a file that cannot be read ({error.strerror})", "a readable file, or -"
+        ) from None
     if as_json:
         print_json(result.to_dict())
     else:
@@ -157,7 +159,9 @@ def _task(line: bytes, key: str | None, now: float) -> Task:
         decoded = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
-            "line", str(error)[:120], "one JSON object that describes a task"
+            "line",
+            f"invalid JSON ({str(error)[:120]})",
+            "one JSON object with the fields of a task",
         ) from None
     return Task(
         key=decoded.key or key or "",

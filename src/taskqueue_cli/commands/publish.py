@@ -189,7 +189,9 @@ def _read(text: str) -> bytes:
         with Path(text[1:]).open("rb") as file:
             return file.read(LIMITS.payload + 1)
     except OSError as error:
-        raise InvalidInput("payload", error.strerror or "an error", "a readable file") from None
+        raise InvalidInput(
+            "payload", f"a file that cannot be read ({error.strerror})", "@FILE, a readable file"
+        ) from None
 
 
 def _headers(texts: list[str]) -> dict[str, str]:

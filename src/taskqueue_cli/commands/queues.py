@@ -238,7 +238,7 @@ def change(
         changes["max_processing_time"] = parse_seconds("max_processing_time", max_processing_time)
     if not (changes or weight):
         raise typer.BadParameter("nothing to set: give --capacity, --max-inflight, --rate ...")
-    apply_weights({}, weight or [])  # what is no weight is told before anything is asked
+    apply_weights({}, weight or [])  # refuse an invalid weight before any request
 
     def edit(current: QueueSettings) -> dict[str, Any]:
         return changes | ({"weights": apply_weights(current.weights, weight)} if weight else {})
@@ -285,7 +285,7 @@ def unbind(
     def edit(current: QueueSettings) -> dict[str, Any]:
         for other in others:
             if other not in current.bound_to:
-                known = ", ".join(current.bound_to) or f"none: {key} is not bound"
+                known = ", ".join(current.bound_to) or f"none, because {key} is not bound"
                 raise InvalidInput("OTHER", "a queue that receives no copies", known)
         return _binding_change(key, [item for item in current.bound_to if item not in others])
 

@@ -33,7 +33,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def show(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", show_default=False)] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY", help="Queues to show. Default: all queues.", show_default=False
+        ),
+    ] = None,
     *,
     server: ServerUrl = None,
     as_json: AsJson = False,
@@ -54,11 +59,14 @@ def show(
 
 
 def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
-    """Raise `UnknownKey` for a queue that nobody has used: most likely it is mistyped."""
+    """Raise `UnknownKey` for a queue that has never been used: its name is probably mistyped."""
     for key in keys:
         if key not in known:
-            shown = ", ".join(known[:_MAX_SHOWN]) or "none yet"
-            raise UnknownKey("KEY", "an unknown queue", f"an existing queue: {shown}")
+            shown = ", ".join(known[:_MAX_SHOWN])
+            allowed = (
+                f"an existing queue: {shown}" if shown else "an existing queue; there are none yet"
+            )
+            raise UnknownKey("KEY", "an unknown queue", allowed)
 
 
 async def _read(

@@ -42,7 +42,9 @@ def run(
     concurrency: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Maximum number of tasks that run at the same time.", show_default=False
+            min=1,
+            help="Maximum number of tasks that run at the same time. Default: as defined by the worker.",
+            show_default=False,
         ),
     ] = None,
     local: Annotated[
@@ -75,6 +77,8 @@ def run(
     configure_logging(log_level, load_settings(Settings).log_format)
     worker = _configured(load_worker(target), url, local, backend)
     worker.configure(worker_id=worker_id, concurrency=concurrency)
+    if not worker.keys:
+        raise ConfigurationError(f"{target} has no handlers: register some with @worker.task")
     if as_json:
         print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
     else:

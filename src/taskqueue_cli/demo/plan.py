@@ -82,7 +82,7 @@ def make_plan(path: Path, limit: int | None) -> DemoPlan:
     files = tuple(islice(_files(path), limit))
     if not files:
         raise InvalidInput(
-            "path", "no readable folder or file", "a file, or a folder that contains files"
+            "path", "a path without readable files", "a file, or a folder that contains files"
         )
     sums = [zlib.crc32(file.path.encode()) for file in files]
     failing = {index for index, number in enumerate(sums) if number % _FAIL_ONE_IN == 0}
