@@ -21,7 +21,7 @@ SIZE = 40
 MIN_WORDS = 3
 LOGS = {"debug", "info", "warning", "error", "exception", "critical"}
 MESSAGES = re.compile(
-    r"(print|echo|note|event|confirm|Option|Argument|Typer|InvalidInput|BadParameter|\w*Error|DemoFailed|\w+Missing"
+    r"(print|echo|note|event|confirm|[Oo]ption|[Aa]rgument|Typer|InvalidInput|BadParameter|\w*Error|DemoFailed|\w+Missing"
     r"|\w+Lost|\w+Full|\w+Unavailable|\w+Unconfirmed|\w+Conflict|No[A-Z]\w+|RequestProblem)"
 )
 DIRECTIVE = re.compile(r"#\s*(type:|fmt:|!|-\*-)")

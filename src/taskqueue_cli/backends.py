@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, cast
 import typer
 import typer.core
 
+from taskqueue_cli.output import option
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
@@ -111,11 +112,10 @@ BACKEND_HELP = (
 )
 ServerUrl = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "URL of the server to use, whatever backend is configured. Default: TASKQUEUE_SERVER_URL.",
         "--server",
         metavar="URL",
-        help="URL of the server to use, whatever backend is configured. Default: TASKQUEUE_SERVER_URL.",
-        show_default=False,
     ),
 ]
 

@@ -22,6 +22,17 @@ from taskqueue_core.errors import (
     TaskQueueError,
 )
 
+
+def option(help_text: str, *names: str, **more: Any) -> Any:
+    """Return an option of a command. Its default is not shown: the text says what happens without the option."""
+    return typer.Option(*names, help=help_text, show_default=False, **more)
+
+
+def argument(help_text: str, **more: Any) -> Any:
+    """Return an argument of a command, likewise."""
+    return typer.Argument(help=help_text, show_default=False, **more)
+
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON value on stdout, and nothing else.")
 ]

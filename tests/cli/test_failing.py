@@ -150,7 +150,7 @@ def test_settings_of_the_current_folder_are_read(cli: Cli) -> None:
 
 
 def test_a_worker_without_handlers_prints_one_value(cli: Cli) -> None:
-    """D1: with --json the error is the only JSON value, since nothing was started."""
+    """With --json the error is the only JSON value, since nothing was started."""
     Path("idle_worker.py").write_text("from taskqueue_worker import Worker\n\nworker = Worker()\n")
     done = cli("worker", "idle_worker:worker", "--json")
     assert done.code == 2
@@ -158,7 +158,7 @@ def test_a_worker_without_handlers_prints_one_value(cli: Cli) -> None:
 
 
 def test_a_setting_that_excludes_another_is_an_input_error(cli: Cli, store: Shared) -> None:
-    """B4: a limit on a sharded queue is refused with the reason."""
+    """A limit on a sharded queue is refused with the reason."""
     assert store is not None
     assert cli("queue", "set", "k", "--shards", "4").code == 0
     done = cli("queue", "set", "k", "--capacity", "5", "--json")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.output import AsJson, paragraphs
+from taskqueue_cli.output import AsJson, argument, option, paragraphs
 from taskqueue_core.config import Settings, load_settings
 
 
@@ -22,32 +22,23 @@ def add_to(app: typer.Typer) -> None:
 def run(
     path: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="PATH",
-            help="Folder or file to process. Default: Python's standard library.",
-            show_default=False,
-        ),
+        argument("Folder or file to process. Default: Python's standard library.", metavar="PATH"),
     ] = None,
     *,
     backend: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Backend of the server: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
             metavar="BACKEND",
-            help="Backend of the server: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            show_default=False,
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of worker processes.")] = 2,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of files to process.", show_default=False),
-    ] = None,
+    limit: Annotated[int | None, option("Maximum number of files to process.", min=1)] = None,
     journal: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Write the journal of the run to this new file, for `taskqueue pipeline report --journal FILE`.",
             metavar="FILE",
-            help="Write the journal of the run to this new file, for `taskqueue pipeline report --journal FILE`.",
-            show_default=False,
         ),
     ] = None,
     keep_going: Annotated[

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
 from taskqueue_cli.limits import describe_limits
-from taskqueue_cli.output import FAILED, AsJson, console, print_json
+from taskqueue_cli.output import FAILED, AsJson, argument, console, print_json
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats
@@ -34,10 +34,7 @@ def add_to(app: typer.Typer) -> None:
 
 def show(
     keys: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY", help="Queues to show. Default: all queues.", show_default=False
-        ),
+        list[str] | None, argument("Queues to show. Default: all queues.", metavar="KEY")
     ] = None,
     *,
     server: ServerUrl = None,

@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
-from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_cli.output import AsJson, argument, console, print_json
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import TaskStatus
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The task's key.", show_default=False)]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)]
+Key = Annotated[str, argument("The task's key.", metavar="KEY")]
+Id = Annotated[str, argument("The task's id.", metavar="ID")]
 
 
 class NoTask(TaskQueueError):

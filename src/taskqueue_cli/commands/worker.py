@@ -10,8 +10,10 @@ import typer
 from taskqueue_cli.output import (
     AsJson,
     LogLevel,
+    argument,
     configure_logging,
     console,
+    option,
     paragraphs,
     print_json,
 )
@@ -27,24 +29,15 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:ATTR",
-            help="Worker to run, for example package.module:worker.",
-            show_default=False,
-        ),
+        str, argument("Worker to run, for example package.module:worker.", metavar="MODULE:ATTR")
     ],
     *,
-    url: Annotated[
-        str | None,
-        typer.Option(help="URL of the server. Default: TASKQUEUE_SERVER_URL.", show_default=False),
-    ] = None,
+    url: Annotated[str | None, option("URL of the server. Default: TASKQUEUE_SERVER_URL.")] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Maximum number of tasks that run at the same time. Default: as defined by the worker.",
             min=1,
-            help="Maximum number of tasks that run at the same time. Default: as defined by the worker.",
-            show_default=False,
         ),
     ] = None,
     local: Annotated[
@@ -52,18 +45,13 @@ def run(
     ] = False,
     backend: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Backend of a local worker: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
             metavar="BACKEND",
-            help="Backend of a local worker: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            show_default=False,
         ),
     ] = None,
     worker_id: Annotated[
-        str | None,
-        typer.Option(
-            help="Worker id. Default: host name, process id and a random suffix.",
-            show_default=False,
-        ),
+        str | None, option("Worker id. Default: host name, process id and a random suffix.")
     ] = None,
     log_level: LogLevel = "info",
     as_json: AsJson = False,
