@@ -1,4 +1,4 @@
-"""``taskqueue dlq``: look at dead letters, and decide about them."""
+"""``taskqueue dlq``: list, redrive and discard dead letters."""
 
 from __future__ import annotations
 
@@ -196,7 +196,9 @@ async def _act(
     async with opened(server) as backend:
         dead_letters = dead_letters_of(backend)
         if any(value is not None for value in conditions.values()):
-            await backend.health()  # a backend elsewhere tells its time with its first answer
+            await (
+                backend.health()
+            )  # a remote backend learns the server's time from its first response
             return await act_on_all(dead_letters, verb, key, backend.now(), **conditions)
         return await (dead_letters.redrive if verb == "redrive" else dead_letters.discard)(
             key, *ids

@@ -1,4 +1,4 @@
-"""``taskqueue demo``."""
+"""``taskqueue demo``: run the demo."""
 
 from __future__ import annotations
 

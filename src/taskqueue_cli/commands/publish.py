@@ -1,4 +1,4 @@
-"""``taskqueue publish``: one task, or a file of them."""
+"""``taskqueue publish``: publish one task, or a file of tasks."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def _timed(
 ) -> Task:
     if delay is None and expires_in is None:
         return task
-    await backend.health()  # a backend elsewhere tells its time with its first answer
+    await backend.health()  # a remote backend learns the server's time from its first response
     fields = {name: getattr(task, name) for name in task.__struct_fields__}
     for name, seconds, field in (
         ("delay", delay, "not_before"),
@@ -141,7 +141,7 @@ async def _timed(
 
 
 def payload_of(argument: str | None) -> bytes:
-    """Return the JSON text that a word on the command line stands for. Raises `InvalidInput`."""
+    """Return the JSON text of a PAYLOAD argument. Raises `InvalidInput`."""
     if argument is None:
         return b"null"
     text = _read(argument).strip()

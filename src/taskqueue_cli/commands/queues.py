@@ -1,4 +1,4 @@
-"""``taskqueue queue``: what limits and orders the flow through queues, and where copies go."""
+"""``taskqueue queue``: show and change the settings of queues."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def _edit(
     version: int | None,
     as_json: bool,
 ) -> None:
-    """Change some of the settings to what ``edit`` makes of those in force."""
+    """Change the settings that ``edit`` returns for the current settings."""
 
     def edited(current: QueueSettings) -> QueueSettings:
         return read_settings(msgspec.json.encode(current.model_dump(mode="json") | edit(current)))
@@ -330,7 +330,7 @@ def _change(
         return settings, bool((await control.ledger(key)).published)
 
     settings, used = asyncio.run(_with_control(server, act))
-    if not used:  # perhaps the name is mistyped
+    if not used:  # the name may be mistyped
         note(f"no task has been published to {key!r} yet", "yellow")
     if as_json:
         print_json(_as_dict(key, settings))

@@ -1,4 +1,4 @@
-"""``taskqueue serve``."""
+"""``taskqueue serve``: run a server."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def run(
     server does. It needs the extra embedded, or a valkey-server or redis-server on PATH. Without DIR its
     files are in the user's data folder. It is intended for development and small installations.
     """
-    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - no other command needs a server
+    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - no other command needs the server
 
     settings = load_settings(Settings)
     options = {

@@ -1,4 +1,4 @@
-"""``taskqueue stats``."""
+"""``taskqueue stats``: show the ledgers of queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats
 
 _MAX_SHOWN = 10
-"""names of queues in an error"""
+"""maximum number of queues that an error names"""
 _LEDGER = Ledger.__struct_fields__
 _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
 _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
@@ -40,7 +40,7 @@ def show(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exit with 1 if a ledger does not balance."""
+    """Show ledgers; exit with 1 if one does not balance."""
     queues, now = asyncio.run(_read(keys or [], server))
     if as_json:
         print_json([_as_dict(stats, settings) for stats, settings in queues])
@@ -120,5 +120,5 @@ def _cells(ledger: Ledger, shown: list[str]) -> list[str]:
 
 
 def count(number: int) -> str:
-    """Return a number for a table, where zeros stand back."""
+    """Return a number for a table; zero is dimmed."""
     return f"{number:,}" if number else "[dim]0"

@@ -1,4 +1,4 @@
-"""``taskqueue token``: who may use a server."""
+"""``taskqueue token``: create, list and revoke access tokens."""
 
 from __future__ import annotations
 

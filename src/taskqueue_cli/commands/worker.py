@@ -1,4 +1,4 @@
-"""``taskqueue worker``."""
+"""``taskqueue worker``: run a worker."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(
 def _configured(
     worker: BaseWorker,
     url: str | None,
-    local: bool,  # noqa: FBT001 - as the command line has it
+    local: bool,  # noqa: FBT001 - positional, as in the caller
     backend: str | None,
 ) -> BaseWorker:
     if isinstance(worker, Worker):
