@@ -142,5 +142,5 @@ class RemoteControl:
             return QueueSettings.model_validate_json(bytes(text))
         except ValidationError:
             raise ConfigurationError(
-                f"the server at {self._client.address.shown} has queue settings that this version does not support: upgrade it"
+                f"the server at {self._client.address.shown} sent unknown queue settings: upgrade this client"
             ) from None
