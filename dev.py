@@ -35,9 +35,9 @@ from typing import Iterator, NamedTuple
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 SUPPORTED = ("3.13", "3.12", "3.11")  # best first
-LITTER = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+CREATED = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
     __pycache__ [bdest]*/**/__pycache__"""  # benchmarks, docs, examples, src, tests, tools
-SOLVE = "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet"
+RESOLVE = "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet"
 LOCKS = (  # Prefect has its own environment, because its requirements may conflict with those of the project
     "pyproject.toml --extra all --extra conformance --extra spark --group dev -o requirements.lock",
     """pyproject.toml tests/prefect/requirements.in --extra prefect --extra redis
@@ -46,7 +46,7 @@ LOCKS = (  # Prefect has its own environment, because its requirements may confl
 )
 SOURCES = ("--journal", "--from", "--backend")  # options that select the source of a report
 THREE_PROCESSES = ["--numprocesses", "3", "--dist", "loadfile"]  # tests mostly wait
-STRAYS = "PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV __PYVENV_LAUNCHER__"
+FOREIGN = "PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV __PYVENV_LAUNCHER__"
 PROBE_SECONDS = 10
 PROBE = """
 import importlib.util, ssl, sys, zlib
@@ -55,7 +55,7 @@ print("%d.%d" % sys.version_info[:2], *filter(importlib.util.find_spec, names))
 """
 
 
-class Trouble(Exception):
+class Failure(Exception):
     """An error that is reported to the developer in one sentence."""
 
     def __init__(self, sentence: str, code: int = 2) -> None:
@@ -112,7 +112,7 @@ def candidates() -> "Iterator[str]":
     for path in map(os.path.abspath, paths):
         # The name is part of the key, because one program can be the shim of several versions.
         key = os.path.realpath(path), os.path.basename(path)
-        if key not in seen and os.access(path, os.X_OK) and not path.startswith(place("")):
+        if key not in seen and os.access(path, os.X_OK) and not path.startswith(env_path("")):
             seen.add(key)
             yield path
 
@@ -128,7 +128,7 @@ def package(version: "str | None", release: str = "/etc/os-release") -> str:
     """Return what to install on this system to get a Python (None: any version) with venv."""
     if sys.platform == "darwin":
         return f"python@{version or SUPPORTED[0]} with Homebrew"
-    words = [line for line in content(release).decode().splitlines() if line.startswith("ID")]
+    words = [line for line in read_file(release).decode().splitlines() if line.startswith("ID")]
     if "debian" in str(words):
         system = None if version else probe("/usr/bin/python3")
         if system and system.version not in SUPPORTED:
@@ -142,12 +142,12 @@ def package(version: "str | None", release: str = "/etc/os-release") -> str:
 # Creating an environment
 
 
-def place(name: str) -> str:
+def env_path(name: str) -> str:
     """Return the folder of the environment with this name."""
     return os.path.join(ROOT, ".venv", name)
 
 
-def content(*names: str) -> bytes:
+def read_file(*names: str) -> bytes:
     """Return the content of a file in the checkout; empty if there is none."""
     with contextlib.suppress(OSError), open(os.path.join(ROOT, *names), "rb") as file:
         return file.read()
@@ -166,7 +166,7 @@ def environ(folder: "str | None" = None, **more: str) -> "dict[str, str]":
 
     Bytecode is written, because the tests start hundreds of processes.
     """
-    variables = {name: value for name, value in os.environ.items() if name not in STRAYS.split()}
+    variables = {name: value for name, value in os.environ.items() if name not in FOREIGN.split()}
     variables.update(more, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_USER="0")
     if folder:
         path = os.environ.get("PATH", os.defpath)
@@ -174,7 +174,7 @@ def environ(folder: "str | None" = None, **more: str) -> "dict[str, str]":
     return variables
 
 
-def complaint(command: "list[str]", folder: "str | None" = None) -> str:
+def failure_of(command: "list[str]", folder: "str | None" = None) -> str:
     """Run a command without showing its output; return the end of the output if it fails, else an empty text."""
     try:
         process = subprocess.Popen(
@@ -188,16 +188,16 @@ def complaint(command: "list[str]", folder: "str | None" = None) -> str:
         )
     except OSError as error:
         return str(error)
-    said = process.communicate()[0].decode("utf-8", "replace").splitlines()
-    return "\n".join(said[-15:] or ["no output"]) if process.returncode else ""
+    output = process.communicate()[0].decode("utf-8", "replace").splitlines()
+    return "\n".join(output[-15:] or ["no output"]) if process.returncode else ""
 
 
-def must(command: "list[str]", folder: str) -> None:
+def run_or_fail(command: "list[str]", folder: str) -> None:
     """Run a command inside an environment; if it fails, show the end of its output and raise."""
-    said = complaint(command, folder)
-    if said:
-        print(said, file=sys.stderr)
-        raise Trouble(f"`{' '.join(command[:4])} ...` failed, as shown above.", code=1)
+    output = failure_of(command, folder)
+    if output:
+        print(output, file=sys.stderr)
+        raise Failure(f"`{' '.join(command[:4])} ...` failed, as shown above.", code=1)
 
 
 def recipes(python: Python, folder: str) -> "Iterator[list[list[str]]]":
@@ -214,33 +214,33 @@ def recipes(python: Python, folder: str) -> "Iterator[list[list[str]]]":
 
 def create(wanted: "str | None") -> str:
     """Create an empty environment with the first Python that can, and return its folder."""
-    found, said = pythons(wanted), ""
+    found, output = pythons(wanted), ""
     for python in found:
-        folder = place(python.version)
+        folder = env_path(python.version)
         for commands in recipes(python, folder):
             shutil.rmtree(folder, ignore_errors=True)
             works = [os.path.join(folder, "bin", "python"), "-m", "pip", "--version"]
-            said = next(filter(None, map(complaint, [*commands, works])), "")
-            if not said:
+            output = next(filter(None, map(failure_of, [*commands, works])), "")
+            if not output:
                 print(f"Setting up Python {python.version} (first time only)...", flush=True)
                 return folder
     if found:
-        print(said, end="\n" if said else "", file=sys.stderr)
+        print(output, end="\n" if output else "", file=sys.stderr)
         version = found[0].version
-        raise Trouble(f"Python {version} cannot create an environment: install {package(version)}.")
+        raise Failure(f"Python {version} cannot create an environment: install {package(version)}.")
     versions = wanted or ", ".join(SUPPORTED[:-1]) + " or " + SUPPORTED[-1]
-    raise Trouble(f"No working Python {versions} was found: install {package(wanted)}.")
+    raise Failure(f"No working Python {versions} was found: install {package(wanted)}.")
 
 
 def install(folder: str, *arguments: str) -> None:
     """Install into the environment with uv, which is faster, or else with pip, which supports more registries."""
-    if complaint(["uv", "pip", "install", "--system-certs", "--no-cache", *arguments], folder):
-        must(["python", "-m", "pip", "install", *arguments], folder)
+    if failure_of(["uv", "pip", "install", "--system-certs", "--no-cache", *arguments], folder):
+        run_or_fail(["python", "-m", "pip", "install", *arguments], folder)
 
 
 def pins(name: str) -> "list[str]":
     """Return the lines of the lock file for one package: its version and the hashes of its files."""
-    entries = content("requirements.lock").decode("ascii").replace("\\\n", "").splitlines()
+    entries = read_file("requirements.lock").decode("ascii").replace("\\\n", "").splitlines()
     return [entry for entry in entries if entry.startswith(name + "==")]
 
 
@@ -249,16 +249,16 @@ def stamps(folder: str) -> "list[str]":
     python = os.path.realpath(os.path.join(folder, "bin", "python"))
     about = os.stat(python) if os.path.exists(python) else None
     interpreter = about and (python, about.st_size, about.st_mtime_ns)
-    parts = repr([folder, interpreter, content("requirements.lock")]).encode()
-    both = parts + content("pyproject.toml")
+    parts = repr([folder, interpreter, read_file("requirements.lock")]).encode()
+    both = parts + read_file("pyproject.toml")
     return [hashlib.sha256(part).hexdigest() for part in (parts, both)]
 
 
 @contextlib.contextmanager
 def one_at_a_time() -> "Iterator[None]":
     """Hold a lock, so that a second command waits until the setup of the first has ended, with its children."""
-    os.makedirs(place(""), exist_ok=True)
-    with open(place("busy"), "w", encoding="ascii") as guard:
+    os.makedirs(env_path(""), exist_ok=True)
+    with open(env_path("busy"), "w", encoding="ascii") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         os.set_inheritable(guard.fileno(), True)  # noqa: FBT003 - it takes no keyword
         yield
@@ -267,18 +267,21 @@ def one_at_a_time() -> "Iterator[None]":
 def environment(wanted: "str | None") -> str:
     """Return the folder of a complete environment. A missing, stale or incomplete one is created again."""
     with one_at_a_time():
-        folder = place(wanted or content(place("default")).decode() or "none")
-        done = content(folder, "stamp").decode().split()
+        folder = env_path(wanted or read_file(env_path("default")).decode() or "none")
+        done = read_file(folder, "stamp").decode().split()
         if stamps(folder)[0] not in done:
-            if not content("requirements.lock"):
-                raise Trouble("requirements.lock is missing: restore it from the repository.")
+            if not read_file("requirements.lock"):
+                raise Failure("requirements.lock is missing: restore it from the repository.")
             folder = create(wanted)
-            write(place("uv.txt"), *pins("uv"))
-            for these in (place("uv.txt"), "requirements.lock"):  # uv first: it installs the rest
+            write(env_path("uv.txt"), *pins("uv"))
+            for these in (
+                env_path("uv.txt"),
+                "requirements.lock",
+            ):  # uv first: it installs the rest
                 install(folder, "--require-hashes", "--requirement", these)
             done = write(os.path.join(folder, "stamp"), stamps(folder)[0])
             if not wanted:
-                write(place("default"), os.path.basename(folder))
+                write(env_path("default"), os.path.basename(folder))
         if stamps(folder)[1] not in done:
             install(folder, "--no-deps", "--no-build-isolation", "--editable", ".")
             write(os.path.join(folder, "stamp"), *stamps(folder))
@@ -288,11 +291,11 @@ def environment(wanted: "str | None") -> str:
 # The commands
 
 
-def become(folder: str, command: "list[str]", **variables: str) -> int:
+def replace_process(folder: str, command: "list[str]", **variables: str) -> int:
     """Replace this process by a command inside the environment. It does not return."""
     sys.stdout.flush()
     os.chdir(ROOT)
-    variables["XDG_CACHE_HOME"] = place("cache")  # the pipeline may store a Java there
+    variables["XDG_CACHE_HOME"] = env_path("cache")  # the pipeline may store a Java there
     os.execvpe(command[0], command, environ(folder, **variables))
 
 
@@ -306,7 +309,7 @@ def test(folder: str, arguments: "list[str]") -> int:
         # It names what cannot be fetched; each test that needs it does so too.
         subprocess.call(["python", "-m", "tests.binaries"], cwd=ROOT, env=environ(folder))
         command += THREE_PROCESSES
-    return become(folder, command + rest)
+    return replace_process(folder, command + rest)
 
 
 def lock(wanted: "str | None", arguments: "list[str]") -> int:
@@ -314,34 +317,34 @@ def lock(wanted: "str | None", arguments: "list[str]") -> int:
     folder = environment(wanted)
     with one_at_a_time():
         for what in LOCKS:
-            must([*SOLVE.split(), *what.split(), *arguments], folder)
+            run_or_fail([*RESOLVE.split(), *what.split(), *arguments], folder)
     return 0
 
 
 def clean() -> int:
     """Remove what these commands created, and nothing else."""
-    for pattern in LITTER.split():
+    for pattern in CREATED.split():
         for path in glob.glob(os.path.join(ROOT, pattern), recursive=True):
             shutil.rmtree(path, ignore_errors=True)
     return 0
 
 
-def choice(arguments: "list[str]") -> "str | None":
+def take_python_option(arguments: "list[str]") -> "str | None":
     """Remove `--python 3.12` from the arguments and return the version; None without the option."""
-    for at, word in enumerate(arguments):
+    for index, word in enumerate(arguments):
         option, given, version = word.partition("=")
         if option == "--python":
-            version = version or "".join(arguments[at + 1 : at + 2])
-            del arguments[at : at + (1 if given else 2)]
+            version = version or "".join(arguments[index + 1 : index + 2])
+            del arguments[index : index + (1 if given else 2)]
             if version in SUPPORTED:
                 return version
-            raise Trouble("--python takes one of " + ", ".join(SUPPORTED) + ".")
+            raise Failure("--python takes one of " + ", ".join(SUPPORTED) + ".")
     return None
 
 
-def carry_out(arguments: "list[str]") -> int:
+def run_command(arguments: "list[str]") -> int:
     """Run a command line and return its exit code."""
-    wanted = choice(arguments)
+    wanted = take_python_option(arguments)
     name, rest = (arguments or ["help"])[0], arguments[1:]
     journal = os.path.join(".venv", "demo", "journal.jsonl")
     report = os.path.join(".venv", "demo", "report")
@@ -357,12 +360,12 @@ def carry_out(arguments: "list[str]") -> int:
     }
     if name == "report" and not any(word.startswith(SOURCES) for word in rest):
         if not os.path.exists(os.path.join(ROOT, journal)) and not {"-h", "--help"} & set(rest):
-            raise Trouble("There is no demo to report on yet: run `python3 dev.py run` first.")
+            raise Failure("There is no demo to report on yet: run `python3 dev.py run` first.")
         programs["report"] += ["--journal", journal, "--out", report]
     if name == "test":
         return test(environment(wanted), rest)
     if name in programs:
-        return become(
+        return replace_process(
             environment(wanted),
             programs[name] + rest,
             TASKQUEUE_DEMO_REPORT="python3 dev.py report",
@@ -377,16 +380,16 @@ def carry_out(arguments: "list[str]") -> int:
     if name in ("help", "--help", "-h"):
         print(__doc__.strip())
         return 0
-    raise Trouble(f"There is no command {name}: `python3 dev.py help` lists all commands.")
+    raise Failure(f"There is no command {name}: `python3 dev.py help` lists all commands.")
 
 
 def main(arguments: "list[str]") -> int:
     """Run a command line, report errors in one sentence, and return the exit code."""
     try:
-        return carry_out(list(arguments))
-    except Trouble as trouble:
-        print(f"dev.py: {trouble}", file=sys.stderr)
-        return trouble.code
+        return run_command(list(arguments))
+    except Failure as error:
+        print(f"dev.py: {error}", file=sys.stderr)
+        return error.code
     except OSError as error:
         print(f"dev.py: {error}", file=sys.stderr)
         return 1
