@@ -98,10 +98,7 @@ def probe(path: str) -> "Python | None":
 
 
 def candidates() -> "Iterator[str]":
-    """Yield every path that may be a Python once: the running one first, then those in PATH.
-
-    A shim of a version manager may refuse to run a version that is installed, so these are listed too.
-    """
+    """Yield every path that may be a Python once: the running one, those in PATH, and the versions behind shims."""
     names = ["python" + version for version in SUPPORTED] + ["python3", "python"]
     paths = [sys.executable]
     for folder in filter(None, os.environ.get("PATH", os.defpath).split(os.pathsep)):
