@@ -4,23 +4,23 @@
 python3 dev.py COMMAND [--python 3.12] [arguments]
 
   run    start the demo: a server, workers and a real job (arguments go to `taskqueue demo`)
-  report  a page on where that job's time went (arguments go to `taskqueue pipeline report`)
-  test   run the tests: all, or those of a path (arguments go to pytest); --all: the long ones too
-  check  run every static check and sum up
+  report  make a report of the last demo: where the time went (arguments go to `taskqueue pipeline report`)
+  test   run all tests, or those of a path (arguments go to pytest); --all: with the long ones
+  check  run all static checks
   bench  run the benchmarks
-  chaos  run the tests that kill, freeze and cut off processes (--seeds N: that many random runs)
-  soak   run the fuzz tests, random histories, the audit and a burst of jobs at their large size
-  model  visit every state of the model of the scripts, in its large bound
-  mutants  put mistakes into the product, and count how many the tests notice (--compare BEFORE AFTER: two runs)
-  env    only set up the environment, and say where it is
-  lock   solve requirements.lock and Prefect's anew; pins that still fit stay, unless --upgrade is given
+  chaos  run the tests that kill, freeze and disconnect processes (--seeds N: number of random runs)
+  soak   run the fuzz tests, random histories, the audit and a burst of jobs at full size
+  model  check every state of the model of the scripts, with its large bounds
+  mutants  insert faults into the product and count how many the tests find (--compare BEFORE AFTER: two runs)
+  env    only set up the environment and print its path
+  lock   resolve all lock files again; pins that still fit are kept, unless --upgrade is given
   clean  remove environments, caches and builds
 
-Nothing is needed beforehand but Python 3.11, 3.12 or 3.13. The first command sets up an environment
-from requirements.lock in .venv/, later ones use it. Nothing outside this folder is changed.
+Python 3.11, 3.12 or 3.13 is all that must be installed. The first command sets up an environment from
+requirements.lock in .venv/; later commands use it. Nothing outside this folder is changed.
 """
-# Any Python 3 must be able to start this file: an older one still finds a newer one with it, or
-# says in one sentence what to install. So: the library of 3.6, and annotations in quotes.
+# Any Python 3 must be able to run this file: an older Python finds a newer one with it, or prints what to
+# install. Therefore: only the library of Python 3.6, and annotations in quotes.
 
 import contextlib
 import fcntl
@@ -35,18 +35,18 @@ from typing import Iterator, NamedTuple
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 SUPPORTED = ("3.13", "3.12", "3.11")  # best first
-LITTER = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+CREATED = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
     __pycache__ [bdest]*/**/__pycache__"""  # benchmarks, docs, examples, src, tests, tools
-SOLVE = "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet"
-LOCKS = (  # Prefect has an environment of its own: what it needs and what all else needs do not always go together
+RESOLVE = "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet"
+LOCKS = (  # Prefect has its own environment, because its requirements may conflict with those of the project
     "pyproject.toml --extra all --extra conformance --extra spark --group dev -o requirements.lock",
     """pyproject.toml tests/prefect/requirements.in --extra prefect --extra redis
     -c tests/prefect/constraints.txt -o tests/prefect/requirements.txt""",
     "--no-deps tests/binaries/requirements.in -o tests/binaries/requirements.txt",
 )
-SOURCES = ("--journal", "--from", "--backend")  # where a report can be from
-THREE_PROCESSES = ["--numprocesses", "3", "--dist", "loadfile"]  # tests wait for much
-STRAYS = "PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV __PYVENV_LAUNCHER__"
+SOURCES = ("--journal", "--from", "--backend")  # options that select the source of a report
+THREE_PROCESSES = ["--numprocesses", "3", "--dist", "loadfile"]  # tests mostly wait
+FOREIGN = "PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV __PYVENV_LAUNCHER__"
 PROBE_SECONDS = 10
 PROBE = """
 import importlib.util, ssl, sys, zlib
@@ -55,8 +55,8 @@ print("%d.%d" % sys.version_info[:2], *filter(importlib.util.find_spec, names))
 """
 
 
-class Trouble(Exception):
-    """What went wrong, in one sentence for the developer."""
+class Failure(Exception):
+    """An error that is reported to the developer in one sentence."""
 
     def __init__(self, sentence: str, code: int = 2) -> None:
         super().__init__(sentence)
@@ -64,7 +64,7 @@ class Trouble(Exception):
 
 
 class Python(NamedTuple):
-    """An interpreter that was seen to run, and which of the modules we may need it has."""
+    """A working interpreter, with the modules for creating environments that it has."""
 
     path: str
     version: str
@@ -75,7 +75,7 @@ class Python(NamedTuple):
 
 
 def probe(path: str) -> "Python | None":
-    """What the Python at a path is; None unless it runs, in time, with TLS and compression."""
+    """Return the Python at a path; None unless it runs in time and has TLS and compression."""
     try:
         process = subprocess.Popen(
             [path, "-c", PROBE],
@@ -90,7 +90,7 @@ def probe(path: str) -> "Python | None":
     try:
         words = process.communicate(timeout=PROBE_SECONDS)[0].decode("ascii", "replace").split()
     except subprocess.TimeoutExpired:
-        # With its children: one of them would hold the pipe open.
+        # Kill the whole group, because a child could keep the pipe open.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return None
@@ -98,10 +98,7 @@ def probe(path: str) -> "Python | None":
 
 
 def candidates() -> "Iterator[str]":
-    """Every path that may be a Python, once: the running one, then PATH in order.
-
-    A version manager's shim may refuse to run what is installed beside it, so that is listed too.
-    """
+    """Yield every path that may be a Python once: the running one, those in PATH, and the versions behind shims."""
     names = ["python" + version for version in SUPPORTED] + ["python3", "python"]
     paths = [sys.executable]
     for folder in filter(None, os.environ.get("PATH", os.defpath).split(os.pathsep)):
@@ -110,63 +107,63 @@ def candidates() -> "Iterator[str]":
         paths += sorted(glob.glob(os.path.join(versions, "3.1[123]*", "bin", "python3")))
     seen = set()
     for path in map(os.path.abspath, paths):
-        # The name counts as well: one program may serve as the shim of several versions.
+        # The name is part of the key, because one program can be the shim of several versions.
         key = os.path.realpath(path), os.path.basename(path)
-        if key not in seen and os.access(path, os.X_OK) and not path.startswith(place("")):
+        if key not in seen and os.access(path, os.X_OK) and not path.startswith(env_path("")):
             seen.add(key)
             yield path
 
 
 def pythons(wanted: "str | None") -> "list[Python]":
-    """The working Pythons of the wanted version, or of every supported one, newest first."""
+    """Return the working Pythons of the wanted version, or of all supported versions, newest first."""
     versions = [wanted] if wanted else list(SUPPORTED)
     found = [python for python in map(probe, candidates()) if python and python.version in versions]
     return sorted(found, key=lambda python: versions.index(python.version))
 
 
 def package(version: "str | None", release: str = "/etc/os-release") -> str:
-    """What to install on this system for a Python (None: any supported) that can make a venv."""
+    """Return what to install on this system to get a Python (None: any version) with venv."""
     if sys.platform == "darwin":
         return f"python@{version or SUPPORTED[0]} with Homebrew"
-    words = [line for line in content(release).decode().splitlines() if line.startswith("ID")]
+    words = [line for line in read_file(release).decode().splitlines() if line.startswith("ID")]
     if "debian" in str(words):
         system = None if version else probe("/usr/bin/python3")
         if system and system.version not in SUPPORTED:
-            version = SUPPORTED[-1]  # the system's own is too old or too new: name one beside it
+            version = SUPPORTED[-1]  # the system's own version is not supported
         return f"the package python{version or 3}-venv"
     if "fedora" in str(words):
         return f"the package python{version or '3.12'}"
     return f"Python {version or SUPPORTED[0]} with its venv and ensurepip modules"
 
 
-# Making an environment
+# Creating an environment
 
 
-def place(name: str) -> str:
-    """Where the environment of this name is."""
+def env_path(name: str) -> str:
+    """Return the folder of the environment with this name."""
     return os.path.join(ROOT, ".venv", name)
 
 
-def content(*names: str) -> bytes:
-    """What the file at this place in the checkout holds; empty if it is absent."""
+def read_file(*names: str) -> bytes:
+    """Return the content of a file in the checkout; empty if there is none."""
     with contextlib.suppress(OSError), open(os.path.join(ROOT, *names), "rb") as file:
         return file.read()
     return b""
 
 
 def write(path: str, *words: str) -> "list[str]":
-    """Writes the words to a file, one a line, and gives them back."""
+    """Write texts to a file, one per line, and return them."""
     with open(path, "w", encoding="ascii") as file:
         file.write("\n".join(words))
     return list(words)
 
 
 def environ(folder: "str | None" = None, **more: str) -> "dict[str, str]":
-    """The variables for a command: free of other environments, inside this one if it is given.
+    """Return the variables for a command, without other environments, and inside ``folder`` if it is given.
 
-    And what it compiles is kept: the tests start hundreds of processes.
+    Bytecode is written, because the tests start hundreds of processes.
     """
-    variables = {name: value for name, value in os.environ.items() if name not in STRAYS.split()}
+    variables = {name: value for name, value in os.environ.items() if name not in FOREIGN.split()}
     variables.update(more, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PIP_USER="0")
     if folder:
         path = os.environ.get("PATH", os.defpath)
@@ -174,34 +171,34 @@ def environ(folder: "str | None" = None, **more: str) -> "dict[str, str]":
     return variables
 
 
-def complaint(command: "list[str]", folder: "str | None" = None) -> str:
-    """Runs a command at the root, unseen; empty if it succeeds, else the end of what it said."""
+def failure_of(command: "list[str]", folder: "str | None" = None) -> str:
+    """Run a command without showing its output; return the end of the output if it fails, else an empty text."""
     try:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
             env=environ(folder),
-            close_fds=False,  # it holds the lock of one_at_a_time as long as it lives
+            close_fds=False,  # it keeps the lock of one_at_a_time until it ends
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
     except OSError as error:
         return str(error)
-    said = process.communicate()[0].decode("utf-8", "replace").splitlines()
-    return "\n".join(said[-15:] or ["no output"]) if process.returncode else ""
+    output = process.communicate()[0].decode("utf-8", "replace").splitlines()
+    return "\n".join(output[-15:] or ["no output"]) if process.returncode else ""
 
 
-def must(command: "list[str]", folder: str) -> None:
-    """Runs a command inside an environment, unseen; if it fails, shows why and stops."""
-    said = complaint(command, folder)
-    if said:
-        print(said, file=sys.stderr)
-        raise Trouble(f"`{' '.join(command[:4])} ...` failed, as shown above.", code=1)
+def run_or_fail(command: "list[str]", folder: str) -> None:
+    """Run a command inside an environment; if it fails, show the end of its output and raise."""
+    output = failure_of(command, folder)
+    if output:
+        print(output, file=sys.stderr)
+        raise Failure(f"`{' '.join(command[:4])} ...` failed, as shown above.", code=1)
 
 
 def recipes(python: Python, folder: str) -> "Iterator[list[list[str]]]":
-    """The ways this Python can make an environment that has pip, best first, as commands."""
+    """Yield the ways in which this Python can create an environment with pip, best first, as commands."""
     if {"venv", "ensurepip"} <= set(python.modules):
         yield [[python.path, "-m", "venv", folder]]
     if "virtualenv" in python.modules:
@@ -213,72 +210,75 @@ def recipes(python: Python, folder: str) -> "Iterator[list[list[str]]]":
 
 
 def create(wanted: "str | None") -> str:
-    """Makes an empty environment with the first Python that can; its folder, by version."""
-    found, said = pythons(wanted), ""
+    """Create an empty environment with the first Python that can, and return its folder."""
+    found, output = pythons(wanted), ""
     for python in found:
-        folder = place(python.version)
+        folder = env_path(python.version)
         for commands in recipes(python, folder):
             shutil.rmtree(folder, ignore_errors=True)
             works = [os.path.join(folder, "bin", "python"), "-m", "pip", "--version"]
-            said = next(filter(None, map(complaint, [*commands, works])), "")
-            if not said:
+            output = next(filter(None, map(failure_of, [*commands, works])), "")
+            if not output:
                 print(f"Setting up Python {python.version} (first time only)...", flush=True)
                 return folder
     if found:
-        print(said, end="\n" if said else "", file=sys.stderr)
+        print(output, end="\n" if output else "", file=sys.stderr)
         version = found[0].version
-        raise Trouble(f"Python {version} cannot make an environment: install {package(version)}.")
+        raise Failure(f"Python {version} cannot create an environment: install {package(version)}.")
     versions = wanted or ", ".join(SUPPORTED[:-1]) + " or " + SUPPORTED[-1]
-    raise Trouble(f"No working Python {versions} was found: install {package(wanted)}.")
+    raise Failure(f"No working Python {versions} was found: install {package(wanted)}.")
 
 
 def install(folder: str, *arguments: str) -> None:
-    """Installs into the environment: by the uv in it, far quicker, or by pip, which reaches more registries."""
-    if complaint(["uv", "pip", "install", "--system-certs", "--no-cache", *arguments], folder):
-        must(["python", "-m", "pip", "install", *arguments], folder)
+    """Install into the environment with uv, which is faster, or else with pip, which supports more registries."""
+    if failure_of(["uv", "pip", "install", "--system-certs", "--no-cache", *arguments], folder):
+        run_or_fail(["python", "-m", "pip", "install", *arguments], folder)
 
 
 def pins(name: str) -> "list[str]":
-    """What the lock says of one package: its version and the hashes of its files."""
-    entries = content("requirements.lock").decode("ascii").replace("\\\n", "").splitlines()
+    """Return the lines of the lock file for one package: its version and the hashes of its files."""
+    entries = read_file("requirements.lock").decode("ascii").replace("\\\n", "").splitlines()
     return [entry for entry in entries if entry.startswith(name + "==")]
 
 
 def stamps(folder: str) -> "list[str]":
-    """The marks of a finished set-up: of the environment itself, and of the project within it."""
+    """Return the hashes that mark a complete setup: of the environment, and of the project in it."""
     python = os.path.realpath(os.path.join(folder, "bin", "python"))
     about = os.stat(python) if os.path.exists(python) else None
     interpreter = about and (python, about.st_size, about.st_mtime_ns)
-    parts = repr([folder, interpreter, content("requirements.lock")]).encode()
-    both = parts + content("pyproject.toml")
+    parts = repr([folder, interpreter, read_file("requirements.lock")]).encode()
+    both = parts + read_file("pyproject.toml")
     return [hashlib.sha256(part).hexdigest() for part in (parts, both)]
 
 
 @contextlib.contextmanager
 def one_at_a_time() -> "Iterator[None]":
-    """Lets a second command wait until the first has set up, or has died and its children too."""
-    os.makedirs(place(""), exist_ok=True)
-    with open(place("busy"), "w", encoding="ascii") as guard:
+    """Hold a lock, so that a second command waits until the setup of the first has ended, with its children."""
+    os.makedirs(env_path(""), exist_ok=True)
+    with open(env_path("busy"), "w", encoding="ascii") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         os.set_inheritable(guard.fileno(), True)  # noqa: FBT003 - it takes no keyword
         yield
 
 
 def environment(wanted: "str | None") -> str:
-    """The folder of a ready environment; what is absent, stale or half made has no stamp, and is made anew."""
+    """Return the folder of a complete environment. A missing, stale or incomplete one is created again."""
     with one_at_a_time():
-        folder = place(wanted or content(place("default")).decode() or "none")
-        done = content(folder, "stamp").decode().split()
+        folder = env_path(wanted or read_file(env_path("default")).decode() or "none")
+        done = read_file(folder, "stamp").decode().split()
         if stamps(folder)[0] not in done:
-            if not content("requirements.lock"):
-                raise Trouble("requirements.lock is absent: take it from the repository.")
+            if not read_file("requirements.lock"):
+                raise Failure("requirements.lock is missing: restore it from the repository.")
             folder = create(wanted)
-            write(place("uv.txt"), *pins("uv"))
-            for these in (place("uv.txt"), "requirements.lock"):  # first what installs the rest
+            write(env_path("uv.txt"), *pins("uv"))
+            for these in (
+                env_path("uv.txt"),
+                "requirements.lock",
+            ):  # uv first: it installs the rest
                 install(folder, "--require-hashes", "--requirement", these)
             done = write(os.path.join(folder, "stamp"), stamps(folder)[0])
             if not wanted:
-                write(place("default"), os.path.basename(folder))
+                write(env_path("default"), os.path.basename(folder))
         if stamps(folder)[1] not in done:
             install(folder, "--no-deps", "--no-build-isolation", "--editable", ".")
             write(os.path.join(folder, "stamp"), *stamps(folder))
@@ -288,65 +288,63 @@ def environment(wanted: "str | None") -> str:
 # The commands
 
 
-def become(folder: str, command: "list[str]", **variables: str) -> int:
-    """Turns this process into a command inside the environment; it does not return."""
+def replace_process(folder: str, command: "list[str]", **variables: str) -> int:
+    """Replace this process by a command inside the environment. It does not return."""
     sys.stdout.flush()
     os.chdir(ROOT)
-    variables["XDG_CACHE_HOME"] = place("cache")  # the pipeline may keep a Java there
+    variables["XDG_CACHE_HOME"] = env_path("cache")  # the pipeline may store a Java there
     os.execvpe(command[0], command, environ(folder, **variables))
 
 
 def test(folder: str, arguments: "list[str]") -> int:
-    """Runs the tests of the paths among the arguments; without a path all, and fetches first what they need."""
+    """Run the tests of the given paths; without a path fetch what the tests need, and run all."""
     rest = [word for word in arguments if word != "--all"]
     command = ["python", "-m", "pytest"]
     if rest != arguments:
         command += ["-m", "not chaos and not soak"]
     if not any(word.startswith("tests") for word in rest):
-        # It names what cannot be had, and so does each test that needs it.
+        # It names what cannot be fetched; each test that needs it does so too.
         subprocess.call(["python", "-m", "tests.binaries"], cwd=ROOT, env=environ(folder))
         command += THREE_PROCESSES
-    return become(folder, command + rest)
+    return replace_process(folder, command + rest)
 
 
 def lock(wanted: "str | None", arguments: "list[str]") -> int:
-    """Solves the locks for every supported Python and platform, by the uv that the old ones name."""
+    """Resolve the lock files for all supported Pythons and platforms, with the uv of the current lock file."""
     folder = environment(wanted)
     with one_at_a_time():
         for what in LOCKS:
-            must([*SOLVE.split(), *what.split(), *arguments], folder)
+            run_or_fail([*RESOLVE.split(), *what.split(), *arguments], folder)
     return 0
 
 
 def clean() -> int:
-    """Removes what these commands made, and nothing else."""
-    for pattern in LITTER.split():
+    """Remove what these commands created, and nothing else."""
+    for pattern in CREATED.split():
         for path in glob.glob(os.path.join(ROOT, pattern), recursive=True):
             shutil.rmtree(path, ignore_errors=True)
     return 0
 
 
-def choice(arguments: "list[str]") -> "str | None":
-    """Takes `--python 3.12` out of the arguments; the version, or None if it is not there."""
-    for at, word in enumerate(arguments):
+def take_python_option(arguments: "list[str]") -> "str | None":
+    """Remove `--python 3.12` from the arguments and return the version; None without the option."""
+    for index, word in enumerate(arguments):
         option, given, version = word.partition("=")
         if option == "--python":
-            version = version or "".join(arguments[at + 1 : at + 2])
-            del arguments[at : at + (1 if given else 2)]
+            version = version or "".join(arguments[index + 1 : index + 2])
+            del arguments[index : index + (1 if given else 2)]
             if version in SUPPORTED:
                 return version
-            raise Trouble("--python takes one of " + ", ".join(SUPPORTED) + ".")
+            raise Failure("--python takes one of " + ", ".join(SUPPORTED) + ".")
     return None
 
 
-def carry_out(arguments: "list[str]") -> int:
-    """Carries out a command line; its exit code."""
-    wanted = choice(arguments)
+def run_command(arguments: "list[str]") -> int:
+    """Run a command line and return its exit code."""
+    wanted = take_python_option(arguments)
     name, rest = (arguments or ["help"])[0], arguments[1:]
-    journal, report = (
-        os.path.join(".venv", "demo", "journal.jsonl"),
-        os.path.join(".venv", "demo", "report"),
-    )
+    journal = os.path.join(".venv", "demo", "journal.jsonl")
+    report = os.path.join(".venv", "demo", "report")
     programs = {
         "run": ["taskqueue", "demo", "--journal", journal],
         "report": ["taskqueue", "pipeline", "report", "--open"],
@@ -359,12 +357,12 @@ def carry_out(arguments: "list[str]") -> int:
     }
     if name == "report" and not any(word.startswith(SOURCES) for word in rest):
         if not os.path.exists(os.path.join(ROOT, journal)) and not {"-h", "--help"} & set(rest):
-            raise Trouble("There is no job to report on yet: `python3 dev.py run` does one.")
+            raise Failure("There is no demo to report on yet: run `python3 dev.py run` first.")
         programs["report"] += ["--journal", journal, "--out", report]
     if name == "test":
         return test(environment(wanted), rest)
     if name in programs:
-        return become(
+        return replace_process(
             environment(wanted),
             programs[name] + rest,
             TASKQUEUE_DEMO_REPORT="python3 dev.py report",
@@ -379,16 +377,16 @@ def carry_out(arguments: "list[str]") -> int:
     if name in ("help", "--help", "-h"):
         print(__doc__.strip())
         return 0
-    raise Trouble(f"There is no command {name}: `python3 dev.py help` names them all.")
+    raise Failure(f"There is no command {name}: `python3 dev.py help` lists all commands.")
 
 
 def main(arguments: "list[str]") -> int:
-    """Carries out a command line and tells of trouble in one sentence; its exit code."""
+    """Run a command line, report errors in one sentence, and return the exit code."""
     try:
-        return carry_out(list(arguments))
-    except Trouble as trouble:
-        print(f"dev.py: {trouble}", file=sys.stderr)
-        return trouble.code
+        return run_command(list(arguments))
+    except Failure as error:
+        print(f"dev.py: {error}", file=sys.stderr)
+        return error.code
     except OSError as error:
         print(f"dev.py: {error}", file=sys.stderr)
         return 1

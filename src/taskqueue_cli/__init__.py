@@ -3,11 +3,11 @@
 Its exit codes:
 
 ====  =================================================================
-0     done
-1     failed: a task was refused, something is missing, a check did not hold
+0     success
+1     failed: a task was refused, something was not found, or a check failed
 2     wrong usage, invalid input or configuration
 3     the worker is quarantined: its handlers only fail
-4     the store or the server is out of reach, or turns this process away
+4     the store or the server is unavailable, or refuses this process
 130   interrupted
 ====  =================================================================
 """
@@ -23,7 +23,7 @@ _EXTRA = {"httpx2", "rich", "starlette", "structlog", "typer", "uvicorn", "webso
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors are one line on stderr, never a trace."""
+    """Run one command and return its exit code. Errors are one line on stderr, never a traceback."""
     try:
         from taskqueue_cli.app import run  # noqa: PLC0415 - what it imports may not be installed
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""``python -m taskqueue_cli`` is ``taskqueue``."""
+"""Entry point of ``python -m taskqueue_cli``, which is the command ``taskqueue``."""
 
 import sys
 

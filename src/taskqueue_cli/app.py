@@ -1,4 +1,4 @@
-"""All commands together, and what becomes of their errors."""
+"""The application of all commands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ COMMANDS_GROUP = "taskqueue.commands"
 
 
 class Commands(Protocol):
-    """What such an entry point leads to."""
+    """The object of an entry point in the group ``taskqueue.commands``."""
 
     def add_to(self, app: typer.Typer) -> None:
-        """Add commands, or groups of them."""
+        """Add commands or groups of commands."""
 
 
 def mount(app: typer.Typer, points: Iterable[EntryPoint] | None = None) -> None:
-    """Add what is installed, in the order of the names.
+    """Add the commands of installed packages, in the order of their names.
 
-    What cannot be imported is a command of its entry point's name that says so, and spoils no other.
+    If an entry point cannot be loaded, its command reports this; the other commands are not affected.
     """
     for point in sorted(entry_points(group=COMMANDS_GROUP) if points is None else points):
         try:
             cast("Commands", point.load()).add_to(app)
-        except Exception as error:  # noqa: BLE001 - a package may raise anything; its command tells it
+        except Exception as error:  # noqa: BLE001 - a package may raise anything; its command reports it
             _add_broken(app, point.name, f"{type(error).__name__}: {error}")
 
 
@@ -90,7 +90,7 @@ for module in (
 mount(app)
 
 
-@cache  # to put it together takes longer than most commands
+@cache  # building it takes longer than most commands
 def _command() -> Callable[..., object]:
     return typer.main.get_command(app)
 
@@ -105,13 +105,13 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone, as `head` does. The interpreter must not trip over it at its end.
+        # The reader closed the pipe, for example `head`. Prevent a second error when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except TaskQueueError as error:
         fail(error, as_json=as_json)
         return exit_code(error)
-    except Exception as error:  # noqa: BLE001 - a bug is one line too, with its place
+    except Exception as error:  # noqa: BLE001 - a bug is reported as one line, with its place
         fail(error, as_json=as_json)
         return 1
     return 0

@@ -1,7 +1,7 @@
-"""Embedded stores: a command runs the store itself, so that a backend works with nothing set up.
+"""The backend that a command uses, and embedded stores, which a command runs itself.
 
-The package of a backend offers one as an entry point of the group ``taskqueue.embedded``, under the
-backend's name, so the core knows none of them.
+A backend's package offers an embedded store as an entry point of the group ``taskqueue.embedded`` with the backend's
+name.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, cast
 import typer
 import typer.core
 
+from taskqueue_cli.output import option
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
@@ -30,39 +31,39 @@ EMBEDDED_OPTION = "--embedded-redis"
 
 
 class EmbeddedStore(Protocol):
-    """What such an entry point leads to: a module, or an object, with these functions."""
+    """The module or object of such an entry point."""
 
     def wanted(self) -> bool:
-        """Tell whether the backend's settings name no store. Raises `ConfigurationError`."""
+        """Return whether the backend's settings name no store. Raises `ConfigurationError`."""
 
     def run(self, directory: Path) -> AbstractContextManager[tuple[str, Mapping[str, str]]]:
         """Run a store with its files in ``directory`` while the context is open.
 
-        Gives its product and version, and the environment variables by which the backend finds it. ``serve
-        --json`` prints both, so none is a secret. Raises `ConfigurationError`.
+        Yield its product and version, and the environment variables by which the backend finds it. They contain
+        no secrets, because ``serve --json`` prints them. Raises `ConfigurationError`.
         """
 
 
 class RunningStore(NamedTuple):
-    """An embedded store that runs."""
+    """A running embedded store."""
 
     name: str
-    """product and version, such as ``Valkey 9.1.2``"""
+    """product and version, for example ``Valkey 9.1.2``"""
     directory: Path
     variables: Mapping[str, str]
-    """the environment variables by which the backend finds it; they are set"""
+    """the environment variables by which the backend finds it; they are set in this process"""
 
 
 class ServeCommand(typer.core.TyperCommand):
-    """A command whose option for an embedded store needs no directory."""
+    """A command whose option ``--embedded-redis`` can be given without a directory."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give the option an empty value if it has none."""
+        """Add an empty value to the option if it has none."""
         return super().parse_args(ctx, with_empty_value(args))
 
 
 def with_empty_value(args: list[str]) -> list[str]:
-    """Return the words of a command; the option for an embedded store gets an empty value if it has none."""
+    """Return the arguments of a command, with an empty value for ``--embedded-redis`` if it has none."""
     return [
         f"{name}=" if name == EMBEDDED_OPTION and after.startswith("-") else name
         for name, after in pairwise([*args, "-"])
@@ -70,7 +71,7 @@ def with_empty_value(args: list[str]) -> list[str]:
 
 
 def embedded_store(backend: str) -> EmbeddedStore | None:
-    """Return the store that comes with a backend, named as in the settings; None if it has none."""
+    """Return the embedded store of a backend, named as in the settings; None if it has none."""
     name = backend.removeprefix("taskqueue_").partition(":")[0]
     for point in entry_points(group=GROUP, name=name):
         try:
@@ -85,13 +86,15 @@ def embedded_store(backend: str) -> EmbeddedStore | None:
 
 @contextmanager
 def run_embedded(backend: str, directory: str) -> Iterator[RunningStore]:
-    """Run the embedded store of a backend, which finds it through the environment.
+    """Run the embedded store of a backend, and set the environment variables by which the backend finds it.
 
-    An empty ``directory`` means one in the user's data folder. Raises `ConfigurationError`.
+    An empty ``directory`` means a folder in the user's data folder. Raises `ConfigurationError`.
     """
     store = embedded_store(backend)
     if store is None:
-        raise ConfigurationError(f"there is no embedded {backend} in this installation")
+        raise ConfigurationError(
+            f"no embedded {backend} is installed: pip install 'taskqueue-backends[embedded]'"
+        )
     folder = Path(directory).expanduser().absolute() if directory else _data_folder() / backend
     with store.run(folder) as (name, variables):
         os.environ.update(variables)
@@ -111,18 +114,17 @@ BACKEND_HELP = (
 )
 ServerUrl = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "URL of the server to use, whatever backend is configured. Default: TASKQUEUE_SERVER_URL.",
         "--server",
         metavar="URL",
-        help="URL of the server to use, whatever backend is configured. Default: TASKQUEUE_SERVER_URL.",
-        show_default=False,
     ),
 ]
 
 
 @asynccontextmanager
 async def opened(server: str | None) -> AsyncIterator[Backend]:
-    """Open the backend that a command is to use, and close it."""
+    """Open the backend that a command uses, and close it at the end."""
     backend = await _choose(load_settings(Settings), server)
     try:
         yield backend
@@ -136,7 +138,7 @@ async def _choose(settings: Settings, server: str | None) -> Backend:
         if backend.capabilities.shared:
             return backend
         await backend.aclose()
-    from taskqueue_remote import RemoteBackend  # noqa: PLC0415 - an HTTP client takes its time
+    from taskqueue_remote import RemoteBackend  # noqa: PLC0415 - an HTTP client takes long to import
 
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)

@@ -1,4 +1,4 @@
-"""Limits of the flow, as commands read and show them."""
+"""Parsing and formatting of the limits of queues."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NONE = "none"
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10})?")
 _MAX_NAMES = 3
-"""tenants or queues that are named where there are many"""
+"""maximum number of tenants or queues in one line"""
 _RATE = re.compile(rf"({_NUMBER.pattern})/([0-9]{{0,7}})([smh])")
 _UNITS = {"s": IntervalUnit.SECONDS, "m": IntervalUnit.MINUTES, "h": IntervalUnit.HOURS}
 _UNIT_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
 
 
 def parse_number(field: str, text: str) -> int | None:
-    """Read a number, or ``none``. Raises `InvalidInput`."""
+    """Parse a number, or ``none``. Raises `InvalidInput`."""
     if text == NONE:
         return None
     if _NUMBER.fullmatch(text):
@@ -30,7 +30,7 @@ def parse_number(field: str, text: str) -> int | None:
 
 
 def parse_seconds(field: str, text: str) -> float | None:
-    """Read seconds, or ``none``. Raises `InvalidInput`."""
+    """Parse seconds, or ``none``. Raises `InvalidInput`."""
     if text == NONE:
         return None
     if _SECONDS.fullmatch(text):
@@ -41,9 +41,9 @@ def parse_seconds(field: str, text: str) -> float | None:
 
 
 def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str, int]:
-    """Return weights as words change them. Raises `InvalidInput`.
+    """Return weights changed by texts. Raises `InvalidInput`.
 
-    ``TENANT=N`` sets one, ``TENANT=none`` takes it away, and ``none`` takes all away.
+    ``TENANT=N`` sets one weight, ``TENANT=none`` removes it, and ``none`` removes all.
     """
     changed = dict(weights)
     for text in texts:
@@ -60,7 +60,7 @@ def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str,
 
 
 def parse_rate(field: str, text: str) -> dict[str, Any] | None:
-    """Read ``100/1m`` (``100/m`` will do) as the fields of a rate limit, or ``none``. Raises `InvalidInput`."""
+    """Parse ``100/1m``, ``100/m`` or ``none`` to the fields of a rate limit. Raises `InvalidInput`."""
     if text == NONE:
         return None
     if match := _RATE.fullmatch(text):
@@ -75,12 +75,12 @@ def parse_rate(field: str, text: str) -> dict[str, Any] | None:
 
 
 def format_rate(limit: RateLimit) -> str:
-    """Return what `parse_rate` reads."""
+    """Return a rate limit in the form that `parse_rate` reads."""
     return f"{limit.max_tokens}/{limit.interval}{_UNIT_LETTERS[limit.interval_unit]}"
 
 
 def describe_limits(settings: QueueSettings) -> list[str]:
-    """Say in a few words each what limits a queue."""
+    """Return the limits of a queue, each in a few words."""
     fields = {
         "paused": settings.paused,
         "intake paused": settings.intake_paused,

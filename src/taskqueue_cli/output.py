@@ -1,4 +1,4 @@
-"""What a command says: tables and sentences for people, or one JSON value for programs."""
+"""Output, options and exit codes that commands share: text for people, or one JSON value for programs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ from taskqueue_core.errors import (
     TaskQueueError,
 )
 
+
+def option(help_text: str, *names: str, **more: Any) -> Any:
+    """Return an option of a command. Its default is not shown: the text says what happens without the option."""
+    return typer.Option(*names, help=help_text, show_default=False, **more)
+
+
+def argument(help_text: str, **more: Any) -> Any:
+    """Return an argument of a command, likewise."""
+    return typer.Argument(help=help_text, show_default=False, **more)
+
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print exactly one JSON value on stdout, and nothing else.")
 ]
@@ -31,7 +42,7 @@ _stderr = Console(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on a line of its own, indented where a person reads it and the line would be too long."""
+    """Print one JSON value on one line; on a terminal, indent it if the line would be too long."""
     text = msgspec.json.encode(value)
     if sys.stdout.isatty() and len(text) > console.width:
         text = msgspec.json.format(text, indent=2)
@@ -46,12 +57,12 @@ def paragraphs(text: str | None) -> str:
 
 
 def note(text: str, style: str = "") -> None:
-    """Tell a person something aside, on stderr."""
+    """Print a note on stderr."""
     _stderr.print(Text(text, style), soft_wrap=True)
 
 
 def fail(error: Exception, *, as_json: bool) -> None:
-    """Say what went wrong in one red line on stderr; with ``as_json`` also as one object on stdout."""
+    """Print an error as one red line on stderr; with ``as_json`` also as one object on stdout."""
     detail = " ".join(_message_of(error).split())
     if as_json:
         code = error.code if isinstance(error, TaskQueueError) else "internal"
@@ -79,7 +90,7 @@ _UNAVAILABLE = 4
 
 
 def exit_code(error: TaskQueueError) -> int:
-    """Return the code. An error may bring its own as ``exit_code``."""
+    """Return the exit code for an error: its own ``exit_code``, if it has one."""
     own = getattr(error, "exit_code", None)
     if isinstance(own, int):
         return own
@@ -100,7 +111,7 @@ LogFormat = Literal["auto", "text", "json"]
 
 
 def configure_logging(level: str, form: LogFormat = "auto") -> None:
-    """Log to stderr from ``level`` on, in a format."""
-    from taskqueue_server.logs import set_up_logs  # noqa: PLC0415 - it brings the server along
+    """Log messages of ``level`` and above to stderr."""
+    from taskqueue_server.logs import set_up_logs  # noqa: PLC0415 - it imports the server
 
     set_up_logs(level=logging.getLevelNamesMapping()[level.upper()], form=form)

@@ -31,10 +31,11 @@ def read_settings(text: bytes) -> QueueSettings:
         fault = error.errors(include_url=False, include_context=False)[0]
     else:
         return _named(settings)
-    # it begins with what does not go with the others
+    # A setting that does not go with another one: the message begins with its name.
     if not fault["loc"] and fault["type"] == "value_error":
-        name, _, needs = fault["msg"].removeprefix("Value error, ").partition(" ")
-        raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, for it {needs}")
+        name, _, reason = fault["msg"].removeprefix("Value error, ").partition(" ")
+        name, reason = (name[:-1], reason) if name.endswith(":") else (name, f"it {reason}")
+        raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, because {reason}")
     *parents, name = map(str, _field_of(fault["loc"]) or ("settings",))
     if fault["type"] == "extra_forbidden":  # what a stranger calls a field is not repeated
         parent = ".".join(parents)

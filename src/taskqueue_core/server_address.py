@@ -1,4 +1,4 @@
-"""Where the server is."""
+"""The address of a server, and paths below it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,30 @@ import msgspec
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.limits import check_name
 
-_FORM = "the server's address must look like http://host:port or https://host/prefix"
-_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+SOCKET_PATH = "/v1/socket"
+_SCHEMES = {
+    "http": ("http", "ws"),
+    "https": ("https", "wss"),
+    "ws": ("http", "ws"),
+    "wss": ("https", "wss"),
+}
+_INVALID = (
+    "invalid server URL: it must look like http://host:port or https://host/prefix; "
+    "set it by TASKQUEUE_SERVER_URL, --server or --url"
+)
 
 
-class ServerAddress(msgspec.Struct, frozen=True):
-    """A server's address, as used and as shown."""
+class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """The address of a server, for HTTP requests and for the socket."""
 
-    base: str
+    http_base: str
+    socket_uri: str
     shown: str
-    """for errors: without credentials"""
+    """the address without credentials, for logs and errors"""
     loopback: bool
     tls: bool
+    has_credentials: bool
+    """whether the address has a user and a password, which are sent in place of a token"""
 
     def __repr__(self) -> str:
         """Show no credentials."""
@@ -30,22 +42,29 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read ``http[s]://host[:port][/prefix]`` (``ws[s]`` will do). Raises `ConfigurationError`."""
+        """Read ``http[s]://host[:port][/prefix]``; ``ws[s]`` works too. Raises `ConfigurationError`."""
         try:
             parts = urlsplit(url)
-            scheme, host, port = _SCHEMES.get(parts.scheme), parts.hostname, parts.port
+            host, port = parts.hostname, parts.port
         except ValueError:
-            raise ConfigurationError(_FORM) from None
-        if scheme is None or not host or parts.query or parts.fragment:
-            raise ConfigurationError(_FORM)
+            raise ConfigurationError(_INVALID) from None
+        if parts.scheme not in _SCHEMES or not host or parts.query or parts.fragment:
+            raise ConfigurationError(_INVALID)
+        http, socket = _SCHEMES[parts.scheme]
+        prefix = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
         name = f"[{host}]" if ":" in host else host
-        shown = f"{scheme}://{name}" + (f":{port}" if port else "") + parts.path.rstrip("/")
-        base = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-        return cls(base, shown, _is_loopback(host), scheme == "https")
+        return cls(
+            http_base=f"{http}://{parts.netloc}{prefix}",
+            socket_uri=f"{socket}://{parts.netloc}{prefix}{SOCKET_PATH}",
+            shown=f"{parts.scheme}://{name}" + (f":{port}" if port else "") + prefix,
+            loopback=_is_loopback(host),
+            tls=http == "https",
+            has_credentials="@" in parts.netloc,
+        )
 
 
 def path(collection: str, key: str, *rest: str) -> str:
-    """Return a path under ``/v1``. Raises `InvalidInput` for a key or id that cannot be one."""
+    """Return a path under ``/v1``. Raises `InvalidInput` for an invalid key or id."""
     check_name("key", key)
     for part in rest:
         check_name("id", part)
@@ -57,45 +76,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-SOCKET_PATH = "/v1/socket"
-_SOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-
-
-class Address(msgspec.Struct, frozen=True):
-    """A server's address, as given and as a socket's."""
-
-    uri: str
-    shown: str
-    """for logs and errors: without credentials"""
-    loopback: bool
-    credentials: bool = False
-    """whether it has a user and a password, which go where a token would"""
-
-    def __repr__(self) -> str:
-        """Show no credentials."""
-        return f"Address({self.shown!r})"
-
-    @classmethod
-    def of(cls, url: str) -> Address:
-        """Read ``http[s]://host[:port][/prefix]`` (``ws[s]`` will do). Raises `ConfigurationError`."""
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            raise _bad() from None
-        scheme = _SOCKET_SCHEMES.get(parts.scheme)
-        if scheme is None or not host or parts.query or parts.fragment:
-            raise _bad()
-        name = f"[{host}]" if ":" in host else host
-        shown = f"{parts.scheme}://{name}" + (f":{port}" if port else "")
-        prefix = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
-        uri = f"{scheme}://{parts.netloc}{prefix}{SOCKET_PATH}"
-        return cls(uri, shown + prefix, _is_loopback(host), "@" in parts.netloc)
-
-
-def _bad() -> ConfigurationError:
-    return ConfigurationError(
-        "the server's address must look like http://host:port or https://host/prefix"
-    )

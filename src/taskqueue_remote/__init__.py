@@ -1,6 +1,6 @@
 """The backend named ``server``: publishing and control through a running server's HTTP API.
 
-For a process that cannot reach the store itself, as when the memory backend lives in the server.
+For processes that cannot reach the store, for example because the server uses the memory backend.
 """
 
 from taskqueue_remote.backend import RemoteBackend, create_backend

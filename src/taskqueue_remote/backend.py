@@ -1,4 +1,4 @@
-"""The ``server`` backend, put together."""
+"""The backend and its factory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _HEALTH_TIMEOUT = 5.0
 
 
 class RemoteBackend:
-    """See `taskqueue_core.backend.Backend`. Has no subscriptions. The server's backend decides how durable it is.
+    """A backend whose calls are HTTP requests to a server: see `taskqueue_core.backend.Backend`.
 
-    So it does about limits of the flow, order and copies: what it does not keep is refused.
+    It has no subscriptions. The server's backend decides about durability, limits, order and copies; the server
+    refuses what its backend does not support.
     """
 
     capabilities = Capabilities(
@@ -49,9 +50,9 @@ class RemoteBackend:
         transport: httpx2.AsyncBaseTransport | None = None,
         tls_ca: Path | str | None = None,
     ) -> None:
-        """Do no input or output. Raises `ConfigurationError`. A ``transport`` instead of the network is for tests.
+        """Open no connection. Raises `ConfigurationError`. Tests use a ``transport`` in place of the network.
 
-        ``tls_ca`` is a file of the authorities (PEM) to trust instead of the system's.
+        ``tls_ca`` is a file of certificate authorities (PEM), which are trusted instead of the system's.
         """
         self._client = HttpClient(url, token, transport, tls_ca=tls_ca)
         self.publisher = RemotePublisher(self._client)
@@ -66,17 +67,17 @@ class RemoteBackend:
         )
 
     def now(self) -> float:
-        """Return the server's time, known to within half a round trip; before its first answer this machine's."""
+        """Return the server's time, exact to half a round trip; before the first response, the time of this machine."""
         return self._client.clock.now()
 
     async def health(self) -> Health:
-        """Ask the server whether it is ready, which includes its store. Answers within 5 seconds."""
+        """Ask the server whether it and its store are ready. Returns within 5 seconds."""
         details: dict[str, str | int | float | bool | None] = {"url": self._client.address.shown}
         try:
             answer = await self._client.fetch("GET", "/ready", seconds=_HEALTH_TIMEOUT)
         except TaskQueueError as error:
             return Health(ok=False, backend="server", details=details | {"error": str(error)})
-        except Exception as error:  # noqa: BLE001 - health never raises, whatever a transport may
+        except Exception as error:  # noqa: BLE001 - health never raises
             name = type(error).__name__
             return Health(ok=False, backend="server", details=details | {"error": name})
         return Health(ok=answer.ok, backend="server", details=details | _scalars(answer.body))
@@ -99,7 +100,7 @@ def _scalars(body: bytes) -> dict[str, str | int | float | bool | None]:
 
 
 def create_backend() -> RemoteBackend:
-    """Make a backend for the server that the settings name (``TASKQUEUE_SERVER_URL`` and what goes with it)."""
+    """Return a backend for the server of the settings (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``)."""
     settings = load_settings(Settings)
     token = settings.token.get_secret_value() if settings.token else None
     return RemoteBackend(settings.server_url, token, tls_ca=settings.tls_ca)

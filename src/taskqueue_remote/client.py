@@ -1,4 +1,4 @@
-"""One HTTP client of a server: time limits, errors, and which failures leave a request's fate open."""
+"""The HTTP client of a server: timeouts, errors, and which failures leave the outcome of a request unknown."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from taskqueue_core.server_address import ServerAddress
 from taskqueue_remote.problems import problem_of, to_error
 
 TIME_HEADER = "taskqueue-time"
-"""an answer's header: the store's time when it was made, Unix seconds"""
+"""header of a response: the store's time when the response was made, in Unix seconds"""
 
 _DRIFT_PER_SECOND = 1e-4
-"""how far two clocks may run apart, per second"""
+"""maximum drift between two clocks, in seconds per second"""
 
 
 class RemoteClock:
-    """Keeps the best estimate heard so far: the one whose question was answered quickest.
+    """An estimate of the store's clock, from the response with the shortest round trip.
 
-    An estimate ages, so that a fresh one wins in the end. Before the first answer it is the system's clock.
+    The uncertainty of an estimate grows with its age, so that a newer one replaces it in time. Before the first
+    response it is the system's clock.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class RemoteClock:
         self._learned_at = monotonic()
 
     def now(self) -> float:
-        """Return Unix seconds of the store's clock."""
+        """Return the store's time in Unix seconds."""
         return self._offset + self._monotonic()
 
     def learn(self, header: str | None, requested: float) -> None:
-        """Learn from the answer, just in, to a question asked at monotonic time ``asked``."""
+        """Update the estimate from a response just received; ``requested`` is the monotonic time of the request."""
         if header is None:
             return
         try:
@@ -74,7 +75,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
-# Idle connections are given up before a server usually does, so that few requests meet a closed one.
+# Idle connections are closed earlier than servers usually close them, so that few requests use a closed one.
 _POOL = httpx2.Limits(max_connections=20, max_keepalive_connections=20, keepalive_expiry=2.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _CONNECTION_LOST = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
@@ -83,19 +84,19 @@ _UNAVAILABLE = 503
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A complete answer."""
+    """A complete response."""
 
     status: int
     body: bytes
 
     @property
     def ok(self) -> bool:
-        """Whether the status is one of success."""
+        """Whether the status is a success (2xx)."""
         return self.status in _SUCCESS
 
 
 class HttpClient:
-    """Talks to one server. Connects at the first call; safe for concurrent use within one event loop."""
+    """A client of one server. It connects at the first call and is safe for concurrent use in one event loop."""
 
     def __init__(
         self,
@@ -106,10 +107,10 @@ class HttpClient:
         tls_ca: Path | str | None = None,
         start_command: str = "taskqueue serve",
     ) -> None:
-        """Do no input or output. Raises `ConfigurationError` for an address or token that cannot be one.
+        """Open no connection. Raises `ConfigurationError` for an invalid address or token.
 
-        ``tls_ca`` is a file of the authorities (PEM) to trust instead of the system's; ``starts`` is the command that
-        who finds no server is pointed to.
+        ``tls_ca`` is a file of certificate authorities (PEM), which are trusted instead of the system's. An error
+        about an unreachable server suggests ``start_command``.
         """
         self.address = ServerAddress.of(url)
         check_token(token)
@@ -130,7 +131,7 @@ class HttpClient:
         body: object = None,
         query: Mapping[str, str | int] | None = None,
     ) -> T:
-        """Return the decoded answer, or raise what a local backend would."""
+        """Return the decoded response, or raise the error that a local backend would raise."""
         answer = await self.fetch(method, target, body=body, query=query)
         if not answer.ok:
             raise self.error(answer)
@@ -145,7 +146,7 @@ class HttpClient:
         query: Mapping[str, str | int] | None = None,
         seconds: float | None = None,
     ) -> Answer:
-        """Return an answer whatever its status. Raises `BackendUnavailable` where there is none, or none in time."""
+        """Return a response with any status. Raises `BackendUnavailable` if there is none in time."""
         content = None if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout(seconds):
@@ -154,7 +155,7 @@ class HttpClient:
                 except _CONNECTION_LOST:
                     if method != "GET":
                         raise
-                    # Likely an idle connection that the server closed just then: a new one tells.
+                    # Probably the server has just closed an idle connection: try a new one.
                     return await self._send(method, target, content, JSON, query)
         except TimeoutError as error:
             raise self._no_answer(error) from None
@@ -162,9 +163,9 @@ class HttpClient:
             raise self._no_answer(error) from None
 
     async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:
-        """POST something that is to happen once, and return an answer that says whether it did.
+        """POST a request that must not be repeated blindly, and return the response.
 
-        Raises `BackendUnavailable` only where nothing can have happened, else `PublishUnconfirmed`.
+        Raises `BackendUnavailable` only if the request certainly had no effect, otherwise `PublishUnconfirmed`.
         """
         try:
             answer = await self._send("POST", target, content, content_type, None)
@@ -183,16 +184,16 @@ class HttpClient:
         return answer
 
     def error(self, answer: Answer) -> TaskQueueError:
-        """Return the error that an answer without success stands for."""
+        """Return the error for an unsuccessful response."""
         return to_error(problem_of(answer.status, answer.body), self.address.shown)
 
     def decode(self, body: bytes, kind: type[T]) -> T:
-        """Decode JSON. Raises `ConfigurationError` where the server speaks otherwise."""
+        """Decode JSON. Raises `ConfigurationError` if it has an unexpected form."""
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigurationError(
-                f"the server at {self.address.shown} is not a taskqueue server, or has another version: {error}"
+                f"the server at {self.address.shown} is not a taskqueue server, or has an incompatible version: {error}"
             ) from None
 
     async def aclose(self) -> None:
@@ -224,20 +225,22 @@ class HttpClient:
             headers["authorization"] = f"Bearer {self._token}"
         try:
             return httpx2.AsyncClient(
-                base_url=self.address.base,
+                base_url=self.address.http_base,
                 headers=headers,
                 timeout=_TIMEOUT,
                 limits=_POOL,
                 transport=self._transport,
-                # Certificates take a tenth of a second to load.
+                # Loading certificates takes 0.1 s, so it is done only for TLS.
                 verify=(trusting(self._tls_ca) or True) if self.address.tls else False,
-                trust_env=not self.address.loopback,  # no proxy leads to this machine
+                trust_env=not self.address.loopback,  # no proxy for loopback
             )
         except httpx2.InvalidURL as error:
-            raise ConfigurationError(f"the address of the server is not valid: {error}") from None
+            raise ConfigurationError(
+                f"invalid server URL (TASKQUEUE_SERVER_URL): {error}"
+            ) from None
 
     def _may_have_happened(self, answer: Answer) -> bool:
-        # 503 says that it was not tried. What an unknown 500 or a proxy's 502 or 504 did, nobody knows.
+        # 503: the request was not executed. After an unknown 500, or a 502 or 504 of a proxy, the outcome is unknown.
         code = problem_of(answer.status, answer.body).code
         return answer.status != _UNAVAILABLE and code != BackendUnavailable.code
 

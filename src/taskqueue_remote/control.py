@@ -1,4 +1,4 @@
-"""The operator's side, over HTTP."""
+"""Control of queues, over HTTP."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Workers(msgspec.Struct, frozen=True):
 
 
 def batches(ids: Sequence[str]) -> Iterator[list[str]]:
-    """Yield checked ids in requests of an allowed size. Raises `InvalidInput`."""
+    """Check ids and yield them in batches of the allowed size. Raises `InvalidInput`."""
     for task_id in ids:
         check_name("id", task_id)
     for start in range(0, len(ids), LIMITS.batch):
@@ -77,7 +77,7 @@ class RemoteControl:
         return self._settings(await self._client.ask("GET", path("queues", key, "settings"), Raw))
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """Replace the settings. Where the answer is lost, `BackendUnavailable`: read them to know."""
+        """Replace the settings. After `BackendUnavailable`, read them to see whether they were replaced."""
         body = Raw(settings.model_dump_json().encode())
         target = path("queues", key, "settings")
         return self._settings(await self._client.ask("PUT", target, Raw, body=body))
@@ -87,11 +87,11 @@ class RemoteControl:
         return await self._client.ask("GET", path("queues", key, "ledger"), Ledger)
 
     async def stats(self, key: str) -> QueueStats:
-        """Return the queue at a glance."""
+        """Return the queue's statistics."""
         return await self._client.ask("GET", path("queues", key), QueueStats)
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        """Say what is known of tasks."""
+        """Return the status of each task; ``None`` for unknown ones."""
         known: dict[str, TaskStatus | None] = {}
         target = path("queues", key, "statuses")
         for ids in batches(task_ids):
@@ -99,7 +99,7 @@ class RemoteControl:
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """Return results as JSON text."""
+        """Return the result of each task as JSON text; ``None`` if it has none."""
         known: dict[str, bytes] = {}
         target = path("queues", key, "results")
         for ids in batches(task_ids):
@@ -108,17 +108,17 @@ class RemoteControl:
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the protocol's
-        """Raise `CapabilityMissing`: progress belongs to a delivery, and those are the workers'."""
+        """Raise `CapabilityMissing`: progress belongs to a delivery, and only workers have deliveries."""
         raise CapabilityMissing(
             "the server backend has no deliveries; report progress from a handler: Context.progress"
         )
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """End a live task as ``cancelled``. Where an answer was lost, a second call says False."""
+        """Cancel a task that has not ended. If the response was lost, a second call returns False."""
         return (await self._client.ask("DELETE", path("tasks", key, task_id), _Cancelled)).cancelled
 
     async def purge(self, key: str) -> int:
-        """End all waiting and scheduled tasks as ``cancelled``."""
+        """Cancel all waiting and scheduled tasks, and return their number."""
         target = path("queues", key, "purge")
         return (await self._client.ask("POST", target, _Count, query={"confirm": key})).count
 
@@ -134,7 +134,7 @@ class RemoteControl:
             query["after"] = page.next
 
     async def maintain(self) -> Maintained:
-        """Have the server do one bounded pass of housekeeping."""
+        """Let the server run one bounded pass of maintenance."""
         return await self._client.ask("POST", "/v1/maintain", Maintained)
 
     def _settings(self, text: Raw) -> QueueSettings:
@@ -142,5 +142,5 @@ class RemoteControl:
             return QueueSettings.model_validate_json(bytes(text))
         except ValidationError:
             raise ConfigurationError(
-                f"the server at {self._client.address.shown} has queue settings that this version does not support"
+                f"the server at {self._client.address.shown} sent unknown queue settings: upgrade this client"
             ) from None

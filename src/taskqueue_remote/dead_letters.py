@@ -69,7 +69,7 @@ class RemoteDeadLetters:
         return tuple(collected.values())
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        """Return one dead letter; ``None`` for a task that is not dead."""
+        """Return one dead letter; ``None`` for a task that is not a dead letter."""
         target = path("queues", key, "dead-letters", task_id)
         answer = await self._client.fetch("GET", target)
         if answer.status == _NOT_FOUND and problem_of(answer.status, answer.body).code == _NOT_DEAD:
@@ -79,17 +79,17 @@ class RemoteDeadLetters:
         return _to_dead_letter(self._client.decode(answer.body, _WireDeadLetter))
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        """Make dead tasks waiting again."""
+        """Make dead letters available again, and return their number."""
         return await self._act(key, "redrive", task_ids)
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """Give dead tasks up for good."""
+        """Discard dead letters, and return their number."""
         return await self._act(key, "discard", task_ids)
 
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
-        """Redrive or discard, as ``verb`` says, what the conditions of `DeadLetterFilter` let through."""
+        """Redrive or discard (``verb``) the dead letters that match the conditions of `DeadLetterFilter`."""
         DeadLetterFilter.of(now, **conditions)
-        if conditions.get("older_than") is not None:  # every call means the same time
+        if conditions.get("older_than") is not None:  # the same time in every request
             conditions["failed_before"] = max(0.0, now - conditions.pop("older_than"))
         fields = {name: value for name, value in conditions.items() if value is not None}
         target = path("queues", key, "dead-letters", verb)

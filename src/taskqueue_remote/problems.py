@@ -1,4 +1,4 @@
-"""From an HTTP answer that is not a success to the error that a local backend would have raised."""
+"""Translation of unsuccessful HTTP responses to the errors that a local backend would raise."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SERVER_ERRORS = range(500, 600)
 
 
 class RemoteProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """What a problem+json document says, or as much as the status alone does."""
+    """The content of a problem+json document, or only the status of a response without one."""
 
     status: int = 0
     code: str = ""
@@ -55,7 +55,7 @@ _decoder = msgspec.json.Decoder(RemoteProblem)
 
 
 def problem_of(status: int, body: bytes) -> RemoteProblem:
-    """Read a problem+json body. Anything else, as from a proxy, gives a problem without a code."""
+    """Read a problem+json body. Any other body, for example from a proxy, gives a problem without a code."""
     try:
         problem = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -64,7 +64,7 @@ def problem_of(status: int, body: bytes) -> RemoteProblem:
 
 
 def to_error(problem: RemoteProblem, server: str) -> TaskQueueError:
-    """Return the error that a problem stands for. ``server`` is its address, for the reader."""
+    """Return the error for a problem. ``server`` is the address that its text shows."""
     status, code, detail = problem.status, problem.code, problem.detail
     if code in _FIELD_ERRORS:
         return _field_error(_FIELD_ERRORS[code], problem)
@@ -72,7 +72,8 @@ def to_error(problem: RemoteProblem, server: str) -> TaskQueueError:
         return _ERRORS[code](detail or f"the server responded with status {status}")
     if status in _ACCESS_DENIED:
         return ConfigurationError(
-            f"the server at {server} refuses this client ({status}): {detail or 'check TASKQUEUE_TOKEN'}"
+            f"the server at {server} rejected the request ({status}): {detail or 'no reason given'}; "
+            "check TASKQUEUE_TOKEN"
         )
     if status in _TRY_LATER or status in _SERVER_ERRORS:
         return BackendUnavailable(

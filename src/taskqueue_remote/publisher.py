@@ -1,4 +1,4 @@
-"""The publisher: batches as NDJSON, with payloads spliced in as they are."""
+"""The publisher, which sends batches as NDJSON without re-encoding payloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a batch's answer: a confirmation, or what was wrong with the line."""
+    """One line of the response to a batch: a confirmation, or the reason why a line is invalid."""
 
     status: str
     key: str | None = None
@@ -46,16 +46,16 @@ _confirmation = msgspec.json.Decoder(Confirmation)
 
 
 class RemotePublisher:
-    """See `taskqueue_core.backend.Publisher`. A cancelled call may have happened: publish again with the same ids."""
+    """See `taskqueue_core.backend.Publisher`. A cancelled call may have published: publish again with the same ids."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Publish in requests of a bounded size, one after the other.
+        """Publish in requests of a bounded size, one after another. A task that the server finds invalid is refused.
 
-        `BackendUnavailable` says that nothing was stored; once a request was answered, whatever
-        goes wrong later is `PublishUnconfirmed`. What the server finds invalid is refused.
+        Raises `BackendUnavailable` if nothing was stored. After the first successful request, every failure is
+        `PublishUnconfirmed`.
         """
         confirmations: list[Confirmation] = []
         for lines in _chunks(tasks):
@@ -80,9 +80,9 @@ class RemotePublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """Schedule the next attempt. A lost answer is `PublishUnconfirmed`: schedule again with the same token.
+        """Schedule the next attempt. After `PublishUnconfirmed`, schedule again with the same token.
 
-        Raises `CapabilityMissing` for a delivery to settle: this backend hands out none.
+        Raises `CapabilityMissing` if there is a delivery to settle: this backend has no deliveries.
         """
         if settles is not None:
             raise CapabilityMissing("the server backend has no deliveries: workers settle them")
@@ -114,7 +114,7 @@ def _line(task: Task) -> bytes:
     wire = to_wire_task(task)
     payload = task.payload
     if b"\n" in payload or b"\r" in payload:
-        # Inside JSON text a bare line break is only ever space between tokens; here it would end the line.
+        # In JSON, a line break outside of strings is only whitespace; in NDJSON it would end the line.
         space = bytes.maketrans(b"\r\n", b"  ")
         wire = msgspec.structs.replace(wire, payload=Raw(payload.translate(space)))
     return _encoder.encode(wire)

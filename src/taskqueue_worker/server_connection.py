@@ -24,7 +24,7 @@ from taskqueue_core.protocol.client_session import (
     Welcomed,
 )
 from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTOCOL
-from taskqueue_core.server_address import Address
+from taskqueue_core.server_address import ServerAddress
 
 OPEN_SECONDS = 10.0
 """time for the handshake, and for the welcome after it"""
@@ -61,15 +61,15 @@ class _NoRedirectConnect(connect):
 
 
 async def open_socket(
-    address: Address, token: str | None = None, tls: ssl.SSLContext | None = None
+    address: ServerAddress, token: str | None = None, tls: ssl.SSLContext | None = None
 ) -> ClientConnection:
     """Open a socket, with the token in a header.
 
     Frames are not compressed: payloads are small, and a decompression bomb is impossible.
     """
-    secure = address.uri.startswith("wss:")
+    secure = address.tls
     return await _NoRedirectConnect(
-        address.uri,
+        address.socket_uri,
         additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
         ssl=(tls or True) if secure else None,  # True: trust the system's authorities
         subprotocols=[Subprotocol(SUBPROTOCOL)],

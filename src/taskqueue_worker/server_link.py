@@ -35,7 +35,7 @@ from taskqueue_core.protocol.frames import (
     SUBPROTOCOL,
 )
 from taskqueue_core.retry import Outcome
-from taskqueue_core.server_address import Address
+from taskqueue_core.server_address import ServerAddress
 from taskqueue_worker.server_connection import ConnectionEnd, EndKind, ServerConnection, open_socket
 from taskqueue_worker.threads import ThreadsafeInbox
 
@@ -95,7 +95,7 @@ class ServerLink:
     def __init__(
         self,
         session: ClientSession,
-        address: Address,
+        address: ServerAddress,
         backoff: Backoff,
         deliver: Callable[[Work], None],
         *,

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from taskqueue_core.client_security import check_token, trusting, warn_if_readable
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.protocol.client_session import ClientSession, Delivered, Revoked
-from taskqueue_core.server_address import Address
+from taskqueue_core.server_address import ServerAddress
 from taskqueue_core.telemetry import consumed
 from taskqueue_worker.base import BaseWorker
 from taskqueue_worker.quarantine import Quarantine
@@ -55,7 +55,7 @@ class Worker(BaseWorker):
             grace=grace,
             quarantine=quarantine,
         )
-        self._address = None if url is None else Address.of(url)
+        self._address = None if url is None else ServerAddress.of(url)
         self._token = token.get_secret_value() if isinstance(token, SecretStr) else token
         check_token(self._token)
         self._tls_ca = tls_ca
@@ -71,7 +71,7 @@ class Worker(BaseWorker):
         """Change options before serving; ``None`` leaves an option unchanged. Raises `ConfigurationError`."""
         self._configure(worker_id, concurrency)
         if url is not None:
-            self._address = Address.of(url)
+            self._address = ServerAddress.of(url)
 
     @asynccontextmanager
     async def _open_source(
@@ -80,14 +80,14 @@ class Worker(BaseWorker):
         address, token, tls_ca = self._address, self._token, self._tls_ca
         if address is None or token is None or tls_ca is None:
             settings = load_settings(Settings)
-            address = address or Address.of(settings.server_url)
+            address = address or ServerAddress.of(settings.server_url)
             token = token or (settings.token.get_secret_value() if settings.token else None)
             tls_ca = tls_ca or settings.tls_ca
         check_token(token)
         warn_if_readable(address.shown, token, loopback=address.loopback)
         tls = trusting(tls_ca)
         # A user and a password in the URL occupy the Authorization header: the hello carries the token instead.
-        header, hello = (None, token) if address.credentials else (token, None)
+        header, hello = (None, token) if address.has_credentials else (token, None)
         capacity = self._concurrency + self._prefetch
         session = ClientSession(worker_id, self.keys, capacity, hello)
 

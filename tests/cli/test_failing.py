@@ -147,3 +147,20 @@ def test_settings_of_the_current_folder_are_read(cli: Cli) -> None:
     """A taskqueue.toml beside the work is enough; the environment wins over it."""
     Path("taskqueue.toml").write_text('server_url = "http://127.0.0.1:2"\nbackend = "nowhere"\n')
     assert cli("stats").code == 0
+
+
+def test_a_worker_without_handlers_prints_one_value(cli: Cli) -> None:
+    """With --json the error is the only JSON value, since nothing was started."""
+    Path("idle_worker.py").write_text("from taskqueue_worker import Worker\n\nworker = Worker()\n")
+    done = cli("worker", "idle_worker:worker", "--json")
+    assert done.code == 2
+    assert "has no handlers" in done.told["error"]["detail"]
+
+
+def test_a_setting_that_excludes_another_is_an_input_error(cli: Cli, store: Shared) -> None:
+    """A limit on a sharded queue is refused with the reason."""
+    assert store is not None
+    assert cli("queue", "set", "k", "--shards", "4").code == 0
+    done = cli("queue", "set", "k", "--capacity", "5", "--json")
+    assert done.code == 2
+    assert "a queue with capacity cannot have shards" in done.told["error"]["detail"]

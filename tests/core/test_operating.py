@@ -131,7 +131,11 @@ async def test_a_bad_name_is_refused_before_anything_is_read() -> None:
         ('{"order":"lifo"}', "order: got str of length 4 out of range; allowed: 'fifo' or 'fair'"),
         (
             '{"weights":{"s3cret":1}}',
-            "weights: got dict of length 1; allowed: its default, for it needs order 'fair'",
+            "weights: got dict of length 1; allowed: its default, because it needs order 'fair'",
+        ),
+        (
+            '{"shards":4,"capacity":1}',
+            "shards: got int; allowed: its default, because a queue with capacity cannot have shards",
         ),
         (
             '{"order":"fair","weights":{"s3cret":0}}',

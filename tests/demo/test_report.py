@@ -1,6 +1,7 @@
 """The account: what is wrong is seen, and said in every form."""
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from taskqueue_cli.demo import DemoOptions, Report, view_for
 from taskqueue_cli.demo.check import Comparison
-from taskqueue_cli.demo.plan import DemoPlan, make_plan
-from taskqueue_cli.demo.report import Killed
+from taskqueue_cli.demo.plan import DemoOptions, DemoPlan, make_plan
+from taskqueue_cli.demo.progress import JobProgress, heading
+from taskqueue_cli.demo.report import Killed, Report
+from taskqueue_cli.demo_frame.view import view_for
 from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, Task
 
 
@@ -109,15 +111,33 @@ def test_oddities_are_told(report: Report) -> None:
         assert words in text
 
 
+def test_a_terminal_shows_bars_and_counts(report: Report) -> None:
+    """A bar for the tasks, one for the comparison once that begins, and the counts of the queue."""
+    console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system=None)
+    progress = JobProgress(report.plan)
+    progress.update(report.stats)
+    with console.capture() as capture:
+        console.print(progress.render())
+    assert re.search("tasks [━╸╺]+ +100% 4 / 4", capture.get())
+    assert "compared" not in capture.get()
+    progress.compared = 1
+    with console.capture() as capture:
+        console.print(progress.render())
+    assert re.search("compared [━╸╺]+ +33% 1 / 3", capture.get())
+    assert re.search("published +waiting +scheduled +in flight +done", capture.get())
+
+
 def shown(report: Report, *, terminal: bool = False) -> str:
     """What a person sees of a run."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
     options = DemoOptions(path=Path("/x"), backend="b")
-    with view_for(console) as view:
-        view.begin(options, report.plan)
-        view.update(report.stats)
+    view, progress = view_for(console), JobProgress(report.plan)
+    with view.begin(heading(options, report.plan)):
+        progress.update(report.stats)
+        view.update(progress)
         view.event("worker-1 killed", "red")
-        view.comparing(3)
+        progress.compared = 3
+        view.update(progress)
         view.end(report)
     return file.getvalue()

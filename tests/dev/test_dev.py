@@ -106,7 +106,7 @@ def test_an_old_python_can_read_the_file() -> None:
     ("modules", "sentence"),
     [
         (None, "No working Python 3.13, 3.12 or 3.11 was found: install the package"),
-        ("venv", "Python 3.11 cannot make an environment: install the package python3.11-venv."),
+        ("venv", "Python 3.11 cannot create an environment: install the package python3.11-venv."),
     ],
 )
 @pytest.mark.usefixtures("checkout")
@@ -243,10 +243,10 @@ def test_pip_is_quiet_until_it_fails(
 ) -> None:
     """A command's noise is hidden; of one that fails the end is shown, with one sentence."""
     folder = str(checkout)
-    dev.must([str(script("fine", "echo noise"))], folder)
+    dev.run_or_fail([str(script("fine", "echo noise"))], folder)
     assert capsys.readouterr() == ("", "")
-    with pytest.raises(dev.Trouble, match="failed, as shown above"):
-        dev.must([str(script("bad", "seq 100; exit 3"))], folder)
+    with pytest.raises(dev.Failure, match="failed, as shown above"):
+        dev.run_or_fail([str(script("bad", "seq 100; exit 3"))], folder)
     assert capsys.readouterr().err.split() == [str(number) for number in range(86, 101)]
 
 
@@ -308,7 +308,7 @@ def test_a_command_becomes_its_program(
         became.append((Path(folder).name, " ".join(command)))
         return 0
 
-    monkeypatch.setattr(dev, "become", become)
+    monkeypatch.setattr(dev, "replace_process", become)
     assert dev.main(line.split()) == 0
     assert became == [("3.12" if "3.12" in line else "3.13", program)]
 
@@ -318,7 +318,7 @@ def test_all_tests_are_run_after_all_programs_are_fetched(monkeypatch: pytest.Mo
     """U30: a whole run fetches what the tests need first, and has three processes."""
     ran: list[str] = []
     monkeypatch.setattr("subprocess.call", lambda command, **_: ran.append(" ".join(command)))
-    monkeypatch.setattr(dev, "become", lambda _folder, command: ran.append(" ".join(command)))
+    monkeypatch.setattr(dev, "replace_process", lambda _folder, command: ran.append(" ".join(command)))
     dev.main(["test", "-x", "--all"])
     marked = "python -m pytest -m not chaos and not soak --numprocesses 3 --dist loadfile -x"
     assert ran == ["python -m tests.binaries", marked]
@@ -329,7 +329,7 @@ def test_the_report_is_of_the_job_before(checkout: Path, monkeypatch: pytest.Mon
     """G10: `report` reads the journal that `run` left, and says so where there was no run."""
     became: list[list[str]] = []
     monkeypatch.setattr(
-        dev, "become", lambda _folder, command, **_variables: became.append(command)
+        dev, "replace_process", lambda _folder, command, **_variables: became.append(command)
     )
     assert dev.main(["report"]) == 2
     assert became == []

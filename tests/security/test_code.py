@@ -17,7 +17,7 @@ FILES = sorted((ROOT / "src").rglob("*.py"))
 IMPORTERS = {
     "taskqueue_conformance/__init__.py": "its own modules, by a fixed table",
     "taskqueue_conformance/plugin.py": "a module of the kit, by a fixed name",
-    "taskqueue_cli/demo/child.py": "the demo's own programs",
+    "taskqueue_cli/demo_frame/processes.py": "the demo's own programs",
     "taskqueue_core/loading.py": "the backend that the operator names",
     "taskqueue_worker/load.py": "the worker that the command line names",
     "taskqueue_spark/cli/session.py": "two libraries, by fixed names",

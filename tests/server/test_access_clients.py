@@ -16,7 +16,7 @@ from websockets.http11 import Request, Response
 
 from taskqueue_core.client_security import trusting
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
-from taskqueue_core.server_address import Address
+from taskqueue_core.server_address import ServerAddress
 from taskqueue_core.tasks import Published, Task
 from taskqueue_remote import RemoteBackend
 from taskqueue_server.auth.tls import server_context
@@ -156,7 +156,7 @@ async def test_a_redirect_is_not_followed(path: Path) -> None:
         async with serve(never, "127.0.0.1", 0, process_request=away) as server:
             port = next(iter(server.sockets)).getsockname()[1]
             with pytest.raises(InvalidStatus):
-                await open_socket(Address.of(f"http://127.0.0.1:{port}"), A)
+                await open_socket(ServerAddress.of(f"http://127.0.0.1:{port}"), A)
         assert len(it.context.registry) == 0
 
 
@@ -185,7 +185,7 @@ class TestTls:
         ca = None if which == "unknown_authority" else files.authority
         async with self.secure(path, certificate, files.key) as it:
             with pytest.raises(ssl.SSLCertVerificationError):
-                await open_socket(Address.of(it.server.url), A, trusting(ca))
+                await open_socket(ServerAddress.of(it.server.url), A, trusting(ca))
             remote = RemoteBackend(it.server.url, A, tls_ca=ca)
             with pytest.raises(BackendUnavailable, match="no response"):
                 await remote.publisher.publish(Task(key="a"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_cli.demo.journals import find_journal_keeper, prepare_journal_file
+from taskqueue_cli.demo.run import find_journal_keeper, prepare_journal_file
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.journal.keep import lines_of
 from taskqueue_redis.journal.reader import JournalEntry

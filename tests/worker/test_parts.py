@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.server_address import SOCKET_PATH, Address
+from taskqueue_core.server_address import SOCKET_PATH, ServerAddress
 from taskqueue_worker import Worker
 from taskqueue_worker.base import _make_worker_id
 from taskqueue_worker.handlers import Handlers
@@ -116,10 +116,10 @@ def test_threads_are_started_when_needed_and_end() -> None:
 )
 def test_addresses(url: str, uri: str, shown: str) -> None:
     """What is shown has no credentials in it."""
-    address = Address.of(url)
-    assert address.uri == uri + SOCKET_PATH
+    address = ServerAddress.of(url)
+    assert address.socket_uri == uri + SOCKET_PATH
     assert address.shown == shown
-    assert repr(address) == f"Address({shown!r})"
+    assert repr(address) == f"ServerAddress({shown!r})"
     assert address.loopback is ("127.0.0.1" in url or "::1" in url)
 
 
@@ -220,7 +220,7 @@ async def test_options_may_be_changed_before_serving() -> None:
     worker = Worker("http://h", worker_id="a", concurrency=3, prefetch=2)
     worker.configure(url="http://other", concurrency=5)
     worker.configure()
-    assert worker._address == Address.of("http://other")
+    assert worker._address == ServerAddress.of("http://other")
     assert (worker._worker_id, worker._concurrency) == ("a", 5)
     with pytest.raises(ConfigurationError):
         worker.configure(concurrency=9_999)

@@ -1,4 +1,4 @@
-"""``taskqueue publish --batch``: a file of tasks, one JSON object per line."""
+"""``taskqueue publish --batch``: publish a file of tasks, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 class _BatchResult:
-    """What became of the lines."""
+    """The outcome of each line."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -79,9 +79,9 @@ class _BatchResult:
 def publish_file(
     path: Path, key: str | None, server: str | None, *, wait: float, as_json: bool
 ) -> None:
-    """Publish the good lines whatever the others are like; exit with 1 if not every line is stored.
+    """Publish the valid lines of a file; exit with 1 unless every line is stored.
 
-    For room it waits up to ``wait`` seconds in all.
+    If queues are full, wait for up to ``wait`` seconds in total.
     """
     result = _BatchResult()
     end = time.monotonic() + wait
@@ -93,7 +93,9 @@ def publish_file(
                 advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - one line
                 asyncio.run(_publish(file, key, server, result, advance, end=end))
     except OSError as error:
-        raise InvalidInput("batch", error.strerror or "an error", "a readable file") from None
+        raise InvalidInput(
+            "batch", f"a file that cannot be read ({error.strerror})", "a readable file, or -"
+        ) from None
     if as_json:
         print_json(result.to_dict())
     else:
@@ -113,7 +115,7 @@ async def _publish(
 ) -> None:
     read = 0
     async with opened(server) as backend:
-        await backend.health()  # a backend elsewhere tells its time with its first answer
+        await backend.health()  # a remote backend learns the server's time from its first response
         queue = Queue(backend)
         pending: list[tuple[int, Task]] = []
         for number, line in enumerate(_lines(file), start=1):
@@ -147,9 +149,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     while line := file.readline(_MAX_LINE_BYTES):
         yield line
         while not line.endswith(b"\n") and len(line) == _MAX_LINE_BYTES:
-            line = file.readline(
-                _MAX_LINE_BYTES
-            )  # the rest of a line that is invalid for its length
+            line = file.readline(_MAX_LINE_BYTES)  # skip the rest of a line that is too long
 
 
 def _task(line: bytes, key: str | None, now: float) -> Task:
@@ -157,7 +157,9 @@ def _task(line: bytes, key: str | None, now: float) -> Task:
         decoded = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
-            "line", str(error)[:120], "one JSON object that describes a task"
+            "line",
+            f"invalid JSON ({str(error)[:120]})",
+            "one JSON object with the fields of a task",
         ) from None
     return Task(
         key=decoded.key or key or "",

@@ -1,4 +1,4 @@
-"""``taskqueue dlq``: look at dead letters, and decide about them."""
+"""``taskqueue dlq``: list, redrive and discard dead letters."""
 
 from __future__ import annotations
 
@@ -14,30 +14,19 @@ from rich.text import Text
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
 from taskqueue_cli.commands.status import Id, Key, NoTask, format_time
-from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_cli.output import AsJson, argument, console, option, print_json
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.dead_letter_filter import act_on_all
 from taskqueue_core.protocol.frames import to_wire_task
 from taskqueue_core.tasks import DeadLetter
 
-Ids = Annotated[
-    list[str] | None, typer.Argument(metavar="ID", help="Task ids.", show_default=False)
-]
+Ids = Annotated[list[str] | None, argument("Task ids.", metavar="ID")]
 All = Annotated[bool, typer.Option("--all", help="Select all dead letters of the queue.")]
-Reason = Annotated[
-    str | None, typer.Option(help="Only dead letters with exactly this reason.", show_default=False)
-]
-Error = Annotated[
-    str | None,
-    typer.Option(help="Only dead letters whose last error contains this text.", show_default=False),
-]
+Reason = Annotated[str | None, option("Only dead letters with exactly this reason.")]
+Error = Annotated[str | None, option("Only dead letters whose last error contains this text.")]
 OlderThan = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        help="Only dead letters that failed at least this many seconds ago.",
-        show_default=False,
-    ),
+    option("Only dead letters that failed at least this many seconds ago.", metavar="SECONDS"),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Limit = Annotated[
@@ -207,7 +196,9 @@ async def _act(
     async with opened(server) as backend:
         dead_letters = dead_letters_of(backend)
         if any(value is not None for value in conditions.values()):
-            await backend.health()  # a backend elsewhere tells its time with its first answer
+            await (
+                backend.health()
+            )  # a remote backend learns the server's time from its first response
             return await act_on_all(dead_letters, verb, key, backend.now(), **conditions)
         return await (dead_letters.redrive if verb == "redrive" else dead_letters.discard)(
             key, *ids

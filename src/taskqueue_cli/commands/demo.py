@@ -1,23 +1,17 @@
-"""``taskqueue demo``."""
+"""``taskqueue demo``: run the demo."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
 import sysconfig
-from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, note, paragraphs, print_json
+from taskqueue_cli.output import AsJson, argument, option, paragraphs
 from taskqueue_core.config import Settings, load_settings
-
-T = TypeVar("T")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -28,32 +22,23 @@ def add_to(app: typer.Typer) -> None:
 def run(
     path: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="PATH",
-            help="Folder or file to process. Default: Python's standard library.",
-            show_default=False,
-        ),
+        argument("Folder or file to process. Default: Python's standard library.", metavar="PATH"),
     ] = None,
     *,
     backend: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Backend of the server: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
             metavar="BACKEND",
-            help="Backend of the server: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            show_default=False,
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of worker processes.")] = 2,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of files to process.", show_default=False),
-    ] = None,
+    limit: Annotated[int | None, option("Maximum number of files to process.", min=1)] = None,
     journal: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "Write the journal of the run to this new file, for `taskqueue pipeline report --journal FILE`.",
             metavar="FILE",
-            help="Write the journal of the run to this new file, for `taskqueue pipeline report --journal FILE`.",
-            show_default=False,
         ),
     ] = None,
     keep_going: Annotated[
@@ -74,13 +59,8 @@ def run(
 
     If the backend needs a store and its settings name none, the command starts one for the run.
     """
-    from taskqueue_cli.demo import (  # noqa: PLC0415 - no other command needs it
-        DemoFailed,
-        DemoOptions,
-        Report,
-        run_demo,
-        view_for,
-    )
+    from taskqueue_cli.demo import DemoOptions, run_demo  # noqa: PLC0415 - no other command needs it
+    from taskqueue_cli.demo_frame.run import run_command  # noqa: PLC0415 - as above
 
     name = backend or load_settings(Settings).backend
     store = embedded_store(name)
@@ -94,32 +74,4 @@ def run(
         journal=journal,
         keep_going=keep_going,
     )
-    shown = Console(stderr=True, highlight=False) if as_json else console
-    reports: list[Report] = []
-
-    def reported(report: Report) -> None:
-        reports.append(report)
-        if as_json:
-            print_json(report.to_dict())
-
-    try:
-        asyncio.run(interruptible(run_demo(options, view_for(shown), reported)))
-    except DemoFailed as error:
-        if error.logs:
-            note(error.logs, "dim")
-        raise
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        if not reports:
-            raise typer.Exit(INTERRUPTED) from None
-    if not all(report.ok for report in reports):
-        raise typer.Exit(FAILED)
-
-
-async def interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Have SIGTERM and SIGHUP end the work as Ctrl-C does: in order."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, task.cancel)
-    return await task
+    run_command(partial(run_demo, options), as_json=as_json)

@@ -1,4 +1,4 @@
-"""``taskqueue migrate``: move everything from one backend to another."""
+"""``taskqueue migrate``: migrate from one backend to another."""
 
 from __future__ import annotations
 

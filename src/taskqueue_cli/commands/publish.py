@@ -1,4 +1,4 @@
-"""``taskqueue publish``: one task, or a file of them."""
+"""``taskqueue publish``: publish one task, or a file of tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
 from taskqueue_cli.commands.batch import publish_file
-from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_cli.output import AsJson, argument, console, option, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration
@@ -29,65 +29,42 @@ def add_to(app: typer.Typer) -> None:
 def publish(
     key: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            "Key of the task, which names its queue. With --batch: for lines without a key.",
             metavar="KEY",
-            help="Key of the task, which names its queue. With --batch: for lines without a key.",
-            show_default=False,
         ),
     ] = None,
     payload: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            "JSON text; - reads stdin, @FILE reads a file. Default: null.",
             metavar="PAYLOAD|-|@FILE",
-            help="JSON text; - reads stdin, @FILE reads a file. Default: null.",
-            show_default=False,
         ),
     ] = None,
     *,
     task_id: Annotated[
         str | None,
-        typer.Option(
-            "--id",
-            help="Id of the task. Publishing the same id again has no effect. Default: random.",
-            show_default=False,
+        option(
+            "Id of the task. Publishing the same id again has no effect. Default: random.", "--id"
         ),
     ] = None,
     priority: Annotated[
         int, typer.Option(min=0, max=9, help="Priority; higher priorities are delivered first.")
     ] = DEFAULT_PRIORITY,
-    delay: Annotated[
-        float | None,
-        typer.Option(help="Seconds before the task may be delivered.", show_default=False),
-    ] = None,
+    delay: Annotated[float | None, option("Seconds before the task may be delivered.")] = None,
     expires_in: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds after which the task is no longer delivered.", show_default=False
-        ),
+        float | None, option("Seconds after which the task is no longer delivered.")
     ] = None,
-    tenant: Annotated[
-        str | None, typer.Option(help="Tenant that the task belongs to.", show_default=False)
-    ] = None,
+    tenant: Annotated[str | None, option("Tenant that the task belongs to.")] = None,
     ordering_key: Annotated[
-        str | None,
-        typer.Option(
-            help="Ordering key: tasks with the same key run one after another.", show_default=False
-        ),
+        str | None, option("Ordering key: tasks with the same key run one after another.")
     ] = None,
     max_attempts: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=1000,
-            help="Maximum number of attempts; overrides the setting of the queue.",
-            show_default=False,
-        ),
+        option("Maximum number of attempts; overrides the setting of the queue.", min=1, max=1000),
     ] = None,
     header: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="Header of the task. May be repeated.", show_default=False
-        ),
+        list[str] | None, option("Header of the task. May be repeated.", metavar="NAME=VALUE")
     ] = None,
     wait: Annotated[
         float,
@@ -99,11 +76,10 @@ def publish(
     ] = 0,
     batch: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Publish each line of a file (- for stdin), a JSON object with key, payload, id, priority, "
+        option(
+            "Publish each line of a file (- for stdin), a JSON object with key, payload, id, priority, "
             "delay, expires_in ...",
-            show_default=False,
+            metavar="FILE",
         ),
     ] = None,
     server: ServerUrl = None,
@@ -152,7 +128,7 @@ async def _timed(
 ) -> Task:
     if delay is None and expires_in is None:
         return task
-    await backend.health()  # a backend elsewhere tells its time with its first answer
+    await backend.health()  # a remote backend learns the server's time from its first response
     fields = {name: getattr(task, name) for name in task.__struct_fields__}
     for name, seconds, field in (
         ("delay", delay, "not_before"),
@@ -165,7 +141,7 @@ async def _timed(
 
 
 def payload_of(argument: str | None) -> bytes:
-    """Return the JSON text that a word on the command line stands for. Raises `InvalidInput`."""
+    """Return the JSON text of a PAYLOAD argument. Raises `InvalidInput`."""
     if argument is None:
         return b"null"
     text = _read(argument).strip()
@@ -189,7 +165,9 @@ def _read(text: str) -> bytes:
         with Path(text[1:]).open("rb") as file:
             return file.read(LIMITS.payload + 1)
     except OSError as error:
-        raise InvalidInput("payload", error.strerror or "an error", "a readable file") from None
+        raise InvalidInput(
+            "payload", f"a file that cannot be read ({error.strerror})", "@FILE, a readable file"
+        ) from None
 
 
 def _headers(texts: list[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``taskqueue queue``: what limits and orders the flow through queues, and where copies go."""
+"""``taskqueue queue``: show and change the settings of queues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskqueue_cli.limits import (
     parse_rate,
     parse_seconds,
 )
-from taskqueue_cli.output import AsJson, console, note, print_json
+from taskqueue_cli.output import AsJson, argument, console, note, option, print_json
 from taskqueue_core.capabilities import Control, Order, QueueSettings, control_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue_settings import (
@@ -35,19 +35,15 @@ from taskqueue_core.queue_settings import (
 from taskqueue_core.tasks import QueueStats
 
 T = TypeVar("T")
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Name of the queue.", show_default=False)]
-OtherKeys = Annotated[
-    list[str],
-    typer.Argument(metavar="OTHER...", help="Queues that receive the copies.", show_default=False),
-]
+Key = Annotated[str, argument("Name of the queue.", metavar="KEY")]
+OtherKeys = Annotated[list[str], argument("Queues that receive the copies.", metavar="OTHER...")]
 Intake = Annotated[bool, typer.Option("--intake", help="Apply to publishing instead of delivery.")]
 Version = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "Change the settings only if this is their version. Default: merge with concurrent changes.",
         min=0,
         metavar="N",
-        help="Change the settings only if this is their version. Default: merge with concurrent changes.",
-        show_default=False,
     ),
 ]
 
@@ -114,103 +110,74 @@ def change(
     *,
     capacity: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Maximum number of tasks not yet delivered; further publishes are refused.",
             metavar=f"N|{NONE}",
-            help="Maximum number of tasks not yet delivered; further publishes are refused.",
-            show_default=False,
         ),
     ] = None,
     max_inflight: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Maximum number of tasks in flight over all workers; 0 for no limit.",
-            show_default=False,
-        ),
+        option("Maximum number of tasks in flight over all workers; 0 for no limit.", metavar="N"),
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Option(
-            metavar=f"N/TIME|{NONE}",
-            help="Maximum delivery rate, for example 1000/1s, 100/1m or 15/1h.",
-            show_default=False,
+        option(
+            "Maximum delivery rate, for example 1000/1s, 100/1m or 15/1h.", metavar=f"N/TIME|{NONE}"
         ),
     ] = None,
     max_processing_time: Annotated[
         str | None,
-        typer.Option(
-            metavar=f"SECONDS|{NONE}",
-            help="Redeliver a task after this many seconds without progress.",
-            show_default=False,
+        option(
+            "Redeliver a task after this many seconds without progress.", metavar=f"SECONDS|{NONE}"
         ),
     ] = None,
     order: Annotated[
         Order | None,
-        typer.Option(
-            help="Order of delivery: first in, first out; or tenants in turn, which the settings of tenants need.",
-            show_default=False,
+        option(
+            "Order of delivery: first in, first out; or tenants in turn, which the settings of tenants need."
         ),
     ] = None,
     weight: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar=f"TENANT=N|{NONE}",
-            help=f"Weight of a tenant: its turns for each turn of the others. Repeatable; TENANT={NONE} removes it, "
+        option(
+            f"Weight of a tenant: its turns for each turn of the others. Repeatable; TENANT={NONE} removes it, "
             f"{NONE} removes all weights.",
-            show_default=False,
+            metavar=f"TENANT=N|{NONE}",
         ),
     ] = None,
     tenant_capacity: Annotated[
-        str | None,
-        typer.Option(
-            metavar=f"N|{NONE}", help="Like --capacity, for each tenant.", show_default=False
-        ),
+        str | None, option("Like --capacity, for each tenant.", metavar=f"N|{NONE}")
     ] = None,
     tenant_max_inflight: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Like --max-inflight, for each tenant.", show_default=False),
+        int | None, option("Like --max-inflight, for each tenant.", metavar="N")
     ] = None,
     tenant_rate: Annotated[
-        str | None,
-        typer.Option(
-            metavar=f"N/TIME|{NONE}", help="Like --rate, for each tenant.", show_default=False
-        ),
+        str | None, option("Like --rate, for each tenant.", metavar=f"N/TIME|{NONE}")
     ] = None,
     floor_share: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "Share of deliveries reserved for the lowest priority: 0.1 is about one in ten; 0 for none.",
             metavar="SHARE",
-            help="Share of deliveries reserved for the lowest priority: 0.1 is about one in ten; 0 for none.",
-            show_default=False,
         ),
     ] = None,
     shards: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Number of store partitions to spread the queue over; not possible for a queue with limits.",
             metavar="N",
-            help="Number of store partitions to spread the queue over; not possible for a queue with limits.",
-            show_default=False,
         ),
     ] = None,
     journal: Annotated[
         bool | None,
-        typer.Option(
+        option(
+            "Record every state change in the journal, which `taskqueue pipeline` reads.",
             "--journal/--no-journal",
-            help="Record every state change in the journal, which `taskqueue pipeline` reads.",
-            show_default=False,
         ),
     ] = None,
-    paused: Annotated[
-        bool | None,
-        typer.Option("--paused/--resumed", help="Stop or resume delivery.", show_default=False),
-    ] = None,
+    paused: Annotated[bool | None, option("Stop or resume delivery.", "--paused/--resumed")] = None,
     intake_paused: Annotated[
-        bool | None,
-        typer.Option(
-            "--intake-paused/--intake-resumed",
-            help="Stop or resume publishing.",
-            show_default=False,
-        ),
+        bool | None, option("Stop or resume publishing.", "--intake-paused/--intake-resumed")
     ] = None,
     version: Version = None,
     server: ServerUrl = None,
@@ -238,7 +205,7 @@ def change(
         changes["max_processing_time"] = parse_seconds("max_processing_time", max_processing_time)
     if not (changes or weight):
         raise typer.BadParameter("nothing to set: give --capacity, --max-inflight, --rate ...")
-    apply_weights({}, weight or [])  # what is no weight is told before anything is asked
+    apply_weights({}, weight or [])  # refuse an invalid weight before any request
 
     def edit(current: QueueSettings) -> dict[str, Any]:
         return changes | ({"weights": apply_weights(current.weights, weight)} if weight else {})
@@ -285,7 +252,7 @@ def unbind(
     def edit(current: QueueSettings) -> dict[str, Any]:
         for other in others:
             if other not in current.bound_to:
-                known = ", ".join(current.bound_to) or f"none: {key} is not bound"
+                known = ", ".join(current.bound_to) or f"none, because {key} is not bound"
                 raise InvalidInput("OTHER", "a queue that receives no copies", known)
         return _binding_change(key, [item for item in current.bound_to if item not in others])
 
@@ -333,7 +300,7 @@ def _edit(
     version: int | None,
     as_json: bool,
 ) -> None:
-    """Change some of the settings to what ``edit`` makes of those in force."""
+    """Change the settings that ``edit`` returns for the current settings."""
 
     def edited(current: QueueSettings) -> QueueSettings:
         return read_settings(msgspec.json.encode(current.model_dump(mode="json") | edit(current)))
@@ -363,7 +330,7 @@ def _change(
         return settings, bool((await control.ledger(key)).published)
 
     settings, used = asyncio.run(_with_control(server, act))
-    if not used:  # perhaps the name is mistyped
+    if not used:  # the name may be mistyped
         note(f"no task has been published to {key!r} yet", "yellow")
     if as_json:
         print_json(_as_dict(key, settings))

@@ -1,4 +1,4 @@
-"""``taskqueue serve``."""
+"""``taskqueue serve``: run a server."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from taskqueue_cli.output import (
     LogFormat,
     configure_logging,
     console,
+    option,
     paragraphs,
     print_json,
 )
@@ -28,68 +29,54 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run(
-    host: Annotated[
-        str | None,
-        typer.Option(help="Address to listen on. Default: TASKQUEUE_HOST.", show_default=False),
-    ] = None,
+    host: Annotated[str | None, option("Address to listen on. Default: TASKQUEUE_HOST.")] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=65_535,
-            help="Port to listen on; 0 for any free port. Default: TASKQUEUE_PORT.",
-            show_default=False,
+        option(
+            "Port to listen on; 0 for any free port. Default: TASKQUEUE_PORT.", min=0, max=65_535
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Backend to serve: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
             metavar="BACKEND",
-            help="Backend to serve: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            show_default=False,
         ),
     ] = None,
     embedded_redis: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Start a private Valkey with its files in DIR, and use it as the backend.",
             EMBEDDED_OPTION,
             metavar="[DIR]",
-            help="Start a private Valkey with its files in DIR, and use it as the backend.",
-            show_default=False,
         ),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Number of server processes that share the port. Default: TASKQUEUE_PROCESSES.",
             min=1,
             max=64,
-            help="Number of server processes that share the port. Default: TASKQUEUE_PROCESSES.",
-            show_default=False,
         ),
     ] = None,
     *,
     extensions: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Extension to load, such as dispatch. May be repeated; adds to TASKQUEUE_EXTENSIONS.",
             "--with",
             metavar="EXTENSION",
-            help="Extension to load, such as dispatch. May be repeated; adds to TASKQUEUE_EXTENSIONS.",
-            show_default=False,
         ),
     ] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
-        typer.Option(
-            help="Minimum level of the log messages on stderr. Default: TASKQUEUE_LOG_LEVEL.",
-            show_default=False,
-        ),
+        option("Minimum level of the log messages on stderr. Default: TASKQUEUE_LOG_LEVEL."),
     ] = None,
     log_format: Annotated[
         LogFormat | None,
-        typer.Option(
-            help="Log format: key=value pairs or one JSON object per line; auto: short lines on a terminal, "
-            "else pairs. Default: TASKQUEUE_LOG_FORMAT.",
-            show_default=False,
+        option(
+            "Log format: key=value pairs or one JSON object per line; auto: short lines on a terminal, "
+            "else pairs. Default: TASKQUEUE_LOG_FORMAT."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -103,7 +90,7 @@ def run(
     server does. It needs the extra embedded, or a valkey-server or redis-server on PATH. Without DIR its
     files are in the user's data folder. It is intended for development and small installations.
     """
-    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - no other command needs a server
+    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - no other command needs the server
 
     settings = load_settings(Settings)
     options = {

@@ -1,4 +1,4 @@
-"""``taskqueue stats``."""
+"""``taskqueue stats``: show the ledgers of queues."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.table import Table
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
 from taskqueue_cli.limits import describe_limits
-from taskqueue_cli.output import FAILED, AsJson, console, print_json
+from taskqueue_cli.output import FAILED, AsJson, argument, console, print_json
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats
 
 _MAX_SHOWN = 10
-"""names of queues in an error"""
+"""maximum number of queues that an error names"""
 _LEDGER = Ledger.__struct_fields__
 _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
 _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
@@ -33,12 +33,14 @@ def add_to(app: typer.Typer) -> None:
 
 
 def show(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", show_default=False)] = None,
+    keys: Annotated[
+        list[str] | None, argument("Queues to show. Default: all queues.", metavar="KEY")
+    ] = None,
     *,
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exit with 1 if a ledger does not balance."""
+    """Show ledgers; exit with 1 if one does not balance."""
     queues, now = asyncio.run(_read(keys or [], server))
     if as_json:
         print_json([_as_dict(stats, settings) for stats, settings in queues])
@@ -54,11 +56,14 @@ def show(
 
 
 def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
-    """Raise `UnknownKey` for a queue that nobody has used: most likely it is mistyped."""
+    """Raise `UnknownKey` for a queue that has never been used: its name is probably mistyped."""
     for key in keys:
         if key not in known:
-            shown = ", ".join(known[:_MAX_SHOWN]) or "none yet"
-            raise UnknownKey("KEY", "an unknown queue", f"an existing queue: {shown}")
+            shown = ", ".join(known[:_MAX_SHOWN])
+            allowed = (
+                f"an existing queue: {shown}" if shown else "an existing queue; there are none yet"
+            )
+            raise UnknownKey("KEY", "an unknown queue", allowed)
 
 
 async def _read(
@@ -115,5 +120,5 @@ def _cells(ledger: Ledger, shown: list[str]) -> list[str]:
 
 
 def count(number: int) -> str:
-    """Return a number for a table, where zeros stand back."""
+    """Return a number for a table; zero is dimmed."""
     return f"{number:,}" if number else "[dim]0"

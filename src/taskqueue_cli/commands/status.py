@@ -1,4 +1,4 @@
-"""``taskqueue status`` and ``taskqueue result``."""
+"""``taskqueue status`` and ``taskqueue result``: show one task."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
-from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_cli.output import AsJson, argument, console, print_json
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import TaskStatus
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The task's key.", show_default=False)]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", show_default=False)]
+Key = Annotated[str, argument("The task's key.", metavar="KEY")]
+Id = Annotated[str, argument("The task's id.", metavar="ID")]
 
 
 class NoTask(TaskQueueError):
-    """Nothing is known of a task: it never was, or its time to be remembered is over."""
+    """The task was not found: its id is unknown, or its record has expired."""
 
     code = "not_found"
 
 
 class NoResult(TaskQueueError):
-    """A task has no result: it has not ended yet, ended otherwise, or its result was dropped in time."""
+    """The task has no result: it has not ended, ended without success, or its result has expired."""
 
     code = "no_result"
 
@@ -43,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Exit with 1 if nothing is known of the task."""
+    """Show the status; exit with 1 if the task was not found."""
     task_status, _ = asyncio.run(_read(key, task_id, server))
     if task_status is None:
         raise NoTask(
@@ -68,7 +68,7 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
 
 
 def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Exit with 1 if there is none."""
+    """Print the result; exit with 1 if there is none."""
     task_status, text = asyncio.run(_read(key, task_id, server))
     if text is None:
         why = (
@@ -91,5 +91,5 @@ async def _read(
 
 
 def format_time(at: float) -> str:
-    """Return a time for people, in this machine's zone."""
+    """Return a time as text, in this machine's time zone."""
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

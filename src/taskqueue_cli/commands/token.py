@@ -1,4 +1,4 @@
-"""``taskqueue token``: who may use a server."""
+"""``taskqueue token``: create, list and revoke access tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.commands.status import format_time
-from taskqueue_cli.output import AsJson, console, note, print_json
+from taskqueue_cli.output import AsJson, argument, console, note, option, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
@@ -25,19 +25,9 @@ if TYPE_CHECKING:
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME", help="Name of the client that uses the token.", show_default=False
-    ),
-]
+Name = Annotated[str, argument("Name of the client that uses the token.", metavar="NAME")]
 File = Annotated[
-    Path | None,
-    typer.Option(
-        "--file",
-        help="Path of the tokens file. Default: TASKQUEUE_TOKENS_FILE.",
-        show_default=False,
-    ),
+    Path | None, option("Path of the tokens file. Default: TASKQUEUE_TOKENS_FILE.", "--file")
 ]
 
 _TEXT = "Create, list and revoke access tokens of a server."
@@ -57,46 +47,27 @@ def add_to(app: typer.Typer) -> None:
 def new(
     name: Name,
     *,
-    verbs: Annotated[
-        str,
-        typer.Option(
-            help="Allowed actions, separated by commas: publish, consume, admin.",
-            show_default=False,
-        ),
-    ],
+    verbs: Annotated[str, option("Allowed actions, separated by commas: publish, consume, admin.")],
     keys: Annotated[
         str,
-        typer.Option(
-            help="Allowed queues, separated by commas: a key, 'mail-*' for a prefix, '*' for all.",
-            show_default=False,
-        ),
+        option("Allowed queues, separated by commas: a key, 'mail-*' for a prefix, '*' for all."),
     ],
     expires: Annotated[
         str | None,
-        typer.Option(
-            help="Expiry: a duration such as 90d, 12h or 30m, or a date such as 2027-01-31.",
-            show_default=False,
-        ),
+        option("Expiry: a duration such as 90d, 12h or 30m, or a date such as 2027-01-31."),
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(
-            help="Maximum number of requests and published tasks per second, for each server process.",
-            show_default=False,
+        option(
+            "Maximum number of requests and published tasks per second, for each server process."
         ),
     ] = None,
     burst: Annotated[
         float | None,
-        typer.Option(
-            help="Maximum number of them at once after a pause. Default: the number per second.",
-            show_default=False,
-        ),
+        option("Maximum number of them at once after a pause. Default: the number per second."),
     ] = None,
     connections: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum number of open sockets, for each server process.", show_default=False
-        ),
+        int | None, option("Maximum number of open sockets, for each server process.")
     ] = None,
     file: File = None,
     as_json: AsJson = False,
@@ -176,10 +147,7 @@ def listing(*, file: File = None, as_json: AsJson = False) -> None:
 def revoke(
     name: Name,
     *,
-    token_id: Annotated[
-        str | None,
-        typer.Option("--id", help="Revoke only the token with this id.", show_default=False),
-    ] = None,
+    token_id: Annotated[str | None, option("Revoke only the token with this id.", "--id")] = None,
     keep_newest: Annotated[
         bool, typer.Option("--keep-newest", help="Revoke all tokens of the name except the newest.")
     ] = False,

@@ -1,4 +1,4 @@
-"""``taskqueue version``."""
+"""``taskqueue version`` and ``taskqueue --version``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DISTRIBUTION = "taskqueue-backends"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command, and the option that people try first."""
+    """Add the command, and the option of the same name."""
     app.command(name="version")(show)
     app.callback()(options)
 
@@ -33,7 +33,7 @@ def options(
         bool, typer.Option("--version", callback=_print, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Hold the options that come before a command."""
+    """Declare the options that come before a command."""
 
 
 def show(*, as_json: AsJson = False) -> None:

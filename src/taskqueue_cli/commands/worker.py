@@ -1,4 +1,4 @@
-"""``taskqueue worker``."""
+"""``taskqueue worker``: run a worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import typer
 from taskqueue_cli.output import (
     AsJson,
     LogLevel,
+    argument,
     configure_logging,
     console,
+    option,
     paragraphs,
     print_json,
 )
@@ -27,22 +29,15 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     target: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:ATTR",
-            help="Worker to run, for example package.module:worker.",
-            show_default=False,
-        ),
+        str, argument("Worker to run, for example package.module:worker.", metavar="MODULE:ATTR")
     ],
     *,
-    url: Annotated[
-        str | None,
-        typer.Option(help="URL of the server. Default: TASKQUEUE_SERVER_URL.", show_default=False),
-    ] = None,
+    url: Annotated[str | None, option("URL of the server. Default: TASKQUEUE_SERVER_URL.")] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Maximum number of tasks that run at the same time.", show_default=False
+        option(
+            "Maximum number of tasks that run at the same time. Default: as defined by the worker.",
+            min=1,
         ),
     ] = None,
     local: Annotated[
@@ -50,18 +45,13 @@ def run(
     ] = False,
     backend: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Backend of a local worker: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
             metavar="BACKEND",
-            help="Backend of a local worker: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            show_default=False,
         ),
     ] = None,
     worker_id: Annotated[
-        str | None,
-        typer.Option(
-            help="Worker id. Default: host name, process id and a random suffix.",
-            show_default=False,
-        ),
+        str | None, option("Worker id. Default: host name, process id and a random suffix.")
     ] = None,
     log_level: LogLevel = "info",
     as_json: AsJson = False,
@@ -75,6 +65,8 @@ def run(
     configure_logging(log_level, load_settings(Settings).log_format)
     worker = _configured(load_worker(target), url, local, backend)
     worker.configure(worker_id=worker_id, concurrency=concurrency)
+    if not worker.keys:
+        raise ConfigurationError(f"{target} has no handlers: register some with @worker.task")
     if as_json:
         print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
     else:
@@ -87,7 +79,7 @@ def run(
 def _configured(
     worker: BaseWorker,
     url: str | None,
-    local: bool,  # noqa: FBT001 - as the command line has it
+    local: bool,  # noqa: FBT001 - positional, as in the caller
     backend: str | None,
 ) -> BaseWorker:
     if isinstance(worker, Worker):

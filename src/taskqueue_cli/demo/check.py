@@ -1,4 +1,4 @@
-"""Every result beside a direct computation."""
+"""Comparison of every result with a direct computation."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from taskqueue_cli.demo.plan import DemoPlan, File
 from taskqueue_core.capabilities import Control
 
 _CHUNK = 100
-_THREADS = 4  # the work is reading, hashing and compressing, all of which let other threads run
+_THREADS = 4  # reading, hashing and compressing release the GIL
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out."""
+    """The result of the comparison."""
 
     compared: int = 0
     mismatches: tuple[str, ...] = ()
-    """paths with a wrong result, or none"""
+    """paths of the files with a wrong result or none"""
     changed: int = 0
-    """files that were changed by somebody during the run, so that results differ for a reason"""
+    """number of files that another program changed during the run, so that results may differ"""
     unreadable: int = 0
-    """files that neither side could read"""
+    """number of files that neither the worker nor the check could read"""
 
 
 async def compare(control: Control, plan: DemoPlan, advance: Callable[[int], None]) -> Comparison:
-    """Compute every result again, here, and compare."""
-    verdicts: list[str] = []
-    mismatches: list[str] = []
+    """Compute every result again in this process and compare. ``advance`` is called with the number compared so far."""
+    outcomes: list[str] = []
     loop = asyncio.get_running_loop()
     threads = min(_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(threads, "taskqueue-demo") as pool:
@@ -41,26 +40,26 @@ async def compare(control: Control, plan: DemoPlan, advance: Callable[[int], Non
                 files = plan.files[start : start + _CHUNK]
                 ids = [plan.task_id(index) for index in range(start, start + len(files))]
                 results = await control.results(plan.key, *ids)
-                verdicts += await asyncio.gather(
+                outcomes += await asyncio.gather(
                     *(
                         loop.run_in_executor(pool, _compare_file, file, result)
                         for file, result in zip(files, results, strict=True)
                     )
                 )
-                advance(len(verdicts))
+                advance(len(outcomes))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     mismatches = [
         file.path
-        for file, verdict in zip(plan.files, verdicts, strict=True)
-        if verdict == "mismatch"
+        for file, outcome in zip(plan.files, outcomes, strict=True)
+        if outcome == "mismatch"
     ]
     return Comparison(
-        compared=len(verdicts),
+        compared=len(outcomes),
         mismatches=tuple(mismatches),
-        changed=verdicts.count("changed"),
-        unreadable=verdicts.count("unreadable"),
+        changed=outcomes.count("changed"),
+        unreadable=outcomes.count("unreadable"),
     )
 
 

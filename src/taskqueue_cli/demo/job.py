@@ -1,4 +1,4 @@
-"""The work of the demonstration, for workers and for whoever checks them."""
+"""The handler of the demo, and the computation by which its results are checked."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CHUNK = 256 * 1024
 
 
 def measure(path: str) -> Measured:
-    """Return a file's digest, bytes, lines and compressed size; of one that cannot be read, the kind of error.
+    """Return a file's digest, bytes, lines and compressed size, or the type of error if it cannot be read.
 
-    Memory does not grow with the file.
+    The memory used does not depend on the size of the file.
     """
     digest, packer = hashlib.sha256(), zlib.compressobj()
     size = lines = packed = 0
@@ -38,7 +38,7 @@ def measure(path: str) -> Measured:
 
 KEY_VARIABLE = "TASKQUEUE_DEMO_KEY"
 KEY = os.environ.get(KEY_VARIABLE, "digest")
-"""each run has a key of its own, since a shared store remembers the runs before"""
+"""each run has its own key, because a shared store still has the tasks of earlier runs"""
 
 worker = Worker(concurrency=4, prefetch=8, grace=2.0)
 
@@ -47,7 +47,7 @@ worker = Worker(concurrency=4, prefetch=8, grace=2.0)
 def digest(
     path: str, context: Context, *, fails_first: bool = False, poison: bool = False
 ) -> Measured:
-    """Measure one file. Some tasks fail on purpose: once, or always."""
+    """Measure one file. Some tasks fail on purpose, once or always."""
     if poison:
         raise RuntimeError("poison: this task can never succeed")
     if fails_first and context.attempt == 1:

@@ -1,4 +1,4 @@
-"""What is to be done: which files, which of their tasks fail once, and the poison."""
+"""The plan of a run: the files, the tasks that fail once, and the poison task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAIL_ONE_IN = 100
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file as it was when the run began."""
+    """A file with its size and time of change at the start of the run."""
 
     path: str
     size: int
@@ -29,7 +29,7 @@ class File(msgspec.Struct, frozen=True):
 
     @property
     def unchanged(self) -> bool:
-        """Whether it looks the same now."""
+        """Whether size and time of change are still the same."""
         try:
             info = Path(self.path).lstat()
         except OSError:
@@ -38,21 +38,21 @@ class File(msgspec.Struct, frozen=True):
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run's tasks. Their ids are new with each run."""
+    """The tasks of one run. Each run has its own queue and ids."""
 
     key: str
     files: tuple[File, ...]
     failing: frozenset[int]
-    """indices of files whose first attempt fails"""
+    """indices of the files whose first attempt fails"""
 
     @property
     def poison_id(self) -> str:
-        """The id of the task that always fails."""
+        """The id of the poison task, which always fails."""
         return f"{self.key}.poison"
 
     @property
     def total(self) -> int:
-        """How many tasks there are: one per file, and the poison."""
+        """The number of tasks: one per file, and the poison task."""
         return len(self.files) + 1
 
     def task_id(self, index: int) -> str:
@@ -60,7 +60,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.key}.{index}"
 
     def tasks(self) -> Iterator[Task]:
-        """Yield all tasks, the poison first."""
+        """Yield all tasks, the poison task first."""
         yield Task.of(
             self.key,
             {"path": "", "poison": True},
@@ -75,14 +75,14 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(path: Path, limit: int | None) -> DemoPlan:
-    """Look for files. About one in a hundred is to fail once, chosen by its path; at least one is.
+    """Collect the files. About one in a hundred, at least one, fails once; the path decides which.
 
-    Raises `InvalidInput` where there are none.
+    Raises `InvalidInput` if there are no files.
     """
     files = tuple(islice(_files(path), limit))
     if not files:
         raise InvalidInput(
-            "path", "no readable folder or file", "a file, or a folder that contains files"
+            "path", "a path without readable files", "a file, or a folder that contains files"
         )
     sums = [zlib.crc32(file.path.encode()) for file in files]
     failing = {index for index, number in enumerate(sums) if number % _FAIL_ONE_IN == 0}
@@ -106,7 +106,7 @@ def _files(path: Path) -> Iterator[File]:
 
 
 def _file(path: str) -> Iterator[File]:
-    """Yield a regular file whose name JSON can express; devices, pipes and links are passed over."""
+    """Yield the file if it is a regular one and JSON can express its name; skip devices, pipes and links."""
     try:
         path.encode()
         info = Path(path).lstat()
@@ -117,18 +117,18 @@ def _file(path: str) -> Iterator[File]:
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """The options of one run."""
 
     path: Path
     """a folder, or one file"""
     backend: str
-    """the word that the server is given"""
+    """name of the server's backend"""
     embedded: bool = False
-    """have the server run a store for it, in a folder that is removed at the end"""
+    """let the server start an embedded store, whose folder is removed at the end"""
     workers: int = 2
     limit: int | None = None
-    """the most files to take"""
+    """maximum number of files"""
     journal: Path | None = None
-    """keep the journal of the run in this file"""
+    """file for the journal of the run"""
     keep_going: bool = False
-    """leave server and workers running after the report, until interrupted"""
+    """keep server and workers running after the report, until interrupted"""

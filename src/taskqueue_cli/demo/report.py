@@ -1,24 +1,32 @@
-"""The account at the end of a run."""
+"""The report at the end of a run."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
-from rich import box
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.demo.check import Comparison
 from taskqueue_cli.demo.plan import POISON_ATTEMPTS, DemoPlan
+from taskqueue_cli.demo_frame.report import (
+    Check,
+    DemoReport,
+    ledger_section,
+    section,
+    side_by_side,
+)
 from taskqueue_core.retry import EXHAUSTED
-from taskqueue_core.tasks import DeadLetter, Ledger, QueueStats, State
+from taskqueue_core.tasks import DeadLetter, QueueStats
+
+REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
+"""the command that makes a report from the journal, for programs that start the demo by another command"""
+_MAX_SHOWN = 10
 
 
 class Killed(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,19 +35,14 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     pid: int
     held: int
-    """deliveries that it had not settled"""
+    """number of deliveries that it had not settled"""
     replacement: str
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One thing that must hold."""
+class Report(DemoReport, frozen=True, kw_only=True):
+    """All counts and checks of a run."""
 
-    holds: bool
-    what: str
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a run found out."""
+    subject: ClassVar[str] = "task"
 
     plan: DemoPlan
     backend: str
@@ -47,27 +50,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stats: QueueStats
     duplicates: int
     resent: int
-    """tasks that were published a second time on purpose"""
+    """number of tasks published a second time on purpose"""
     killed: Killed
     comparison: Comparison
     dead: tuple[DeadLetter, ...]
     seconds: float
     journal: Path | None = None
-    """where the journal of the run is"""
+    """path of the journal of the run, if one was written"""
 
     @property
     def rate(self) -> float:
-        """Tasks that ended per second."""
+        """Number of tasks that ended per second."""
         return self.plan.total / self.seconds
 
     @property
     def expected_retries(self) -> int:
-        """Retries that were provoked: one per failing file, and those of the poison."""
+        """Number of retries caused on purpose: one per failing file, and those of the poison task."""
         return len(self.plan.failing) + POISON_ATTEMPTS - 1
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """Everything that must hold."""
+        """All conditions that a correct run fulfils."""
         stats, ledger, plan = self.stats, self.stats.ledger, self.plan
         ended = ledger.done == len(plan.files) and ledger.published == plan.total
         right = self.comparison.compared - len(self.comparison.mismatches) - self.comparison.changed
@@ -99,13 +102,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             ),
         )
 
-    @property
-    def ok(self) -> bool:
-        """Whether all of it holds."""
-        return all(check.holds for check in self.checks)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the report as JSON fields."""
         stats, ledger = self.stats, self.stats.ledger
         return {
             "ok": self.ok,
@@ -142,103 +140,52 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "journal": None if self.journal is None else str(self.journal),
         }
 
+    def tables(self) -> tuple[RenderableType, ...]:
+        """Return the ledger next to the flow of tasks."""
+        return (side_by_side(ledger_section(self.stats.ledger), self._flow()),)
 
-REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
-"""the command that makes a report of the kept journal, for who starts the demonstration by a command of their own"""
-_MAX_SHOWN = 10
-
-
-def summary(report: Report) -> RenderableType:
-    """Return the ledger beside what was counted, then each check with its mark."""
-    return Group(*_parts(report))
-
-
-def _parts(report: Report) -> Iterator[RenderableType]:
-    sheets = Table.grid(padding=(0, 6))
-    sheets.add_row(_ledger(report.stats.ledger), _flow(report))
-    yield Padding(sheets, (1, 0, 0, 2))
-    yield Padding(_checks(report), (1, 0, 0, 2))
-    comparison = report.comparison
-    notes = [Text(f"wrong result: {path}", "red") for path in comparison.mismatches[:_MAX_SHOWN]]
-    if comparison.changed:
-        notes.append(Text(f"{comparison.changed:,} files were changed during the run", "yellow"))
-    if comparison.unreadable:
-        notes.append(
-            Text(
-                f"{comparison.unreadable:,} files could not be read by the worker and the check",
-                "yellow",
-            )
+    def _flow(self) -> Table:
+        stats = self.stats
+        return section(
+            "flow",
+            [
+                ("deliveries", stats.delivered),
+                ("failed and retried", stats.retried),
+                ("redelivered", stats.redelivered),
+                (f"lost with {self.killed.worker}", stats.lost),
+                ("published twice", self.resent),
+                ("detected as duplicates", self.duplicates),
+            ],
+            [
+                ("seconds", Text(f"{self.seconds:,.1f}", "bold")),
+                ("tasks per second", Text(f"{self.rate:,.0f}", "bold cyan")),
+                ("worker processes", self.workers),
+            ],
         )
-    if notes:
-        yield Padding(Group(*notes), (1, 0, 0, 4))
-    verdict = (
-        Text("Every task is accounted for.", "bold green")
-        if report.ok
-        else Text("A check failed: see above.", "bold red")
-    )
-    yield Padding(verdict, (1, 0, 0 if report.journal else 1, 2))
-    if report.journal:
-        yield Padding(_report_command(report.journal), (0, 0, 1, 2))
 
+    def notes(self) -> tuple[Text, ...]:
+        """Name the files with wrong results, and count those that could not be compared."""
+        comparison = self.comparison
+        notes = [
+            Text(f"wrong result: {path}", "red") for path in comparison.mismatches[:_MAX_SHOWN]
+        ]
+        for number, what in (
+            (comparison.changed, "were changed during the run"),
+            (comparison.unreadable, "could not be read by the worker and the check"),
+        ):
+            if number:
+                notes.append(Text(f"{number:,} files {what}", "yellow"))
+        return tuple(notes)
 
-def _section(title: str) -> Table:
-    table = Table(box=box.SIMPLE, show_header=False, show_footer=False, pad_edge=False)
-    table.title, table.title_style, table.title_justify = title, "bold", "left"
-    table.add_column()
-    table.add_column(justify="right")
-    return table
-
-
-def _ledger(ledger: Ledger) -> Table:
-    table = _section("ledger")
-    table.add_row("published", _count(ledger.published), end_section=True)
-    states = list(State)
-    for state in states:
-        last = state is states[-1]
-        table.add_row(
-            state.value.replace("_", " "), _count(getattr(ledger, state.value)), end_section=last
+    def footer(self) -> tuple[Text, ...]:
+        """Return the command that makes a report from the journal of the run, if it has one."""
+        if self.journal is None:
+            return ()
+        args = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(self.journal))
+        command = Text.assemble(
+            ("Report of this run: ", "dim"),
+            os.environ.get(REPORT_VARIABLE) or shlex.join(args),
+            no_wrap=True,  # so that it can be copied
+            overflow="ignore",
         )
-    mark = Text("✔ balanced", "green") if ledger.balanced else Text("✘ not balanced", "bold red")
-    table.add_row(mark, _count(ledger.published - ledger.imbalance))
-    return table
-
-
-def _flow(report: Report) -> Table:
-    stats, killed = report.stats, report.killed
-    table = _section("flow")
-    rows = (
-        ("deliveries", stats.delivered),
-        ("failed and retried", stats.retried),
-        ("redelivered", stats.redelivered),
-        (f"lost with {killed.worker}", stats.lost),
-        ("published twice", report.resent),
-        ("detected as duplicates", report.duplicates),
-    )
-    for index, (name, count) in enumerate(rows, start=1):
-        table.add_row(name, _count(count), end_section=index == len(rows))
-    table.add_row("seconds", Text(f"{report.seconds:,.1f}", "bold"))
-    table.add_row("tasks per second", Text(f"{report.rate:,.0f}", "bold cyan"))
-    table.add_row("worker processes", _count(report.workers))
-    return table
-
-
-def _checks(report: Report) -> Table:
-    table = Table.grid(padding=(0, 1))
-    for check in report.checks:
-        mark = Text("✔", "green") if check.holds else Text("✘", "bold red")
-        table.add_row(mark, Text(check.what, "" if check.holds else "red"))
-    return table
-
-
-def _report_command(journal: Path) -> Text:
-    args = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(journal))
-    return Text.assemble(
-        ("Report of this run: ", "dim"),
-        os.environ.get(REPORT_VARIABLE) or shlex.join(args),
-        no_wrap=True,  # it is there to be copied
-        overflow="ignore",
-    )
-
-
-def _count(number: int) -> Text:
-    return Text(f"{number:,}", "bold" if number else "dim")
+        return (command,)

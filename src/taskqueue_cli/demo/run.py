@@ -1,55 +1,63 @@
-"""The demonstration, step by step."""
+"""The steps of the demo, and the journal that a run can leave behind."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Protocol, cast
 
 import msgspec
 
 from taskqueue_cli.demo.check import compare
-from taskqueue_cli.demo.cluster import Cluster, DemoFailed
-from taskqueue_cli.demo.journals import JournalKeeper, find_journal_keeper, prepare_journal_file
+from taskqueue_cli.demo.job import KEY_VARIABLE
 from taskqueue_cli.demo.plan import DemoOptions, DemoPlan, make_plan
+from taskqueue_cli.demo.progress import JobProgress, count_ended, heading
 from taskqueue_cli.demo.report import Killed, Report
-from taskqueue_cli.demo.view import View
+from taskqueue_cli.demo_frame.run import DemoFailed, wait_until
+from taskqueue_cli.demo_frame.server import Cluster
+from taskqueue_cli.demo_frame.view import PlainView
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_core.tasks import Published, QueueStats, State, Task
+from taskqueue_core.tasks import Published, QueueStats, Task
 
 _BATCH = 200
 _FIRST_SHARE = 0.6
-"""the share that is published before the kill; the rest is there for the workers to hold then"""
+"""the share that is published before the kill; the rest ensures that workers hold deliveries then"""
 _DONE_BEFORE_KILL = 0.5
-_POLL_SECONDS = 0.1
 _STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
 _RESULT_TTL_SECONDS = 86_400.0
+_JOURNALS_GROUP = "taskqueue.journals"
 
 
-async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report], None]) -> None:
-    """Run it and report. Every process that was started has ended when this returns, raises or is cancelled.
+async def run_demo(options: DemoOptions, view: PlainView) -> None:
+    """Run the demo. Every process that it starts has ended when this returns, raises or is cancelled.
 
-    Raises `InvalidInput` where there are no files, and `DemoFailed` where it cannot be finished.
+    Raises `InvalidInput` if there are no files, and `DemoFailed` if the run cannot be finished.
     """
     plan = await asyncio.to_thread(make_plan, options.path, options.limit)
-    with view:
-        view.begin(options, plan)
+    with view.begin(heading(options, plan)):
         path, keeper = _journal(options, view)
         variables = keeper.variables(path) if keeper and path else {}
         async with Cluster(
-            plan.key, options.backend, embedded=options.embedded, variables=variables
+            plan.key,
+            options.backend,
+            "taskqueue_cli.demo.job:worker",
+            embedded=options.embedded,
+            variables={KEY_VARIABLE: plan.key},
+            server_variables=variables,
         ) as cluster:
             server = await cluster.start_server()
             store = cluster.store_name
             store_note = f", with an embedded store for this run ({store})" if store else ""
             view.event(f"server and dashboard at {cluster.url} (pid {server.pid}){store_note}")
-            for child in await asyncio.gather(
-                *(cluster.start_worker() for _ in range(options.workers))
-            ):
+            starts = (cluster.start_worker() for _ in range(options.workers))
+            for child in await asyncio.gather(*starts):
                 view.event(f"{child.name} connected (pid {child.pid})")
             job = _Job(cluster, plan, view, journal=keeper is not None)
             report = await job.run(options)
@@ -57,37 +65,25 @@ async def run_demo(options: DemoOptions, view: View, reported: Callable[[Report]
                 await keeper.keep_journal(plan.key, path, job.began_at, cluster.store)
                 report = msgspec.structs.replace(report, journal=path)
             view.end(report)
-            reported(report)
             if options.keep_going:
                 view.event(f"the server keeps running at {cluster.url} until Ctrl-C")
                 await cluster.run_until_cancelled()
 
 
-def _journal(options: DemoOptions, view: View) -> tuple[Path | None, JournalKeeper | None]:
-    if options.journal is None:
-        return None, None
-    path = prepare_journal_file(options.journal)
-    keeper = find_journal_keeper(options.backend)
-    if keeper is None:
-        view.event(
-            f"no journal is written: the backend {options.backend} cannot export one", "yellow"
-        )
-    return path, keeper
-
-
 class _Job:
-    """The tasks of one run, from the first publish to the account."""
+    """The tasks of one run, from the first publish to the report."""
 
-    def __init__(self, cluster: Cluster, plan: DemoPlan, view: View, *, journal: bool) -> None:
+    def __init__(self, cluster: Cluster, plan: DemoPlan, view: PlainView, *, journal: bool) -> None:
         self._cluster = cluster
         self._plan = plan
         self._view = view
+        self._progress = JobProgress(plan)
         self._control = cluster.backend.control
         self._queue = Queue(cluster.backend)
         self._duplicates = 0
         self._journal = journal
         self.began_at = cluster.backend.now()
-        """by the store's clock"""
+        """time of the store's clock"""
 
     async def run(self, options: DemoOptions) -> Report:
         key, total = self._plan.key, self._plan.total
@@ -108,10 +104,10 @@ class _Job:
         enough = min(part - 1, round(total * _DONE_BEFORE_KILL))
         await self._wait_until(lambda stats: stats.ledger.done >= enough)
         killed = await self._kill_and_replace_worker(tasks[part:])
-        stats = await self._wait_until(lambda stats: _count_ended(stats) >= total)
+        stats = await self._wait_until(lambda stats: count_ended(stats) >= total)
         seconds = time.monotonic() - began
 
-        comparison = await compare(self._control, self._plan, self._view.comparing)
+        comparison = await compare(self._control, self._plan, self._show_compared)
         return Report(
             plan=self._plan,
             backend=options.backend,
@@ -126,9 +122,10 @@ class _Job:
         )
 
     async def _kill_and_replace_worker(self, rest: Sequence[Task]) -> Killed:
-        """Kill a worker that holds deliveries for certain, and put another in its place."""
+        """Kill a worker while it holds deliveries, and start another in its place."""
         self._cluster.pause_workers()
-        await self._publish(rest[:_BATCH])  # no more: a worker that is silent for long is given up
+        # Not all of the rest: the server gives up a worker that does not answer for long.
+        await self._publish(rest[:_BATCH])
         victim, held = await self._cluster.kill_busiest_worker()
         self._view.event(
             f"{victim.name} killed (SIGKILL, pid {victim.pid}) while holding {held:,} deliveries",
@@ -151,21 +148,73 @@ class _Job:
     async def _read_stats(self) -> QueueStats:
         self._cluster.check()
         stats = await self._control.stats(self._plan.key)
-        self._view.update(stats)
+        self._progress.update(stats)
+        self._view.update(self._progress)
         return stats
 
     async def _wait_until(self, reached: Callable[[QueueStats], bool]) -> QueueStats:
-        moved, since = 0, time.monotonic()
-        while True:
-            stats = await self._read_stats()
-            if reached(stats):
-                return stats
-            if (now := stats.delivered + _count_ended(stats)) != moved:
-                moved, since = now, time.monotonic()
-            elif time.monotonic() - since > _STALL_SECONDS:
-                raise DemoFailed(f"no progress for {_STALL_SECONDS:g} s")
-            await asyncio.sleep(_POLL_SECONDS)
+        return await wait_until(
+            self._read_stats,
+            reached,
+            lambda stats: stats.delivered + count_ended(stats),
+            stall_seconds=_STALL_SECONDS,
+        )
+
+    def _show_compared(self, count: int) -> None:
+        self._progress.compared = count
+        self._view.update(self._progress)
 
 
-def _count_ended(stats: QueueStats) -> int:
-    return sum(getattr(stats.ledger, state.value) for state in State if not state.live)
+class JournalKeeper(Protocol):
+    """Saves the journal of a queue to a file that outlives the store: a module, or an object, with these functions.
+
+    A backend's package offers it as an entry point of the group ``taskqueue.journals`` with the backend's name.
+    The file has one line of JSON for each state change, with the fields that the memory backend writes.
+    """
+
+    def variables(self, path: Path) -> Mapping[str, str]:
+        """Return the environment variables with which the backend writes the file itself."""
+
+    async def keep_journal(
+        self, key: str, path: Path, since: float, store: Mapping[str, str]
+    ) -> None:
+        """Write the journal of a queue to the file, unless the backend has written it itself.
+
+        ``since`` is a time (Unix seconds) before the first entry. ``store``: environment variables by which
+        the backend finds its store, where they differ from those of this process.
+
+        Raises `ConfigurationError` and `BackendUnavailable`.
+        """
+
+
+def find_journal_keeper(backend: str) -> JournalKeeper | None:
+    """Return the journal keeper of a backend, named as in the settings; None if it has none."""
+    name = backend.removeprefix("taskqueue_").partition(":")[0]
+    for point in entry_points(group=_JOURNALS_GROUP, name=name):
+        return cast("JournalKeeper", point.load())
+    return None
+
+
+def prepare_journal_file(path: Path) -> Path:
+    """Create the folder of a journal file, and delete an older file. Raises `ConfigurationError`."""
+    path = path.expanduser().absolute()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--journal: {path} cannot be written: {error.strerror or type(error).__name__}"
+        ) from None
+    return path
+
+
+def _journal(options: DemoOptions, view: PlainView) -> tuple[Path | None, JournalKeeper | None]:
+    if options.journal is None:
+        return None, None
+    path = prepare_journal_file(options.journal)
+    keeper = find_journal_keeper(options.backend)
+    if keeper is None:
+        view.event(
+            f"no journal is written: the backend {options.backend} cannot export one", "yellow"
+        )
+    return path, keeper

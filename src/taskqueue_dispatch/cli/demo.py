@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.commands.demo import interruptible
-from taskqueue_cli.output import FAILED, INTERRUPTED, AsJson, console, paragraphs, print_json
+from taskqueue_cli.output import AsJson, paragraphs
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 
@@ -66,12 +64,10 @@ def run(
     be accounted for, and every result equal a direct computation; else it exits with 1.
     """
     try:
-        from taskqueue_dispatch.demo import (  # noqa: PLC0415 - no other command needs it
-            DemoOptions,
-            DispatchDemoReport,
-            run_demo,
-            view_for,
+        from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - no other command needs it
+            run_command,
         )
+        from taskqueue_dispatch.demo import DemoOptions, run_demo  # noqa: PLC0415 - as above
         from taskqueue_dispatch.demo.plan import jobs_for  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         raise ConfigurationError(
@@ -90,23 +86,9 @@ def run(
         port=port,
         keep_going=keep_going,
     )
-    shown = Console(stderr=True, highlight=False) if as_json else console
-    reports: list[DispatchDemoReport] = []
-
-    def reported(report: DispatchDemoReport) -> None:
-        reports.append(report)
-        if as_json:
-            print_json(report.to_dict())
-
     for name in ("taskqueue", "uvicorn"):
         logging.getLogger(name).addHandler(logging.NullHandler())  # the view tells what happens
-    try:
-        asyncio.run(interruptible(run_demo(options, view_for(shown), reported)))
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        if not reports:
-            raise typer.Exit(INTERRUPTED) from None
-    if not all(report.ok for report in reports):
-        raise typer.Exit(FAILED)
+    run_command(partial(run_demo, options), as_json=as_json)
 
 
 def _store(token: str) -> tuple[str, bool]:

@@ -1,86 +1,74 @@
-"""What goes wrong midway: a server crashes with jobs in hand, and another one lies."""
+"""The faults during a run: one server crashes while it runs jobs, another falsely reports that it is idle."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
+from taskqueue_cli.demo_frame.view import PlainView
 from taskqueue_dispatch.demo.gpu_servers import GpuServers
 from taskqueue_dispatch.demo.plan import DispatchDemoPlan
-from taskqueue_dispatch.demo.view import View
 from taskqueue_dispatch.gpu_server.simulator import Mode
 
-_CRASH_AT, _LIE_AT = 0.1, 0.12
-"""the shares of jobs that have ended by then"""
+_CRASH_AT, _FALSE_REPORT_AT = 0.1, 0.12
+"""shares of the jobs that have ended when the fault happens"""
 _DOWN_SECONDS = 1.0
-_FULL = 0.5
-"""seconds for which it is waited until all slots of the server are in use; then some will do"""
-_LIES = 2.0
-_TICK = 0.01
+_FALSE_REPORT_SECONDS = 2.0
+_FULL_TIMEOUT = 0.5
+"""seconds to wait until all slots of the server are in use; after that, one is enough"""
+_POLL_SECONDS = 0.01
 
 
 class Faults:
-    """Happen once each. Every server is well again when `run` has ended."""
+    """The two faults, once each. All servers are healthy again when `run` has ended."""
 
-    def __init__(self, plan: DispatchDemoPlan, gpu_servers: GpuServers, view: View) -> None:
+    def __init__(self, plan: DispatchDemoPlan, gpu_servers: GpuServers, view: PlainView) -> None:
         self._plan = plan
         self._gpu_servers = gpu_servers
         self._view = view
-        self.crash: frozenset[str] = frozenset()
-        """ids of the jobs that ran on the server that crashed"""
-        self.lie: frozenset[str] = frozenset()
-        """ids of the jobs that ran on the server that said that it runs none"""
+        self.crashed: frozenset[str] = frozenset()
+        """ids of the jobs that were running on the server when it crashed"""
+        self.denied: frozenset[str] = frozenset()
+        """ids of the jobs that ran on the server while it reported that it is idle"""
 
     async def run(self, share: Callable[[], float]) -> None:
-        """Let it happen; ``share`` is that of the jobs that have ended."""
-        await asyncio.gather(
-            self._at(_CRASH_AT, share, self._crash), self._at(_LIE_AT, share, self._lie)
-        )
+        """Cause the faults when ``share``, the share of the jobs that have ended, is large enough."""
+        await asyncio.gather(self._crash(share), self._report_falsely(share))
 
-    async def _at(
-        self, wanted: float, share: Callable[[], float], happens: Callable[[], Awaitable[None]]
-    ) -> None:
-        await _until(lambda: share() >= wanted)
-        await happens()
-
-    async def _crash(self) -> None:
+    async def _crash(self, share: Callable[[], float]) -> None:
+        await _until(lambda: share() >= _CRASH_AT)
         name = self._plan.crashes
         server, running = self._gpu_servers.servers[name], self._gpu_servers.running[name]
-        until = time.monotonic() + _FULL
-        await _until(lambda: len(running) == server.slots or (running and _over(until)))
-        self.crash = frozenset(running)
+        until = time.monotonic() + _FULL_TIMEOUT
+        await _until(
+            lambda: len(running) == server.slots or (running and time.monotonic() >= until)
+        )
+        self.crashed = frozenset(running)
         await server.crash()
-        self._view.event(f"{name} crashed with {len(self.crash)} jobs in hand", "red")
+        self._view.event(f"{name} crashed while running {len(self.crashed)} jobs", "red")
         try:
             await asyncio.sleep(_DOWN_SECONDS)
         finally:
             await server.start()
-        self._view.event(f"{name} is back, and remembers nothing")
+        self._view.event(f"{name} is up again, without its jobs")
 
-    async def _lie(self) -> None:
+    async def _report_falsely(self, share: Callable[[], float]) -> None:
+        await _until(lambda: share() >= _FALSE_REPORT_AT)
         name = self._plan.lies
         server, running = self._gpu_servers.servers[name], self._gpu_servers.running[name]
         server.mode = Mode.LIE_IDLE
-        self._view.event(f"{name} says from now on that it is idle", "red")
-        observed: set[str] = set()
+        self._view.event(f"{name} now reports that it is idle, although it runs jobs", "red")
+        until = time.monotonic() + _FALSE_REPORT_SECONDS
         try:
-            async with asyncio.timeout(_LIES):
-                while True:
-                    observed |= running
-                    await asyncio.sleep(_TICK)
-        except TimeoutError:
-            pass
+            while time.monotonic() < until:
+                self.denied |= running
+                await asyncio.sleep(_POLL_SECONDS)
         finally:
             server.mode = Mode.OK
-            self.lie = frozenset(observed)
-        self._view.event(f"{name} tells the truth again, after {len(observed)} jobs that it denied")
+        self._view.event(f"{name} reports correctly again; it denied {len(self.denied)} jobs")
 
 
-def _over(until: float) -> bool:
-    return time.monotonic() >= until
-
-
-async def _until(true: Callable[[], object]) -> None:
-    while not true():  # noqa: ASYNC110 - servers tell nobody what they run
-        await asyncio.sleep(_TICK)
+async def _until(reached: Callable[[], object]) -> None:
+    while not reached():  # noqa: ASYNC110 - the simulated servers have no event to wait for
+        await asyncio.sleep(_POLL_SECONDS)

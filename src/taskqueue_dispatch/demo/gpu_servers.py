@@ -1,4 +1,4 @@
-"""The simulated servers of a run, and a record of everything that they did."""
+"""The simulated GPU servers of a run, and a record of the jobs that they ran."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from taskqueue_dispatch.demo.plan import DispatchDemoPlan, answer_of
@@ -17,19 +16,19 @@ from taskqueue_dispatch.models import ModelType
 
 
 class GpuServers:
-    """Starts the servers of a plan and ends them. Times are those of `time.monotonic`."""
+    """The servers of a plan; the context starts and stops them. Times are those of `time.monotonic`."""
 
     def __init__(self, plan: DispatchDemoPlan, dispatcher: str) -> None:
-        """``dispatcher`` is where results are pushed to."""
+        """Start nothing yet. ``dispatcher`` is the URL to which results are pushed."""
         self._plan = plan
         self._dispatcher = dispatcher
         self.servers: dict[str, SimulatedGpu] = {}
         self.began: dict[str, float] = {}
-        """when each job was begun for the first time, by its id"""
+        """when each job was started for the first time, by id"""
         self.ended: Counter[str] = Counter()
-        """how often each job was run to its end"""
+        """how often each job ran to completion, by id"""
         self.running: dict[str, set[str]] = defaultdict(set)
-        """ids of the jobs that run now, by server"""
+        """ids of the running jobs, by server"""
         self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     async def __aenter__(self) -> Self:
@@ -50,16 +49,11 @@ class GpuServers:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._end()
 
     def busy(self, servers: Mapping[str, int], since: float, until: float) -> float:
-        """Return the share of the slots' time, of servers with so many slots, in which jobs ran."""
+        """Return the share of slot time in which jobs ran. ``servers`` gives the number of slots by server."""
         slots = sum(servers.values())
         if not slots or until <= since:
             return 0.0
@@ -71,7 +65,7 @@ class GpuServers:
         return spent / (slots * (until - since))
 
     async def _end(self) -> None:
-        # At the same time: each waits a little for the connections that it cuts.
+        # Concurrently, because each waits for the connections that it closes.
         await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
 
     async def _run(self, server: str, job: GpuJob) -> dict[str, Any]:
@@ -82,7 +76,7 @@ class GpuServers:
             await asyncio.sleep(payload["seconds"])
             fails = payload["fails"]
             if fails < 0 or job.attempt <= fails:
-                raise JobFailed("it fails on purpose")
+                raise JobFailed("deliberate failure")
         finally:
             self.running[server].discard(job.id)
             self._spans[server].append((begin, time.monotonic()))

@@ -1,4 +1,4 @@
-"""What is to be done: three models, five servers, and the jobs with what is to go wrong in them."""
+"""The plan of a run: three models, five servers, and the jobs, some of which fail."""
 
 from __future__ import annotations
 
@@ -12,120 +12,128 @@ import msgspec
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
 RETRIES = 2
-"""failures of a job after the first one before it goes to the dead letters"""
-_PER_SECOND = 25
-_FEWEST = 50
-_FAILS_ONCE, _POISON = 0.05, 3
-_WITH_CALLBACK = 0.4
+"""number of retries of a failed job before it becomes a dead letter"""
+_JOBS_PER_SECOND = 25
+_MIN_JOBS = 50
+_POISON_JOBS = 3
+_SHARE_FAILING_ONCE = 0.05
+_SHARE_WITH_CALLBACK = 0.4
 _TENANTS = ("acme", "globex", "initech")
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A model: how its servers answer, and how long its jobs run there."""
+    """A model: how its servers answer, and how long its jobs run."""
 
     name: str
-    """as it is shown"""
+    """the name that is shown"""
     model: str
-    """as it is registered: new with each run"""
+    """the name that is registered; each run has its own"""
     config: ModelConfig
     share: float
-    """of all jobs"""
-    shortest: float
-    longest: float
+    """share of all jobs"""
+    seconds: tuple[float, float]
+    """shortest and longest duration of a job"""
     pushed: bool = False
-    """its servers push results, and are not asked for them"""
+    """whether its servers push results instead of being polled"""
 
     @property
     def answer_mode(self) -> str:
-        """How its servers answer, in a word."""
+        """How its servers answer: synchronously, polled or pushed."""
         if self.pushed:
             return "async, pushed"
         return "async, polled" if self.config.model_type is ModelType.ASYNC else "sync"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A server: the slots of each of its models by the model's name."""
+    """A server, with the number of slots of each of its models."""
 
     name: str
     slots: dict[str, int]
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. ``fails`` is how often: below 0 always."""
+    """One job."""
 
     key: str
-    """its idempotency key"""
+    """the idempotency key"""
     name: str
-    """of its model"""
+    """name of the model"""
     prompt: str
     seconds: float
     fails: int = 0
+    """number of attempts that fail; -1: all of them"""
     tenant: str | None = None
     priority: int = 5
     callback: bool = False
 
     @property
     def payload(self) -> dict[str, Any]:
-        """What the server is sent."""
+        """What is sent to the server."""
         return {"prompt": self.prompt, "seconds": self.seconds, "fails": self.fails}
 
 
 class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """The plan of one run."""
 
     run: str
     models: tuple[ModelPlan, ...]
     machines: tuple[Machine, ...]
     jobs: tuple[PlannedJob, ...]
     crashes: str
-    """the server that crashes midway"""
+    """name of the server that crashes during the run"""
     lies: str
-    """the one that says that it is idle while it is not"""
+    """name of the server that falsely reports that it is idle"""
 
     def model_plan(self, name: str) -> ModelPlan:
         """Return the model of this name."""
         return next(model for model in self.models if model.name == name)
 
     def slots(self, name: str) -> int:
-        """Return how many slots a model has on all servers."""
+        """Return the number of slots of a model on all servers."""
         return sum(server.slots.get(name, 0) for server in self.machines)
+
+    def jobs_of(self, name: str) -> list[PlannedJob]:
+        """Return the jobs of a model."""
+        return [job for job in self.jobs if job.name == name]
+
+    @property
+    def callbacks(self) -> int:
+        """Number of jobs with a callback."""
+        return sum(job.callback for job in self.jobs)
 
 
 def answer_of(prompt: str) -> dict[str, Any]:
-    """Return what a server answers to a prompt: it can be computed anywhere, and compared."""
+    """Return the answer of a server to a prompt, which the check computes again."""
     digest = hashlib.sha256(prompt.encode()).hexdigest()
     return {"text": digest[:24], "tokens": len(prompt)}
 
 
 def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
-    """Return the plan of a run: the same for a seed, but for the names, which are new with each run."""
+    """Return the plan of a run. A seed always gives the same jobs; only the names differ from run to run."""
     run = secrets.token_hex(3)
-    chosen = random.Random(seed)  # noqa: S311 - which job fails need not be a secret
-    models = _manners(run)
-    names = chosen.choices(
-        [model.name for model in models],
-        [model.share for model in models],
-        k=max(jobs - _POISON, 0),
-    )
-    names = (names + [model.name for model in models])[:jobs]
-    of = {model.name: model for model in models}
+    rng = random.Random(seed)  # noqa: S311 - not for secrets
+    models = _models(run)
+    shares = [model.share for model in models]
+    drawn = rng.choices(models, shares, k=max(jobs - _POISON_JOBS, 0))
     made = []
-    for number, name in enumerate(names):
-        model_plan, poison = of[name], number >= jobs - _POISON
-        once = chosen.random() < _FAILS_ONCE
+    for number, model in enumerate(
+        [*drawn, *models][:jobs]
+    ):  # the last job of each model always fails
+        poison = number >= jobs - _POISON_JOBS
+        once = rng.random() < _SHARE_FAILING_ONCE
         made.append(
             PlannedJob(
                 key=f"{run}-{number}",
-                name=name,
-                prompt=f"{name} {number}: " + "x" * chosen.randrange(200),
-                seconds=round(chosen.uniform(model_plan.shortest, model_plan.longest), 3),
+                name=model.name,
+                prompt=f"{model.name} {number}: " + "x" * rng.randrange(200),
+                seconds=round(rng.uniform(*model.seconds), 3),
                 fails=-1 if poison else int(once),
-                tenant=chosen.choice(_TENANTS),
-                priority=chosen.choice((2, 5, 5, 5, 8)),
-                callback=chosen.random() < _WITH_CALLBACK or poison,
+                tenant=rng.choice(_TENANTS),
+                priority=rng.choice((2, 5, 5, 5, 8)),
+                callback=rng.random() < _SHARE_WITH_CALLBACK or poison,
             )
         )
-    chosen.shuffle(made)
+    rng.shuffle(made)
     return DispatchDemoPlan(
         run=run,
         models=models,
@@ -143,54 +151,50 @@ def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
 
 
 def jobs_for(seconds: float) -> int:
-    """Return how many jobs take the servers about so long."""
-    return max(_FEWEST, round(seconds * _PER_SECOND))
+    """Return the number of jobs that take the servers about this long."""
+    return max(_MIN_JOBS, round(seconds * _JOBS_PER_SECOND))
 
 
-def _manners(run: str) -> tuple[ModelPlan, ...]:
-    shared: dict[str, Any] = {"max_retries": RETRIES, "max_poll_time": 20, "queue_per_slot": 10}
-    polled = {"model_type": ModelType.ASYNC, "poll_endpoint_template": "/status/{id}"}
+def _models(run: str) -> tuple[ModelPlan, ...]:
+    def model(
+        name: str,
+        share: float,
+        seconds: tuple[float, float],
+        *,
+        pushed: bool = False,
+        **fields: Any,
+    ) -> ModelPlan:
+        shared: dict[str, Any] = {"max_retries": RETRIES, "max_poll_time": 20, "queue_per_slot": 10}
+        config = ModelConfig(poll_endpoint_template="/status/{id}", **shared, **fields)
+        return ModelPlan(
+            name=name,
+            model=f"{name}@{run}",
+            config=config,
+            share=share,
+            seconds=seconds,
+            pushed=pushed,
+        )
+
+    later: dict[str, Any] = {"model_type": ModelType.ASYNC}
     return (
-        ModelPlan(
-            name="chat",
-            model=f"chat@{run}",
-            config=ModelConfig.model_validate({**shared, "poll_endpoint_template": "/status/{id}"}),
-            share=0.5,
-            shortest=0.05,
-            longest=0.25,
-        ),
-        ModelPlan(
-            name="image",
-            model=f"image@{run}",
-            config=ModelConfig.model_validate({**shared, **polled, "poll_interval": 0.1}),
-            share=0.3,
-            shortest=0.2,
-            longest=0.7,
-        ),
-        ModelPlan(
-            name="speech",
-            model=f"speech@{run}",
-            config=ModelConfig.model_validate({**shared, **polled, "poll_interval": 5.0}),
-            share=0.2,
-            shortest=0.1,
-            longest=0.4,
-            pushed=True,
-        ),
+        model("chat", 0.5, (0.05, 0.25)),
+        model("image", 0.3, (0.2, 0.7), poll_interval=0.1, **later),
+        model("speech", 0.2, (0.1, 0.4), poll_interval=5.0, pushed=True, **later),
     )
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """The options of one run."""
 
     backend: str
-    """the word that names the backend"""
+    """name of the backend"""
     embedded: bool = False
-    """run a store for it, in a folder that is removed at the end"""
+    """start an embedded store, whose folder is removed at the end"""
     jobs: int = 200
-    """how many jobs are submitted"""
+    """number of jobs"""
     seed: int = 0
-    """of the jobs, and of how the servers behave"""
+    """random seed of the jobs"""
     port: int = 0
-    """where the server with the dashboard listens; 0 takes a free one"""
+    """port of the server with the dashboard; 0 selects a free one"""
     keep_going: bool = False
-    """leave the server and the simulated ones running after the report, until interrupted"""
+    """keep all servers running after the report, until interrupted"""

@@ -1,48 +1,64 @@
-"""The account at the end of a run."""
+"""The report at the end of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from rich import box
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.demo.report import Check
-from taskqueue_core.tasks import Ledger, State
+from taskqueue_cli.demo_frame.report import (
+    Check,
+    DemoReport,
+    ledger_section,
+    section,
+    side_by_side,
+)
+from taskqueue_core.tasks import Ledger
+
+_COUNTS = (
+    ("slots", "slots", ""),
+    ("jobs", "jobs", ""),
+    ("done", "done", "green"),
+    ("failed", "failed", "red"),
+    ("retried", "retried", "yellow"),
+    ("redelivered", "redelivered", "magenta"),
+    ("lost", "lost", "bold red"),
+    ("run twice", "duplicates", "bold red"),
+)
+_WAITS = (("median wait", "wait_p50"), ("wait, 95th percentile", "wait_p95"))
 
 
-class OfModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the jobs of one model. Times are seconds."""
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of the jobs of one model. Times are in seconds."""
 
     name: str
     mode: str = msgspec.field(name="manner")
-    """how its servers answer"""
+    """how its servers answer: synchronously, polled or pushed"""
     slots: int
     jobs: int
     done: int
     failed: int
-    """in the dead letters, with their reason"""
+    """number of dead letters"""
     retried: int
     redelivered: int
-    """handed out again without a failure: their server was busy, or has gone"""
+    """delivered again without a failure, because their server was busy or down"""
     lost: int
-    """jobs of which nobody knows what became of them"""
+    """jobs that are neither done nor dead letters"""
     duplicates: int
-    """jobs that were run to their end more than once"""
+    """jobs that ran to completion more than once"""
     wrong: int
-    """jobs that are done with another result than a direct computation has"""
+    """jobs whose result differs from a direct computation"""
     wait_p50: float
     wait_p95: float
-    """from the answer to the submission until a server has begun"""
+    """from the answer to the submission until a server started the job"""
     utilisation: float
-    """the share of its slots' time in which a server worked, between its first and its last job"""
+    """the share of slot time in which jobs ran, between the first and the last start"""
     crowded: tuple[str, ...] = ()
-    """servers that ran more of its jobs at once than they have slots for"""
+    """servers that ran more jobs at once than they have slots"""
     ledger: Ledger
 
 
@@ -51,60 +67,62 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True):
 
     server: str
     running: int
-    """jobs that ran there then"""
+    """number of jobs that were running there"""
     recovered: int
-    """those of them that have ended since, done or failed as they always do"""
+    """number of these jobs that have ended since"""
 
 
 class FalseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The server that said that it ran nothing."""
+    """The server that falsely reported that it was idle."""
 
     server: str
     denied: int
-    """jobs that ran there meanwhile"""
+    """number of jobs that were running there during this time"""
 
 
 class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
-    """What came to the receiver."""
+    """The callbacks at the receiver."""
 
     expected: int
     delivered: int
-    """jobs whose callback it has accepted"""
+    """number of jobs whose callback was accepted"""
     refused: int
-    """those that it refused on purpose, at first"""
+    """number of callbacks that were refused once on purpose"""
     forged: int
-    """with a signature that does not hold"""
+    """number of callbacks with an invalid signature"""
 
 
-class DispatchDemoReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a run found out."""
+class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
+    """All counts and checks of a run."""
+
+    subject: ClassVar[str] = "job"
 
     backend: str
     seed: int
-    models: tuple[OfModel, ...]
+    models: tuple[ModelReport, ...]
     outcomes: dict[str, int]
-    """the answers to submissions, by their word; who was told that there are no slots tried again"""
+    """number of answers to submissions by outcome; after no_slots the client tried again"""
     resent: int
-    """jobs that were submitted a second time on purpose"""
+    """number of jobs submitted a second time on purpose"""
     crash: Crash
     lie: FalseReport
     poison: int
-    """jobs that fail always"""
+    """number of jobs that always fail"""
     reasons: dict[str, int]
-    """of the dead letters"""
+    """number of dead letters by reason"""
     callbacks: Callbacks
     held: int
-    """slots that were bound to a job at the end"""
+    """number of slots that were still assigned to a job at the end"""
     seconds: float
 
     @property
     def jobs(self) -> int:
-        """How many there were."""
+        """Number of jobs of all models."""
         return sum(model.jobs for model in self.models)
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """Everything that must hold."""
+        """All conditions that a correct run fulfils."""
         jobs, done = self.jobs, sum(model.done for model in self.models)
         failed, lost = sum(o.failed for o in self.models), sum(o.lost for o in self.models)
         ledgers = [model.ledger for model in self.models]
@@ -122,38 +140,33 @@ class DispatchDemoReport(msgspec.Struct, frozen=True, kw_only=True):
                 f"the ledgers balance, and {self.resent:,} jobs submitted twice were stored once",
             ),
             Check(right == done, f"{right:,} of {done:,} results equal a direct computation"),
-            Check(duplicates == 0, f"{duplicates:,} jobs were run to their end twice"),
+            Check(duplicates == 0, f"{duplicates:,} jobs ran to completion twice"),
             Check(
                 not any(model.crowded for model in self.models),
-                "no server ran more at once than it has slots",
+                "no server ran more jobs at once than it has slots",
             ),
             Check(
                 crash.running > 0 and crash.recovered == crash.running,
-                f"{crash.recovered:,} of {crash.running:,} jobs that ran on {crash.server} when it crashed have ended",
+                f"{crash.recovered:,} of {crash.running:,} jobs running on {crash.server} when it crashed have ended",
             ),
             Check(
                 lie.denied > 0,
-                f"{lie.server} denied {lie.denied:,} jobs that it ran, and none came of it",
+                f"{lie.server} denied {lie.denied:,} jobs that it ran, without consequences",
             ),
             Check(
                 failed == self.poison,
-                f"the {self.poison:,} jobs that always fail alone are dead letters",
+                f"only the {self.poison:,} jobs that always fail are dead letters",
             ),
             Check(
                 calls.delivered == calls.expected and not calls.forged,
                 f"{calls.delivered:,} of {calls.expected:,} callbacks delivered, each signed; "
                 f"{calls.refused:,} were refused at first",
             ),
-            Check(self.held == 0, f"{self.held:,} slots are bound to a job at the end"),
+            Check(self.held == 0, f"{self.held:,} slots are assigned to a job at the end"),
         )
 
-    @property
-    def ok(self) -> bool:
-        """Whether all of it holds."""
-        return all(check.holds for check in self.checks)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the report as JSON fields."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         for model, item in zip(fields["models"], self.models, strict=True):
             model["ledger"]["balanced"] = item.ledger.balanced
@@ -164,102 +177,40 @@ class DispatchDemoReport(msgspec.Struct, frozen=True, kw_only=True):
             "checks": msgspec.to_builtins(self.checks),
         }
 
+    def tables(self) -> tuple[RenderableType, ...]:
+        """Return the models, and the ledger next to the flow of jobs."""
+        ledger = sum((model.ledger for model in self.models), Ledger())
+        return self._models(), side_by_side(ledger_section(ledger), self._flow())
 
-_COUNTED = (
-    ("slots", "slots", ""),
-    ("jobs", "jobs", ""),
-    ("done", "done", "green"),
-    ("failed", "failed", "red"),
-    ("retried", "retried", "yellow"),
-    ("redelivered", "redelivered", "magenta"),
-    ("lost", "lost", "bold red"),
-    ("run twice", "duplicates", "bold red"),
-)
-_WAITED = (("wait, half of them", "wait_p50"), ("wait, 95 of 100", "wait_p95"))
+    def _models(self) -> Table:
+        # A column for each model rather than a row, so that the table fits into a narrow terminal.
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column()
+        for model in self.models:
+            table.add_column(model.name, justify="right")
+        table.add_column("all", justify="right", style="dim")
+        table.add_row("answers", *(Text(model.mode, "dim") for model in self.models))
+        for title, name, style in _COUNTS:
+            counts = [getattr(model, name) for model in self.models]
+            cells = [Text(f"{count:,}", style if count else "dim") for count in counts]
+            table.add_row(title, *cells, f"{sum(counts):,}")
+        for title, name in _WAITS:
+            table.add_row(title, *(f"{getattr(model, name):,.2f} s" for model in self.models))
+        table.add_row("slots used", *(f"{model.utilisation:.0%}" for model in self.models))
+        return table
 
-
-def summary(report: DispatchDemoReport) -> RenderableType:
-    """Return what became of each model's jobs, the ledger of all, and each check with its mark."""
-    return Group(*_parts(report))
-
-
-def _parts(report: DispatchDemoReport) -> Iterator[RenderableType]:
-    yield Padding(_models(report), (1, 0, 0, 2))
-    sheets = Table.grid(padding=(0, 6))
-    sheets.add_row(_ledger(report), _flow(report))
-    yield Padding(sheets, (1, 0, 0, 2))
-    yield Padding(_checks(report), (1, 0, 0, 2))
-    verdict = (
-        Text("Every job is accounted for.", "bold green")
-        if report.ok
-        else Text("Something does not hold: see above.", "bold red")
-    )
-    yield Padding(verdict, (1, 0, 1, 2))
-
-
-def _models(report: DispatchDemoReport) -> Table:
-    """Return a table with a column for each model: so it fits where lines are short."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column()
-    for model in report.models:
-        table.add_column(model.name, justify="right")
-    table.add_column("all", justify="right", style="dim")
-    table.add_row("answers", *(Text(model.mode, "dim") for model in report.models))
-    for names, name, style in _COUNTED:
-        counts = [getattr(model, name) for model in report.models]
-        cells = [Text(f"{count:,}", style if count else "dim") for count in counts]
-        table.add_row(names, *cells, f"{sum(counts):,}")
-    for words, name in _WAITED:
-        table.add_row(words, *(f"{getattr(model, name):,.2f} s" for model in report.models))
-    table.add_row("slots used", *(f"{model.utilisation:.0%}" for model in report.models))
-    return table
-
-
-def _sheet(title: str) -> Table:
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-    table.title, table.title_style, table.title_justify = title, "bold", "left"
-    table.add_column()
-    table.add_column(justify="right")
-    return table
-
-
-def _ledger(report: DispatchDemoReport) -> Table:
-    ledger = sum((model.ledger for model in report.models), Ledger())
-    table = _sheet("ledger")
-    table.add_row("published", _count(ledger.published), end_section=True)
-    states = list(State)
-    for state in states:
-        count = _count(getattr(ledger, state.value))
-        table.add_row(state.value.replace("_", " "), count, end_section=state is states[-1])
-    mark = Text("✔ balanced", "green") if ledger.balanced else Text("✘ not balanced", "bold red")
-    table.add_row(mark, _count(ledger.published - ledger.imbalance))
-    return table
-
-
-def _flow(report: DispatchDemoReport) -> Table:
-    table = _sheet("on the way")
-    calls = report.callbacks
-    rows = (
-        *((f"told {name}", count) for name, count in report.outcomes.items()),
-        ("submitted twice", report.resent),
-        ("callbacks delivered", calls.delivered),
-        ("callbacks refused at first", calls.refused),
-        (f"running on {report.crash.server} at its crash", report.crash.running),
-    )
-    for index, (name, count) in enumerate(rows, start=1):
-        table.add_row(name, _count(count), end_section=index == len(rows))
-    table.add_row("seconds", Text(f"{report.seconds:,.1f}", "bold"))
-    table.add_row("jobs a second", Text(f"{report.jobs / report.seconds:,.1f}", "bold cyan"))
-    return table
-
-
-def _checks(report: DispatchDemoReport) -> Table:
-    table = Table.grid(padding=(0, 1))
-    for check in report.checks:
-        mark = Text("✔", "green") if check.holds else Text("✘", "bold red")
-        table.add_row(mark, Text(check.what, "" if check.holds else "red"))
-    return table
-
-
-def _count(number: int) -> Text:
-    return Text(f"{number:,}", "bold" if number else "dim")
+    def _flow(self) -> Table:
+        return section(
+            "flow",
+            [
+                *((f"answered {name}", count) for name, count in self.outcomes.items()),
+                ("submitted twice", self.resent),
+                ("callbacks delivered", self.callbacks.delivered),
+                ("callbacks refused at first", self.callbacks.refused),
+                (f"running on {self.crash.server} at its crash", self.crash.running),
+            ],
+            [
+                ("seconds", Text(f"{self.seconds:,.1f}", "bold")),
+                ("jobs per second", Text(f"{self.jobs / self.seconds:,.1f}", "bold cyan")),
+            ],
+        )

@@ -1,17 +1,14 @@
-"""The server of a run: its store, the dispatcher in it, and who receives callbacks."""
+"""The server of a run with its store and dispatcher, and the receiver of callbacks."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
-import os
 import secrets
-import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Generator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Generator
 
 import msgspec
 import uvicorn
@@ -22,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.demo.cluster import DemoFailed
+from taskqueue_cli.backends import run_embedded
+from taskqueue_cli.demo_frame.run import DemoFailed
 from taskqueue_core.capabilities import control_of, slots_of
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.instrumented import InstrumentedBackend
@@ -36,8 +33,8 @@ from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess
 
-_REFUSES = 10
-"""one in so many is refused the first time"""
+_REFUSE_ONE_IN = 10
+"""of the callbacks, at the first attempt"""
 
 
 class _CallbackBody(msgspec.Struct, frozen=True):
@@ -46,16 +43,17 @@ class _CallbackBody(msgspec.Struct, frozen=True):
 
 
 class Receiver:
-    """An application, and what came to it."""
+    """The application that receives callbacks."""
 
     def __init__(self, secret: str) -> None:
         self._webhook = Webhook(secret)
         self.ended: dict[str, str] = {}
-        """how each job has ended, by its id, as a callback that was accepted has said"""
+        """the final status of each job by id, according to the accepted callbacks"""
         self.refused: set[str] = set()
-        """ids of the callbacks that were refused on purpose"""
+        """ids of the callbacks that were refused once on purpose"""
         self.forged = 0
-        self._seen = 0
+        """number of callbacks with an invalid signature"""
+        self._received = 0
         self.app = Starlette(routes=[Route("/done", self._receive, methods=["POST"])])
 
     async def _receive(self, request: Request) -> Response:
@@ -67,8 +65,8 @@ class Receiver:
             self.forged += 1
             return Response(status_code=400)
         callback = request.headers["webhook-id"]
-        self._seen += 1
-        if self._seen % _REFUSES == 1 and callback not in self.refused:
+        self._received += 1
+        if self._received % _REFUSE_ONE_IN == 1 and callback not in self.refused:
             self.refused.add(callback)
             return Response(status_code=503)
         self.ended[decoded.job_id] = decoded.status
@@ -76,13 +74,13 @@ class Receiver:
 
 
 _HOST = "127.0.0.1"
-_ENDS = 15.0
+_STOP_TIMEOUT = 15.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
-"""of callbacks: a run is over before the usual one tries again"""
+"""of callbacks: shorter than the default, so that retries happen during the run"""
 
 
 class DemoServer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run works with."""
+    """The running server and what belongs to it."""
 
     url: str
     backend: InstrumentedBackend
@@ -93,28 +91,31 @@ class DemoServer(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.asynccontextmanager
 async def opened(options: DemoOptions) -> AsyncIterator[DemoServer]:
-    """Start all of it in this event loop, and end it. Whoever entered it is cancelled when the server ends by itself.
+    """Run the server in this event loop. When it ends by itself, the current task is cancelled.
 
-    Raises `ConfigurationError`, and `DemoFailed` where a dispatcher works at the store already.
+    Raises `ConfigurationError`, and `DemoFailed` if the store is already used by a dispatcher.
     """
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
     receiver = Receiver(secret)
     async with contextlib.AsyncExitStack() as stack:
-        port = await stack.enter_async_context(_received(receiver))
+        port = await stack.enter_async_context(_receiving(receiver))
         if options.embedded:
-            stack.enter_context(_store(options.backend))
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="taskqueue-demo-", ignore_cleanup_errors=True)
+            )
+            stack.enter_context(run_embedded(options.backend, f"{folder}/store"))
         settings = _settings(options.port)
         backend = open_backend(options.backend, settings)
-        await _demand_for_itself(backend)
+        await _ensure_unused(backend)
         server = ServerProcess(
-            backend, settings, extensions=[extension(_dispatching(secret, port))]
+            backend, settings, extensions=[extension(_dispatch_settings(secret, port))]
         )
         await stack.enter_async_context(_serving(server))
         context = server.context
         if context is None or not isinstance(
             result := context.extension_state["dispatch"], Dispatcher
         ):
-            raise DemoFailed("the server has no dispatcher")
+            raise DemoFailed("the server did not start its dispatcher")
         yield DemoServer(
             url=server.url,
             backend=context.backend,
@@ -125,7 +126,7 @@ async def opened(options: DemoOptions) -> AsyncIterator[DemoServer]:
 
 
 def _settings(port: int) -> Settings:
-    """Return the settings of a server for this machine alone, that everybody there may use."""
+    """Return the settings of a server that listens on loopback only and needs no token."""
     alone = {
         "host": _HOST,
         "port": port,
@@ -139,8 +140,8 @@ def _settings(port: int) -> Settings:
     return load_settings(Settings).model_copy(update=alone)
 
 
-def _dispatching(secret: str, port: int) -> DispatchSettings:
-    """Return settings of a hurry; callbacks may go to this machine, over http, which they else may not."""
+def _dispatch_settings(secret: str, port: int) -> DispatchSettings:
+    """Return settings with short times, which allow callbacks to this machine over http."""
     return DispatchSettings(
         lease=3.0,
         safety_pass=0.5,
@@ -159,38 +160,15 @@ def _dispatching(secret: str, port: int) -> DispatchSettings:
     )
 
 
-@contextlib.contextmanager
-def _store(name: str) -> Iterator[None]:
-    """Run a store for the backend, in a folder that goes with it."""
-    store = embedded_store(name)
-    if store is None:
-        raise DemoFailed(f"there is no embedded {name} in this installation")
-    folder = Path(tempfile.mkdtemp(prefix="taskqueue-demo-"))
-    try:
-        with store.run(folder / "store") as (_, variables):
-            before = {name: os.environ.get(name) for name in variables}
-            os.environ.update(variables)
-            try:
-                yield
-            finally:
-                for key, value in before.items():
-                    if value is None:
-                        del os.environ[key]
-                    else:
-                        os.environ[key] = value
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _demand_for_itself(backend: InstrumentedBackend) -> None:
-    """Raise `DemoFailed` where a dispatcher's things are in the store: the run would send others' callbacks."""
+async def _ensure_unused(backend: InstrumentedBackend) -> None:
+    """Raise `DemoFailed` if the store has endpoints or callbacks: the run would send the callbacks of others."""
     pool, control = slots_of(backend), control_of(backend)
     ledger = (await control.stats(CALLBACKS)).ledger
     if (await pool.inspect()).endpoints or ledger.waiting + ledger.scheduled + ledger.in_flight:
         await backend.aclose()
         raise DemoFailed(
-            "a dispatcher works at this store, and the demo would take its callbacks: "
-            "choose another store, or --backend embedded",
+            "this store is used by a dispatcher, and the demo would send its callbacks: "
+            "use another store, or --backend embedded",
             exit_code=2,
         )
     settings = await control.settings(CALLBACKS)
@@ -199,12 +177,12 @@ async def _demand_for_itself(backend: InstrumentedBackend) -> None:
 
 @contextlib.asynccontextmanager
 async def _serving(server: ServerProcess) -> AsyncIterator[None]:
-    """Run the server. A signal is the server's, which begins to drain: then whoever entered this is cancelled."""
+    """Run the server. A signal makes it drain; the current task is cancelled then, or when the server ends."""
     serving, ready = asyncio.create_task(server.run()), asyncio.create_task(server.ready.wait())
-    leaving = asyncio.create_task(_leaving(server, ready))
+    draining = asyncio.create_task(_wait_for_drain(server, ready))
     own = asyncio.current_task()
 
-    def gone(_: object) -> None:
+    def cancel(_: object) -> None:
         if own is not None:
             own.cancel()
 
@@ -213,36 +191,36 @@ async def _serving(server: ServerProcess) -> AsyncIterator[None]:
         if serving.done():
             serving.result()
             raise asyncio.CancelledError
-        serving.add_done_callback(gone)
-        leaving.add_done_callback(gone)
+        serving.add_done_callback(cancel)
+        draining.add_done_callback(cancel)
         try:
             yield
         except Exception:
-            if leaving.done():  # it failed for want of the server
+            if draining.done():  # it failed because the server was stopping
                 raise asyncio.CancelledError from None
             raise
         finally:
-            serving.remove_done_callback(gone)
-            leaving.remove_done_callback(gone)
+            serving.remove_done_callback(cancel)
+            draining.remove_done_callback(cancel)
     finally:
         ready.cancel()
-        leaving.cancel()
-        server.stop_once()  # a second time would cut short what the signal began, and the store goes next
-        done, _ = await asyncio.wait({serving}, timeout=_ENDS)
+        draining.cancel()
+        server.stop_once()  # a second stop would end the drain at once, and the store stops next
+        done, _ = await asyncio.wait({serving}, timeout=_STOP_TIMEOUT)
         if not done:
             server.stop()
             await asyncio.wait({serving})
 
 
-async def _leaving(server: ServerProcess, ready: asyncio.Task[bool]) -> None:
+async def _wait_for_drain(server: ServerProcess, ready: asyncio.Task[bool]) -> None:
     await asyncio.wait({ready})
     if server.context is not None:
         await server.context.draining.wait()
 
 
 @contextlib.asynccontextmanager
-async def _received(receiver: Receiver) -> AsyncIterator[int]:
-    """Have the receiver listen, and tell its port."""
+async def _receiving(receiver: Receiver) -> AsyncIterator[int]:
+    """Run the receiver and yield its port."""
     with socket.create_server((_HOST, 0), backlog=256) as listener:
         program = _Program(
             uvicorn.Config(
@@ -261,4 +239,4 @@ async def _received(receiver: Receiver) -> AsyncIterator[int]:
 class _Program(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        yield  # they are the run's
+        yield  # signals stop the run, not the receiver

@@ -1,19 +1,24 @@
-"""The processes that a run starts, and ends: those and no others, each by its own id."""
+"""The processes of a demo. Each is started, watched and ended by its process id.
+
+Run as a program, this module is ``taskqueue``, but it also ends when its parent process ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import shutil
+import runpy
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 _STOP_TIMEOUT = 8.0
 _TAIL_LINES = 15
+_STDIN = 0
 
 
 class Child:
@@ -27,28 +32,28 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended, as far as is known."""
+        """Whether the process has not ended yet, as far as is known."""
         return self._process.returncode is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """End it at once, and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         self.stopping = True
         self.signal(signal.SIGKILL)
         await self._process.wait()
 
     async def stop(self) -> None:
-        """Ask it to end, and insist after a while."""
+        """Terminate the process; kill it if it does not end in time."""
         self.stopping = True
         self.signal(signal.SIGTERM)
         try:
@@ -58,16 +63,16 @@ class Child:
             await self.kill()
 
     async def wait(self) -> int:
-        """Wait for its end by itself, and return its exit code."""
+        """Wait until the process ends by itself, and return its exit code."""
         self.stopping = True
         return await self._process.wait()
 
     async def first_line(self) -> bytes:
-        """Return the first line that it printed, if its output is piped."""
+        """Return the first line of its output, if the output is piped."""
         return await self._process.stdout.readline() if self._process.stdout else b""
 
     def tail(self) -> str:
-        """Return the last lines that it logged."""
+        """Return the last lines of its log."""
         try:
             lines = self._log.read_text("utf-8", "replace").splitlines()
         except OSError:
@@ -76,30 +81,30 @@ class Child:
 
 
 class Children:
-    """Starts processes in sessions of their own, so that Ctrl-C reaches only their parent, and ends them."""
+    """All processes of a demo, each in a session of its own, so that Ctrl-C reaches only their parent."""
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="taskqueue-demo-", ignore_cleanup_errors=True
+        )
         self._all: list[Child] = []
 
     @property
     def folder(self) -> Path:
-        """A folder that only the owner can look into; it is removed by `end`."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="taskqueue-demo-"))
-        return self._folder
+        """A folder for files of the run, readable by the owner only; `end` removes it."""
+        return Path(self._temporary.name)
 
     async def start(
         self, name: str, *args: str, env: Mapping[str, str], piped: bool = False
     ) -> Child:
-        """Start ``taskqueue`` with ``words``. What it logs goes to a file that only the owner can read."""
+        """Start ``taskqueue`` with arguments. Its log goes to a file that only the owner can read."""
         path = self.folder / f"{name}.log"
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "taskqueue_cli.demo.child",
+                "taskqueue_cli.demo_frame.processes",
                 *args,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if piped else log,
@@ -114,20 +119,31 @@ class Children:
         return child
 
     def ended(self) -> Child | None:
-        """Return a process that ended though nobody asked it to, if there is one."""
+        """Return a process that ended without being stopped, if there is one."""
         return next(
             (child for child in self._all if not child.running and not child.stopping), None
         )
 
     async def stop(self) -> None:
-        """End the workers, then the server, which was started first."""
+        """Stop the workers, then the server, which was started first."""
         await asyncio.gather(*(child.stop() for child in self._all[1:]))
         await asyncio.gather(*(child.stop() for child in self._all[:1]))
 
     async def end(self) -> None:
-        """Kill what is left, as after a second interrupt, remove the logs, and wait until all are gone."""
+        """Kill the remaining processes, for example after a second interrupt, and remove the folder."""
         for child in self._all:
             child.signal(signal.SIGKILL)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.cleanup()
         await asyncio.gather(*(child.wait() for child in self._all))
+
+
+def _end_with_parent() -> None:
+    # The parent never writes. The read ends when its end of the pipe is closed, even after a SIGKILL.
+    while os.read(_STDIN, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    runpy.run_module("taskqueue_cli", run_name="__main__", alter_sys=True)

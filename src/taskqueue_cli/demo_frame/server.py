@@ -11,27 +11,15 @@ from typing import Self
 
 import msgspec
 
-from taskqueue_cli.demo.job import KEY_VARIABLE
-from taskqueue_cli.demo.processes import Child, Children
+from taskqueue_cli.demo_frame.processes import Child, Children
+from taskqueue_cli.demo_frame.run import DemoFailed
 from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.errors import ConfigurationError, TaskQueueError
+from taskqueue_core.errors import ConfigurationError
 from taskqueue_remote import RemoteBackend
 
-_TARGET = "taskqueue_cli.demo.job:worker"
 _START_TIMEOUT = 30.0
 _POLL_SECONDS = 0.05
 _STABLE_POLLS = 3
-
-
-class DemoFailed(TaskQueueError):
-    """A run could not be finished. ``logs`` is what the process in question said last."""
-
-    code = "demo_failed"
-
-    def __init__(self, message: str, *, logs: str = "", exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.logs = logs
-        self.exit_code = exit_code
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -46,66 +34,60 @@ class _Ready(msgspec.Struct, frozen=True):
 
 
 class Cluster:
-    """Starts a server on a free port, and workers for it. Leaving it ends them all."""
+    """A server on a free port and workers connected to it. Leaving the context ends all of them."""
 
     def __init__(
         self,
-        key: str,
-        name: str,
+        run_id: str,
+        backend_name: str,
+        target: str,
         *,
         embedded: bool = False,
-        variables: Mapping[str, str] | None = None,
+        variables: Mapping[str, str],
+        server_variables: Mapping[str, str],
     ) -> None:
-        """Start nothing yet. ``variables`` are the server's alone.
+        """Start nothing yet.
+
+        ``target`` is what workers run (``module:attr``), and their ids begin with ``run_id``. ``variables`` are
+        environment variables of all processes, ``server_variables`` of the server alone.
 
         Raises `ConfigurationError` for a backend that leads to another server.
         """
-        if name == "server":
+        if backend_name == "server":
             raise ConfigurationError(
                 "the demo starts its own server and cannot use another: set --backend to a store, for example redis"
             )
-        self._key = key
-        self._backend_name = name
-        self._embedded = embedded
+        self._run_id = run_id
+        self._target = target
+        self._serve = ["serve", "--host", "127.0.0.1", "--port", "0", "--backend", backend_name]
         self._children = Children()
-        self._env = os.environ | {KEY_VARIABLE: key}
-        self._variables = dict(variables or {})
-        self.store: Mapping[str, str] = {}
-        """environment variables by which the server finds its embedded store, once it was started"""
-        self.store_name = ""
-        """product and version of the embedded store; empty without one"""
+        if embedded:
+            self._serve += ["--embedded-redis", str(self._children.folder / "store")]
+        self._env = {**os.environ, **variables}
+        self._server_env = {**self._env, **server_variables}
         self._workers: dict[str, Child] = {}
         self._started = 0
+        self.store: Mapping[str, str] = {}
+        """environment variables by which a process finds the embedded store, once the server runs"""
+        self.store_name = ""
+        """product and version of the embedded store; empty without one"""
         self.url = ""
         self.backend: RemoteBackend
 
     async def start_server(self) -> Child:
         """Start the server and wait until it listens. Raises `DemoFailed`."""
-        args: tuple[str, ...]
-        args = (
-            "serve",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--backend",
-            self._backend_name,
-            "--json",
+        server = await self._children.start(
+            "server", *self._serve, "--json", env=self._server_env, piped=True
         )
-        if self._embedded:
-            args += ("--embedded-redis", str(self._children.folder / "store"))
-        env = self._env | self._variables
-        server = await self._children.start("server", *args, env=env, piped=True)
-        ready = msgspec.json.Decoder(_Ready)
         try:
             async with asyncio.timeout(_START_TIMEOUT):
-                decoded = ready.decode(await server.first_line())
+                ready = msgspec.json.decode(await server.first_line(), type=_Ready)
         except (TimeoutError, msgspec.MsgspecError):
-            raise self._failure("the server did not start", server) from None
-        if decoded.error is not None:
+            raise DemoFailed("the server did not start", logs=server.tail()) from None
+        if ready.error is not None:
             code = await server.wait()
-            raise DemoFailed(f"the server did not start: {decoded.error.detail}", exit_code=code)
-        self.url, self.store, self.store_name = decoded.url, decoded.store, decoded.embedded
+            raise DemoFailed(f"the server did not start: {ready.error.detail}", exit_code=code)
+        self.url, self.store, self.store_name = ready.url, ready.store, ready.embedded
         token = load_settings(Settings).token
         self.backend = RemoteBackend(self.url, token.get_secret_value() if token else None)
         return server
@@ -114,21 +96,22 @@ class Cluster:
         """Start one more worker and wait until it is connected. Raises `DemoFailed`."""
         self._started += 1
         name = f"worker-{self._started}"
-        args = ("worker", _TARGET, "--url", self.url, "--worker-id", f"{self._key}.{name}")
+        worker_id = f"{self._run_id}.{name}"
+        args = ("worker", self._target, "--url", self.url, "--worker-id", worker_id)
         child = await self._children.start(name, *args, env=self._env)
         try:
             async with asyncio.timeout(_START_TIMEOUT):
-                while name not in await self.held():
+                while name not in await self.in_flight():
                     self.check()
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            raise self._failure(f"{name} did not connect", child) from None
+            raise DemoFailed(f"{name} did not connect", logs=child.tail()) from None
         self._workers[name] = child
         return child
 
-    async def held(self) -> dict[str, int]:
-        """Return how many deliveries each connected worker of this run holds, as the server sees it."""
-        prefix = f"{self._key}."
+    async def in_flight(self) -> dict[str, int]:
+        """Return the number of deliveries that each connected worker holds, according to the server."""
+        prefix = f"{self._run_id}."
         return {
             worker.worker_id.removeprefix(prefix): worker.in_flight
             for worker in await self.backend.control.workers()
@@ -136,14 +119,14 @@ class Cluster:
         }
 
     def pause_workers(self) -> None:
-        """Hold every worker still."""
+        """Freeze every worker (SIGSTOP)."""
         for child in self._workers.values():
             child.signal(signal.SIGSTOP)
 
     async def kill_busiest_worker(self) -> tuple[Child, int]:
-        """Kill the frozen worker that holds most, and let the others go on. Raises `DemoFailed`.
+        """Kill the frozen worker with the most deliveries, and let the others continue. Raises `DemoFailed`.
 
-        What a frozen worker holds is certain: nothing that it settled before is under way any more.
+        Return it with that number, which is exact: a frozen worker sends no more acks.
         """
         try:
             async with asyncio.timeout(_START_TIMEOUT):
@@ -165,7 +148,9 @@ class Cluster:
         while times < _STABLE_POLLS:
             await asyncio.sleep(_POLL_SECONDS)
             self.check()
-            held = {name: n for name, n in (await self.held()).items() if name in self._workers}
+            held = {
+                name: n for name, n in (await self.in_flight()).items() if name in self._workers
+            }
             times = times + 1 if held == last and any(held.values()) else 0
             last = held
         return last
@@ -174,16 +159,13 @@ class Cluster:
         """Raise `DemoFailed` if a process ended by itself."""
         ended = self._children.ended()
         if ended is not None:
-            raise self._failure(f"{ended.name} ended unexpectedly", ended)
+            raise DemoFailed(f"{ended.name} ended unexpectedly", logs=ended.tail())
 
     async def run_until_cancelled(self) -> None:
-        """Leave everything running until cancelled. Raises `DemoFailed` if a process ends."""
+        """Keep everything running until cancelled. Raises `DemoFailed` if a process ends."""
         while True:
             self.check()
             await asyncio.sleep(1)
-
-    def _failure(self, message: str, child: Child) -> DemoFailed:
-        return DemoFailed(message, logs=child.tail())
 
     async def __aenter__(self) -> Self:
         return self
