@@ -88,8 +88,8 @@ def work(options: Engine, *, little: bool = False) -> Iterator[Work]:
     """
     installed()
     with needed():
-        from taskqueue_spark.session import LITTLE, session  # noqa: PLC0415 - Spark takes its time
-    conf = (LITTLE if little and not options.elsewhere else {}) | options.conf
+        from taskqueue_spark.session import SMALL_DATA, session  # noqa: PLC0415 - Spark takes its time
+    conf = (SMALL_DATA if little and not options.elsewhere else {}) | options.conf
     with (
         tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder,
         _reporting_to() as stages,

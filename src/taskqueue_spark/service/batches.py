@@ -23,9 +23,9 @@ from taskqueue_spark.columns import DAMAGED
 from taskqueue_spark.offsets import Offsets
 from taskqueue_spark.service import aggregate
 from taskqueue_spark.service.alerts import check_windows
-from taskqueue_spark.service.balance import StoreAnswers, probe, resolve
+from taskqueue_spark.service.balance import probe, resolve
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import ServiceState, load, save
+from taskqueue_spark.service.state import Probe, ServiceState, load, save
 from taskqueue_spark.service.update import (
     Alive,
     advance,
@@ -41,7 +41,7 @@ class Batches:
     """What Spark calls with each batch. It keeps nothing in memory, so any process may go on with the next one."""
 
     options: StreamOptions
-    ledgers: Callable[[Sequence[str]], StoreAnswers | None] | None = None
+    ledgers: Callable[[Sequence[str]], Probe | None] | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Work a batch off. Given again, it changes nothing."""

@@ -121,7 +121,7 @@ def _ledgers(options: StreamOptions) -> RedisLedgers | None:
     result = ReadOptions.of(options.source)
     if result.backend != "redis":
         return None
-    return RedisLedgers(result.url, result.url_env, result.prefix, result.partitions)
+    return RedisLedgers(result.store)
 
 
 def _finish(query: StreamingQuery) -> None:
