@@ -240,7 +240,7 @@ def pinned(options: ReadOptions) -> str:
     return ending(options.ending, spans).text
 
 
-def fewer(options: ReadOptions, than: int) -> bool:
+def has_fewer_rows(options: ReadOptions, than: int) -> bool:
     """Return whether a journal has fewer transitions than a number, without counting all of them.
 
     Raises `ConfigurationError` and `BackendUnavailable`.

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from taskqueue_spark.pipeline.tables import replace_file
 from taskqueue_spark.report import numbers
-from taskqueue_spark.report.page import page, written
+from taskqueue_spark.report.page import page
 from taskqueue_spark.report.plots import Series, over_time
 from taskqueue_spark.report.verdict import verdict_of
 from tests.spark.report_sample import EVIL, START, conserved, sample, total
@@ -217,13 +218,13 @@ def test_a_file_is_written_whole_or_not_at_all(
 ) -> None:
     """What was there before stays until all of the new one is; nothing is left of a failure (G10; fault L1)."""
     path = tmp_path / "report.html"
-    written(path, b"one")
+    replace_file(path, b"one")
 
     def fails(*_: object) -> None:
         raise OSError("full")
 
     monkeypatch.setattr(Path, "replace", fails)
     with pytest.raises(OSError, match="full"):
-        written(path, b"two")
+        replace_file(path, b"two")
     assert path.read_bytes() == b"one"
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]

@@ -1,4 +1,4 @@
-"""What a person sees while Spark works: stages as they come to their end, and how far the present one is."""
+"""The progress display of a command: finished stages, and the progress of the current one."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from rich.text import Text
 
 _EVERY = 0.2
 Done = tuple[int, int]
-"""tasks of Spark that are done, of how many"""
+"""number of finished Spark tasks, and of all"""
 
 
 class Stage:
-    """One stage; ``note`` stands beside its name when it is over."""
+    """One stage. Its ``note`` is printed next to its name when it ends."""
 
     def __init__(self) -> None:
         self.note = ""
 
 
 class Stages:
-    """Tells stages on stderr: with a bar on a terminal, elsewhere a line each."""
+    """The display of stages on stderr: a progress bar on a terminal, and a line for each finished stage."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """``watch`` is set once there is something to ask how far Spark is."""
+        """Print to a console. ``watch`` returns the progress; it is set once Spark has started."""
         self._console = console or Console(stderr=True, highlight=False)
         self.watch: Callable[[], Done | None] = lambda: None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
-        """Tell that something is done as long as the context is open, and what came of it."""
+        """Show a stage while the context is open, and print its note and duration at the end."""
         stage = Stage()
         began = time.monotonic()
         with self._bar(name):
@@ -47,7 +47,7 @@ class Stages:
         )
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Tell something aside."""
+        """Print a line."""
         self._console.print(Text(text, style), soft_wrap=True)
 
     @contextmanager
@@ -64,7 +64,7 @@ class Stages:
             console=self._console,
             transient=True,
         )
-        with bar, _regularly(lambda: self._advance(bar)):
+        with bar, _repeat(lambda: self._advance(bar)):
             bar.add_task(f"{name:<24}", total=None, done="")
             yield
 
@@ -76,17 +76,17 @@ class Stages:
 
 
 @contextmanager
-def _regularly(act: Callable[[], None]) -> Iterator[None]:
-    over = threading.Event()
+def _repeat(act: Callable[[], None]) -> Iterator[None]:
+    stop = threading.Event()
 
-    def turn() -> None:
-        while not over.wait(_EVERY):
+    def loop() -> None:
+        while not stop.wait(_EVERY):
             act()
 
-    thread = threading.Thread(target=turn, name="progress", daemon=True)
+    thread = threading.Thread(target=loop, name="progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()

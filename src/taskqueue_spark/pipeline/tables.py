@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow.dataset as ds
@@ -42,6 +43,31 @@ def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
                 f"another {other} {folder}: wait for it, or choose another folder"
             ) from None
         yield
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file by one rename, so that readers see the former content or all of the new one."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def first_rows(frame: DataFrame, *order: str, most: int = 1000) -> list[dict[str, Any]]:
+    """Return the first rows in an order. ``-name`` orders by a column from the highest value."""
+    columns = [
+        frame[name[1:]].desc_nulls_last() if name.startswith("-") else frame[name].asc_nulls_last()
+        for name in order
+    ]
+    frame = frame.orderBy(*columns) if columns else frame
+    rows: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
+    return rows
 
 
 _VERSIONS = ".versions"

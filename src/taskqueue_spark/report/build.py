@@ -64,7 +64,7 @@ class ReportText(Protocol):
 
 
 class ReportBuild:
-    """Makes tables of some transitions in a folder. ``mine`` takes the rows of the queues that are wanted."""
+    """Makes tables of some transitions in a folder. ``select`` takes the rows of the queues that are wanted."""
 
     def __init__(
         self,
@@ -76,13 +76,13 @@ class ReportBuild:
         self.transitions = transitions
         self.out = out
         self.wishes = wishes
-        self.mine = own
+        self.select = own
         self.made: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
         """Return a table, which is made and written unless it was."""
         if name not in self.made:
-            self.made[name] = tables.write(self.mine(TABLES[name](self)), self.out, name)
+            self.made[name] = tables.write(self.select(TABLES[name](self)), self.out, name)
         return self.made[name]
 
     def all(self, telling: ReportText) -> Mapping[str, DataFrame]:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from taskqueue_spark.pipeline.audit import ANOMALIES
 from taskqueue_spark.pipeline.durations import steps
+from taskqueue_spark.pipeline.tables import first_rows
 from taskqueue_spark.report.build import ReportBuild
 from taskqueue_spark.report.verdict import COUNTED, LIVE, Verdict, verdict_of
 
@@ -47,7 +48,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
         return (self.until - self.since).total_seconds()
 
 
-class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
+class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     """What was audited."""
 
     total: dict[str, Any]
@@ -100,7 +101,7 @@ def extent(transitions: DataFrame) -> Extent:
     return Extent(**_only_row(result))
 
 
-def build_content(build: ReportBuild, damaged: int) -> ReportContent:
+def audit_content(build: ReportBuild, damaged: int) -> AuditContent:
     """Audit, and take what a verdict is made of."""
     table = build.table("conservation")
     total = _only_row(
@@ -124,7 +125,7 @@ def build_content(build: ReportBuild, damaged: int) -> ReportContent:
     gaps = build.table("gaps")
     missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0)).alias("missing"))
     store = build.wishes.store is not None
-    return ReportContent(
+    return AuditContent(
         total=total,
         conservation=conservation,
         anomalies={name: counts.get(name, 0) for name in ANOMALIES},
@@ -151,13 +152,15 @@ def _short(build: ReportBuild) -> int:
     return short
 
 
-def gathered(build: ReportBuild, damaged: int, source: str, where: str = "") -> dict[str, Any]:
+def report_content(
+    build: ReportBuild, damaged: int, source: str, where: str = ""
+) -> dict[str, Any]:
     """Return the report: every value is text, a number, a time, a list or a mapping.
 
     ``source``: what it is from, in words; ``where``: the same as options of a command.
     """
-    result = extent(build.mine(build.transitions))
-    account_of = build_content(build, damaged)
+    result = extent(build.select(build.transitions))
+    account = audit_content(build, damaged)
     rules = sorted(_rows(build.table("rules")), key=lambda row: int(row["rule"].strip("R") or 0))
     throughput = _rows(_whole(build.table("throughput")), "-published", "key")
     keys = [row["key"] for row in throughput[:_KEYS]]
@@ -166,9 +169,9 @@ def gathered(build: ReportBuild, damaged: int, source: str, where: str = "") -> 
         "made_at": datetime.now(UTC),
         "source": source,
         "where": where,
-        "verdict": msgspec.to_builtins(account_of.verdict(rules)),
+        "verdict": msgspec.to_builtins(account.verdict(rules)),
         "extent": msgspec.structs.asdict(result) | {"seconds": result.seconds},
-        "account": msgspec.structs.asdict(account_of),
+        "account": msgspec.structs.asdict(account),
         "rules": rules,
         "violations": _rows(build.table("violations"), "rule", "key", "seq", most=50),
         "figures": _headline_metrics(build),
@@ -224,7 +227,7 @@ def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, 
     # A task that is first seen later than its beginning was there already.
     was = F.coalesce(before.isin(*LIVE), ~event.isin(*_BEGINS))
     counted = (
-        build.mine(steps(build.transitions))
+        build.select(steps(build.transitions))
         .groupBy(
             F.when(F.col("key").isin(*keys), F.col("key")).alias("key"), position.alias("place")
         )
@@ -297,11 +300,4 @@ def _only_row(frame: DataFrame) -> dict[str, Any]:
 
 
 def _rows(frame: DataFrame, *order: str, most: int = _MOST) -> list[dict[str, Any]]:
-    """Return the first rows in an order; ``-name`` orders from the highest."""
-    columns = [
-        frame[name[1:]].desc_nulls_last() if name.startswith("-") else frame[name].asc_nulls_last()
-        for name in order
-    ]
-    frame = frame.orderBy(*columns) if columns else frame
-    matches: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
-    return matches
+    return first_rows(frame, *order, most=most)

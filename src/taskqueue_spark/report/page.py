@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -62,19 +59,6 @@ def page(fields: Mapping[str, Any]) -> str:
         fairness=_fairness(fields["fairness"]),
         advised=[_advised(row) for row in fields["capacity"]],
     )
-
-
-def written(path: Path, data: bytes) -> None:
-    """Write a file by one rename, so that it is there whole or as it was before."""
-    file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(file, "wb") as out:
-            out.write(data)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 @cache

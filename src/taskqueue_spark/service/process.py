@@ -17,12 +17,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.options import ReadOptions
-from taskqueue_spark.pipeline.tables import alone
+from taskqueue_spark.pipeline.tables import alone, replace_file
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
 from taskqueue_spark.service.balance import RedisLedgers
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import ServiceState, load, replace
+from taskqueue_spark.service.state import ServiceState, load
 
 _TICK = 0.2
 _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
@@ -231,27 +231,25 @@ class _Watch:
         state, matches = self._read_state()
         now = time.time()
         self._alerts.report(matches, now)
-        replace(
-            self._options.folder / "status.json",
-            {
-                "running": running,
-                "at": now,
-                **self._metrics,
-                "lag": self._lag,
-                "transitions": state.transitions,
-                "damaged": state.damaged,
-                "late": state.late,
-                "frontier": state.frontier,
-                "queues": {
-                    key: msgspec.to_builtins(books) | {"balanced": books.balanced}
-                    for key, books in state.books.items()
-                },
-                "alerts": [
-                    {"kind": kind, "of": of, "text": text}
-                    for (kind, of), text in self._alerts.current.items()
-                ],
+        status = {
+            "running": running,
+            "at": now,
+            **self._metrics,
+            "lag": self._lag,
+            "transitions": state.transitions,
+            "damaged": state.damaged,
+            "late": state.late,
+            "frontier": state.frontier,
+            "queues": {
+                key: msgspec.to_builtins(books) | {"balanced": books.balanced}
+                for key, books in state.books.items()
             },
-        )
+            "alerts": [
+                {"kind": kind, "of": of, "text": text}
+                for (kind, of), text in self._alerts.current.items()
+            ],
+        }
+        replace_file(self._options.folder / "status.json", msgspec.json.encode(status))
         return state
 
     def _read_state(self) -> tuple[ServiceState, list[Condition]]:

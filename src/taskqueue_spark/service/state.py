@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark.pipeline.tables import replace_file
 
 VERSION = 1
 LIVE = ("waiting", "scheduled", "in_flight", "dead")
@@ -191,16 +191,5 @@ def load(path: Path) -> ServiceState:
 
 
 def save(path: Path, state: ServiceState) -> None:
-    """Replace what was saved, at once and durably."""
-    replace(path, msgspec.json.encode(state))
-
-
-def replace(path: Path, content: bytes | str | Any) -> None:
-    """Write a file such that everybody sees the former or the new one whole."""
-    data = content if isinstance(content, bytes) else msgspec.json.encode(content)
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Replace the state by one rename, durably."""
+    replace_file(path, msgspec.json.encode(state))

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from taskqueue_spark.columns import TASK_EVENTS
+from taskqueue_spark.pipeline.tables import replace_file
 from taskqueue_spark.service.state import WindowCounts
 
 LEAST = 0.001
@@ -76,9 +77,9 @@ def write_hours(
         moment = dt.datetime.fromtimestamp(hour, dt.UTC)
         path = folder / f"date={moment:%Y-%m-%d}"
         path.mkdir(parents=True, exist_ok=True)
-        temporary = path / f".{moment:%H}.new"
-        pq.write_table(pa.Table.from_pylist(rows, schema=METRICS), temporary)
-        temporary.replace(path / f"{moment:%H}.parquet")
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(rows, schema=METRICS), buffer)
+        replace_file(path / f"{moment:%H}.parquet", buffer.getvalue().to_pybytes())
 
 
 def _row(key: str, start: int, seconds: int, window: WindowCounts) -> dict[str, object]:
