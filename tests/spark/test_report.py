@@ -132,9 +132,9 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
         nothing,
     )  # fmt: skip
     flow: dict[str, Any] = {"seconds": 1.0, "start": None, "windows": 0, "all": {}, "keys": nothing}
-    verdict = {"kind": "empty", "title": "There is nothing to look at", "sentences": ["None."]}
+    verdict = {"kind": "empty", "title": "There are no tasks to check", "sentences": ["None."]}
     html = page(sample(**empty, account=account, extent=extent, flow=flow, verdict=verdict))
-    assert "There is nothing to look at" in html
+    assert "There are no tasks to check" in html
     assert "No attempt failed." in html
 
 
@@ -142,18 +142,18 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
     ("rows", "more", "kind", "words"),
     [
         ([], {}, "empty", "no task"),
-        ([{"published": 2, "completed": 2}], {}, "balanced", "none is lost"),
-        ([{"published": 2, "completed": 1, "lost": 1}], {}, "lost", "1 task is in no state"),
+        ([{"published": 2, "completed": 2}], {}, "balanced", "no task is lost"),
+        ([{"published": 2, "completed": 1, "lost": 1}], {}, "lost", "1 task is lost: neither ended nor in the store"),
         ([{"published": 3, "completed": 2, "balanced": False}], {}, "unbalanced", "not the sum"),
         ([{"published": 2, "completed": 2}], {"short": 1}, "unbalanced", "not in the ledger of the store"),
         ([{"published": 1, "completed": 1}], {"rules": [{"rule": "R3", "count": 1}]}, "violated", "1 violation "),
         ([{"published": 1, "completed": 1}], {"anomalies": {"duplicate_ack": 1}}, "violated", "completed twice"),
-        ([{"published": 1, "unknown": 1}], {}, "unknown", "it is unknown"),
+        ([{"published": 1, "unknown": 1}], {}, "unknown", "is unknown, because"),
         ([{"published": 1, "completed": 1, "complete": False}], {}, "unknown", "tasks may have been lost"),
         ([{"published": 1, "completed": 1}], {"gaps": 1}, "unknown", "1 transition is missing"),
         ([{"published": 1, "completed": 1}], {"damaged": 2}, "unknown", "2 of its entries cannot be read"),
-        ([{"published": 1, "waiting": 1}], {"store_checked": True}, "balanced", "as the store says"),
-        ([{"published": 1, "waiting": 1}], {}, "balanced", "the store was not asked"),
+        ([{"published": 1, "waiting": 1}], {"store_checked": True}, "balanced", "according to the store"),
+        ([{"published": 1, "waiting": 1}], {}, "balanced", "the store was not queried"),
     ],
 )  # fmt: skip
 def test_verdicts(
