@@ -21,7 +21,7 @@ from taskqueue_spark.service.batches import sweep
 from taskqueue_spark.service.state import (
     Position,
     Probe,
-    ServiceBooks,
+    QueueCounts,
     ServiceState,
     WindowCounts,
     load,
@@ -399,4 +399,4 @@ def test_options_are_checked(tmp_path: Path, given: dict[str, Any]) -> None:
 
 def test_books_are_shown() -> None:
     """Books of a queue that nothing happened to balance (G11)."""
-    assert ServiceBooks().balanced is True
+    assert QueueCounts().balanced is True
