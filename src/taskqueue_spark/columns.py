@@ -18,26 +18,16 @@ if TYPE_CHECKING:
 
 _TIME = pa.timestamp("us", tz="UTC")
 
+_REQUIRED = {
+    "shard": pa.int32(), "run": pa.string(), "seq": pa.int64(), "ts": _TIME, "event": pa.string(), "key": pa.string(),
+    "task_id": pa.string(), "attempt": pa.int32(), "losses": pa.int32(), "state": pa.string(), "priority": pa.int8(),
+}  # fmt: skip
+_OPTIONAL = {
+    "tenant": pa.string(), "ordering_key": pa.string(), "worker": pa.string(), "error": pa.string(),
+    "reason": pa.string(), "due_at": _TIME,
+}  # fmt: skip
 TRANSITIONS = pa.schema(
-    [
-        pa.field("shard", pa.int32(), nullable=False),
-        pa.field("run", pa.string(), nullable=False),
-        pa.field("seq", pa.int64(), nullable=False),
-        pa.field("ts", _TIME, nullable=False),
-        pa.field("event", pa.string(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("task_id", pa.string(), nullable=False),
-        pa.field("attempt", pa.int32(), nullable=False),
-        pa.field("losses", pa.int32(), nullable=False),
-        pa.field("state", pa.string(), nullable=False),
-        pa.field("priority", pa.int8(), nullable=False),
-        pa.field("tenant", pa.string()),
-        pa.field("ordering_key", pa.string()),
-        pa.field("worker", pa.string()),
-        pa.field("error", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("due_at", _TIME),
-    ]
+    [pa.field(name, kind, name in _OPTIONAL) for name, kind in (_REQUIRED | _OPTIONAL).items()]
 )
 """One row per transition. ``run`` names the count that ``seq`` belongs to: an installation, or the start of a process.
 ``shard`` is the number of the partition of an installation; 0 where a process writes.

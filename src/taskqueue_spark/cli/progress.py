@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-_EVERY = 0.2
 Done = tuple[int, int]
 """number of finished Spark tasks, and of all"""
 
@@ -50,12 +48,10 @@ class Stages:
         """Print a line."""
         self._console.print(Text(text, style), soft_wrap=True)
 
-    @contextmanager
-    def _bar(self, name: str) -> Iterator[None]:
+    def _bar(self, name: str) -> AbstractContextManager[object]:
         if not self._console.is_terminal:
-            yield
-            return
-        bar = Progress(
+            return nullcontext()
+        bar = _WatchedProgress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30, complete_style="cyan"),
@@ -64,29 +60,20 @@ class Stages:
             console=self._console,
             transient=True,
         )
-        with bar, _repeat(lambda: self._advance(bar)):
-            bar.add_task(f"{name:<24}", total=None, done="")
-            yield
+        bar.watch = self.watch
+        bar.add_task(f"{name:<24}", total=None, done="")
+        return bar
 
-    def _advance(self, bar: Progress) -> None:
-        if bar.task_ids and (done := self.watch()):
+
+class _WatchedProgress(Progress):
+    """A progress bar that asks for the progress whenever it is drawn."""
+
+    watch: Callable[[], Done | None]
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Return the bar with the current progress."""
+        if self.tasks and (done := self.watch()):
             count, total = done
-            shown = f"{count:,} of {total:,} tasks"
-            bar.update(bar.task_ids[0], completed=count, total=total or None, done=shown)
-
-
-@contextmanager
-def _repeat(act: Callable[[], None]) -> Iterator[None]:
-    stop = threading.Event()
-
-    def loop() -> None:
-        while not stop.wait(_EVERY):
-            act()
-
-    thread = threading.Thread(target=loop, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+            text = f"{count:,} of {total:,} tasks"
+            self.update(self.tasks[0].id, completed=count, total=total or None, done=text)
+        yield self.make_tasks_table(self.tasks)

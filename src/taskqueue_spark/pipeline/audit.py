@@ -209,25 +209,19 @@ def against(conserved: DataFrame, ledgers: DataFrame) -> DataFrame:
     ``ledgers``: per ``key`` ``published`` and a count per state. What a ledger has more is from before the journal, or
     has come since; what it has less is lost, or was counted wrong. A sharded queue's shards are summed up.
     """
-    names = {"published": F.col("published") + F.col("earlier")}
-    names |= {state.value: F.col(_OF_STATE.get(state, state.value)) for state in State}
+    counts = {"published": "published + earlier"}
+    counts |= {state.value: _OF_STATE.get(state, state.value) for state in State}
     whole = F.regexp_replace("key", _SHARD, "").alias("key")
-    result = conserved.groupBy(whole).agg(
-        *(F.sum(result).alias(f"_{name}") for name, result in names.items())
+    audited = conserved.groupBy(whole).agg(
+        *(F.expr(f"sum({text}) as _{name}") for name, text in counts.items())
     )
-    books = ledgers.groupBy(whole).agg(*(F.sum(name).alias(f"ledger_{name}") for name in names))
-    both = result.join(books, "key", "full")
-    more = {
-        name: F.coalesce(f"ledger_{name}", F.lit(0)) - F.coalesce(f"_{name}", F.lit(0))
-        for name in names
-    }
-    agrees = F.expr("true")
-    for difference in more.values():
-        agrees &= difference == 0
-    columns = [both[f"ledger_{name}"] for name in names]
-    return both.select(
+    stored = ledgers.groupBy(whole).agg(
+        *(F.expr(f"sum({name}) as ledger_{name}") for name in counts)
+    )
+    more = {name: f"coalesce(ledger_{name}, 0) - coalesce(_{name}, 0)" for name in counts}
+    return audited.join(stored, "key", "full").selectExpr(
         "key",
-        *columns,
-        *(more[name].alias(f"more_{name}") for name in names),
-        agrees.alias("agrees"),
+        *(f"ledger_{name}" for name in counts),
+        *(f"{difference} as more_{name}" for name, difference in more.items()),
+        " and ".join(f"{difference} = 0" for difference in more.values()) + " as agrees",
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 from taskqueue_core.authoring.entries import POISONED
@@ -38,11 +38,6 @@ def seconds_of(window: object) -> int:
         allowed = f"a whole number and one of {', '.join(_UNITS)}, as in '1 minute'"
         raise InvalidInput("window", kind_of(window), allowed)
     return int(match[1]) * _UNITS[match[2]]
-
-
-def micros(moment: str | Column) -> Column:
-    """Return a moment as whole microseconds since 1970."""
-    return fn.unix_micros(moment)
 
 
 def steps(transitions: DataFrame) -> DataFrame:

@@ -12,7 +12,6 @@ from taskqueue_spark.columns import TASK_EVENTS
 from taskqueue_spark.pipeline.durations import (
     MICROSECONDS,
     executions,
-    micros,
     run_ends,
     seconds_of,
 )
@@ -36,7 +35,7 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
     rows = _of_tasks(transitions)
     if length is None:
         counted = rows.groupBy("key").agg(
-            *_counts(), (micros(fn.max("ts")) - micros(fn.min("ts"))).alias("span")
+            *_counts(), fn.expr("unix_micros(max(ts)) - unix_micros(min(ts)) as span")
         )
         start, seconds = fn.lit(None).cast("timestamp"), fn.col("span") / MICROSECONDS
     else:

@@ -13,7 +13,7 @@ from operator import or_
 from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.columns import DAMAGED, MISSING
@@ -104,24 +104,21 @@ def unseen_damage(batch: DataFrame, known: DataFrame) -> DataFrame:
 
 def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
     """Return the contents of a batch by run and shard, ordered by time, and the beginning of each queue."""
-    there = F.when(F.col("event") != MISSING, F.col("seq"))
-    settings = F.when(F.col("event") == "configured", F.col("reason"))
-    version = F.get_json_object(settings, "$.version").cast("int")
-    first = (F.col("event") == "published") | (version == 1)
-    rows = (
-        transitions.groupBy("shard", "run", "key")
-        .agg(
-            F.min(there).alias("first"),
-            F.max(there).alias("last"),
-            F.max(F.when(F.col("event") == MISSING, F.col("seq"))).alias("behind"),
-            F.count_distinct(there).alias("different"),
-            (F.unix_micros(F.min("ts")) / 1e6).alias("since"),
-            (F.unix_micros(F.max("ts")) / 1e6).alias("until"),
-            F.min_by(first, there).alias("whole"),
-            F.max(F.get_json_object(settings, "$.journal") == "false").alias("dark"),
-        )
-        .collect()
-    )
+    there = f"if(event != '{MISSING}', seq, null)"
+    settings = "if(event = 'configured', reason, null)"
+    version = f"cast(get_json_object({settings}, '$.version') as int)"
+    totals = {
+        "first": f"min({there})",
+        "last": f"max({there})",
+        "behind": f"max(if(event = '{MISSING}', seq, null))",
+        "different": f"count(distinct {there})",
+        "since": "unix_micros(min(ts)) / 1e6D",
+        "until": "unix_micros(max(ts)) / 1e6D",
+        "whole": f"min_by(event = 'published' or {version} = 1, {there})",
+        "dark": f"max(get_json_object({settings}, '$.journal') = 'false')",
+    }
+    aggregates = (F.expr(text).alias(name) for name, text in totals.items())
+    rows = transitions.groupBy("shard", "run", "key").agg(*aggregates).collect()
     of_tasks = [row for row in rows if row.first is not None]
     read: dict[tuple[int, str], Read] = {}
     for row in of_tasks:
@@ -155,29 +152,34 @@ def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
     ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0. A task belongs to one run: the same id
     in another run is another task.
     """
-    known = live.select(
-        "key", "task_id", "state", F.col("since").alias("ts"), "published_at", "attempt", "tenant", "worker",
-        "shard", "run", "seq", F.lit("").alias("event"), F.lit(0).alias("fresh"),
-    )  # fmt: skip
+    task = "partition by key, task_id, run, shard order by fresh, seq"
+    columns = (
+        "key",
+        "task_id",
+        "state",
+        "ts",
+        "published_at",
+        "attempt",
+        "tenant",
+        "worker",
+        "shard",
+        "run",
+        "seq",
+    )
+    known = live.withColumnRenamed("since", "ts").selectExpr(*columns, "'' as event", "0 as fresh")
     fresh = (
-        transitions.where(F.col("task_id") != "")
+        transitions.where("task_id != ''")
         .dropDuplicates(["shard", "run", "seq"])
-        .select(
-            "key", "task_id", "state", "ts",
-            F.when(F.col("event") == "published", F.col("ts")).alias("published_at"),
-            "attempt", "tenant", "worker", "shard", "run", "seq", "event",
-            F.lit(1).alias("fresh"),
-        )
-    )  # fmt: skip
-    task = Window.partitionBy("key", "task_id", "run", "shard").orderBy("fresh", "seq")
-    so_far = task.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    return known.unionByName(fresh).select(
+        .selectExpr("*", "if(event = 'published', ts, null) as published_at", "1 as fresh")
+        .select(*columns, "event", "fresh")
+    )
+    return known.unionByName(fresh).selectExpr(
         "*",
-        F.lag("state").over(task).alias("before"),
-        F.lag("ts").over(task).alias("since"),
-        F.last("published_at", ignorenulls=True).over(so_far).alias("birth"),
-        F.last("tenant", ignorenulls=True).over(so_far).alias("owner"),
-        F.lead("fresh").over(task).isNull().alias("ends"),
+        f"lag(state) over ({task}) as before",
+        f"lag(ts) over ({task}) as since",
+        f"last(published_at, true) over ({task} rows unbounded preceding) as birth",
+        f"last(tenant, true) over ({task} rows unbounded preceding) as owner",
+        f"lead(fresh) over ({task}) is null as ends",
     )
 
 
