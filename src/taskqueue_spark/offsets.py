@@ -101,7 +101,7 @@ def _wrong(run: str, position: int, span: ReadRange | None) -> str | None:
     if span is None:
         return f"it no longer exists; it was read up to {position}" if position else None
     if run and run != span.run:
-        return "its numbers start again: the store was emptied or the file was replaced, and unread transitions are lost"
+        return "its numbers start again: the store was emptied or the file replaced, and unread transitions are lost"
     if position < span.first:
         return f"the positions {position} to {span.first - 1} no longer exist"
     if position > span.end:

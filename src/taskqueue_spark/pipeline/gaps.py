@@ -20,7 +20,7 @@ _BITS_PER_WORD = {
     "bits": f"bit_or(shiftleft(1L, cast(seq & {_BITS - 1} as int))) filter (where event != 'missing')",
     "low": "min(seq) filter (where event != 'missing')",
     "high": "max(seq) filter (where event != 'missing')",
-    "told": "max(seq - 1) filter (where event = 'missing')",
+    "reported": "max(seq - 1) filter (where event = 'missing')",
     "began": "min(ts)",
     "ended": "max(ts)",
 }
@@ -93,7 +93,7 @@ def _bit_words(transitions: DataFrame) -> DataFrame:
             "*",
             f"coalesce(max(high) over ({_SO_FAR} rows between unbounded preceding and 1 preceding), 0) as before",
             f"""if(lead(word) over ({_SO_FAR}) is null, coalesce(max(high) over ({_SO_FAR}), 0), null) as top""",
-            f"max(told) over ({_SO_FAR}) as behind",
+            f"max(reported) over ({_SO_FAR}) as behind",
             f"""if(bit_count(bits) < high - low + 1,
                 filter(sequence(0, {_BITS - 1}), place -> (shiftright(bits, place) & 1) = 1), null) as there""",
         )
