@@ -44,7 +44,7 @@ def test_every_queue_counts_however_small_it_is(spark: SparkSession, tmp_path: P
         ),
         0,
     )  # fmt: skip
-    verdict = found.verdict()
+    verdict = found.outcome()
     assert verdict.kind == "lost"
     assert "Of 401 tasks" in verdict.sentences[0]
     assert "3 tasks of the journal are not in the ledger of the store." in verdict.sentences

@@ -14,9 +14,9 @@ import pytest
 
 from taskqueue_spark.pipeline.tables import replace_file
 from taskqueue_spark.report import numbers
+from taskqueue_spark.report.outcome import outcome_of
 from taskqueue_spark.report.page import page
 from taskqueue_spark.report.plots import Series, over_time
-from taskqueue_spark.report.verdict import verdict_of
 from tests.spark.report_sample import EVIL, START, conserved, sample, total
 
 
@@ -160,7 +160,7 @@ def test_verdicts(
     rows: Sequence[dict[str, Any]], more: dict[str, Any], kind: str, words: str
 ) -> None:
     """The worst that was found is the title, everything is told, and what is unknown is never "no loss" (G9, G10)."""
-    verdict = verdict_of(total(*(conserved("k", **row) for row in rows)), **more)
+    verdict = outcome_of(total(*(conserved("k", **row) for row in rows)), **more)
     assert verdict.kind == kind
     assert words in " ".join(verdict.sentences)
     assert verdict.ok == (kind in {"empty", "balanced", "unknown"})

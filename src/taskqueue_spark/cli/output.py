@@ -1,4 +1,4 @@
-"""Tables and verdicts of the pipeline on the terminal."""
+"""Tables and outcomes of the pipeline on the terminal."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.output import console, print_json
-from taskqueue_spark.report.verdict import Verdict
+from taskqueue_spark.report.outcome import Outcome
 
 _SHOWN = 30
 """maximum number of rows on the terminal; ``--json`` prints more"""
 _LONGEST = 70
 
 
-def print_verdict(verdict: Verdict) -> None:
-    """Print the title of a verdict in its colour."""
-    colour = "green" if verdict.kind == "balanced" else "yellow" if verdict.ok else "red"
-    console.print(Text(verdict.title, f"bold {colour}"))
+def print_outcome(outcome: Outcome) -> None:
+    """Print the title of an outcome in its colour."""
+    colour = "green" if outcome.kind == "balanced" else "yellow" if outcome.ok else "red"
+    console.print(Text(outcome.title, f"bold {colour}"))
 
 
 def print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:

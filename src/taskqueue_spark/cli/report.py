@@ -17,10 +17,10 @@ from rich.text import Text
 
 from taskqueue_cli.output import FAILED, console, print_json
 from taskqueue_spark.cli.options import PipelineOptions
-from taskqueue_spark.cli.output import print_verdict
+from taskqueue_spark.cli.output import print_outcome
 from taskqueue_spark.cli.snapshots import OpenSnapshot
 from taskqueue_spark.cli.tables import Live, Percentile, TargetWait, snapshot_tables
-from taskqueue_spark.report.verdict import Verdict
+from taskqueue_spark.report.outcome import Outcome
 
 _DEFAULT_FOLDER = Path("taskqueue-report")
 
@@ -66,17 +66,17 @@ def report(
             replace_file(data, msgspec.json.format(msgspec.json.encode(fields), indent=1))
             replace_file(html, text)
             stage.note = f"{len(text) / 1024:,.0f} kB"
-    verdict = msgspec.convert(fields["verdict"], Verdict)
+    outcome = msgspec.convert(fields["verdict"], Outcome)
     if options.as_json:
         files = {"html": str(html), "json": str(data)}
-        print_json({"ok": verdict.ok, "verdict": verdict} | files)
+        print_json({"ok": outcome.ok, "verdict": outcome} | files)
     else:
-        print_verdict(verdict)
+        print_outcome(outcome)
         console.print(Text(str(html)), soft_wrap=True)
     if show and _has_display():
         with contextlib.suppress(webbrowser.Error):
             webbrowser.open(html.as_uri())
-    if not verdict.ok:
+    if not outcome.ok:
         raise typer.Exit(FAILED)
 
 

@@ -12,7 +12,7 @@ import typer
 from taskqueue_cli.output import FAILED, console, print_json
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.options import PipelineOptions, option
-from taskqueue_spark.cli.output import print_table, print_verdict
+from taskqueue_spark.cli.output import print_outcome, print_table
 from taskqueue_spark.cli.session import explain_missing_modules
 from taskqueue_spark.cli.snapshots import OpenSnapshot, open_snapshot, store_options
 
@@ -98,19 +98,19 @@ def audit(options: PipelineOptions, *, live: Live = None, grace: Grace = 60.0) -
 
         with opened.work.stages.stage("audit"):
             content = audit_content(build, opened.damaged)
-    verdict = content.verdict()
+    outcome = content.outcome()
     if options.as_json:
         fields = msgspec.to_builtins(content, builtin_types=[])
-        print_json({"ok": verdict.ok, "verdict": verdict, **fields})
+        print_json({"ok": outcome.ok, "verdict": outcome, **fields})
     else:
-        print_verdict(verdict)
-        for sentence in verdict.sentences:
+        print_outcome(outcome)
+        for sentence in outcome.sentences:
             console.print(f"  {sentence}", highlight=False)
         if rows := content.conservation:
             always = ("key", "published", "completed", "lost", "balanced", "complete")
             names = [name for name in rows[0] if name in always or content.total.get(name)]
             print_table(rows, names, of=content.total["queues"])
-    if not verdict.ok:
+    if not outcome.ok:
         raise typer.Exit(FAILED)
 
 

@@ -24,7 +24,7 @@ _FIRST = ("done", "dead", "expired", "cancelled")
 """final states of a live task"""
 _ENDS = ("acked", "retried", "dead_lettered", "redelivered", "lost", "expired", "cancelled")
 """events that end an execution"""
-_VERDICTS = ("acked", "retried", "dead_lettered")
+_OUTCOMES = ("acked", "retried", "dead_lettered")
 """events with a known outcome; after the others it is unknown"""
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _WINDOW = re.compile(rf"([1-9]\d{{0,6}}) ({'|'.join(_UNITS)})s?")
@@ -62,7 +62,7 @@ def steps(transitions: DataFrame) -> DataFrame:
     again = "coalesce(revival > coalesce(birth.seq, 0), false)"
     ended = f"coalesce(before_state in ({name_list(ENDED)}), false)"
     first = f"state in ({name_list(_FIRST)}) and not {ended} and not {again}"
-    ran = f"event in ({name_list(_VERDICTS)}) and not {_poisoned('event', 'reason')} and before_event = 'delivered'"
+    ran = f"event in ({name_list(_OUTCOMES)}) and not {_poisoned('event', 'reason')} and before_event = 'delivered'"
     return (
         in_order(transitions)
         .selectExpr(
@@ -95,7 +95,7 @@ def executions(transitions: DataFrame) -> DataFrame:
     the latest (null without one); ``ended_by``, the event that ended it (null if it continues, or if the event is
     missing); ``verdict``, whether its outcome is known. Its length is ``until - ts`` if ``ended_by`` is known.
     """
-    after = f"after_event in ({name_list(_VERDICTS)}) and not {_poisoned('after_event', 'after_reason')}"
+    after = f"after_event in ({name_list(_OUTCOMES)}) and not {_poisoned('after_event', 'after_reason')}"
     return (
         steps(transitions)
         .where("event = 'delivered'")

@@ -1,5 +1,5 @@
 """The report: all tables of the pipeline as Parquet, one page about them, and its figures as JSON.
 
-`build` creates the tables, `content` selects the rows for the page, `verdict` sums them up in sentences, and `page`
+`build` creates the tables, `content` selects the rows for the page, `outcome` sums them up in sentences, and `page`
 renders them with the plots of `plots`.
 """

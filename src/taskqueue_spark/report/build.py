@@ -22,7 +22,7 @@ from taskqueue_spark.pipeline.gaps import gaps
 from taskqueue_spark.pipeline.history import counts, violations
 from taskqueue_spark.pipeline.latency import latency
 from taskqueue_spark.pipeline.throughput import concurrency, throughput
-from taskqueue_spark.report.verdict import LIVE
+from taskqueue_spark.report.outcome import LIVE
 from taskqueue_spark.store_tables import ledgers, live_states
 
 _THERE = (*LIVE, "dead_lettered")

@@ -15,7 +15,7 @@ from taskqueue_spark.pipeline.durations import steps
 from taskqueue_spark.pipeline.tables import first_rows
 from taskqueue_spark.report.build import ReportBuild
 from taskqueue_spark.report.numbers import STEPS
-from taskqueue_spark.report.verdict import COUNTED, LIVE, Verdict, verdict_of
+from taskqueue_spark.report.outcome import COUNTED, LIVE, Outcome, outcome_of
 
 _MOST = 200
 """maximum number of rows of a table in the report"""
@@ -64,9 +64,9 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     short: int = 0
     """number of published tasks in the journal that the ledgers do not have"""
 
-    def verdict(self, rules: Iterable[Mapping[str, Any]] = ()) -> Verdict:
-        """Return the verdict."""
-        return verdict_of(
+    def outcome(self, rules: Iterable[Mapping[str, Any]] = ()) -> Outcome:
+        """Return the outcome of the checks."""
+        return outcome_of(
             self.total,
             rules=rules,
             anomalies=self.anomalies,
@@ -97,7 +97,7 @@ def extent(transitions: DataFrame) -> Extent:
 
 
 def audit_content(build: ReportBuild, damaged: int) -> AuditContent:
-    """Run the audit, and return the values for its verdict."""
+    """Run the audit, and return the values for its outcome."""
     table = build.table("conservation")
     total = _only_row(
         table.agg(
@@ -146,7 +146,7 @@ def report_content(
         "made_at": datetime.now(UTC),
         "source": source,
         "where": where,
-        "verdict": msgspec.to_builtins(account.verdict(rules)),
+        "verdict": msgspec.to_builtins(account.outcome(rules)),
         "extent": msgspec.structs.asdict(result) | {"seconds": result.seconds},
         "account": msgspec.structs.asdict(account),
         "rules": rules,

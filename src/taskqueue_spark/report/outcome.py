@@ -1,4 +1,4 @@
-"""The verdict on all checks, in plain sentences."""
+"""The outcome of all checks, in plain sentences."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _ODD = {
 }
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on a journal."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of the checks of a journal."""
 
     kind: Kind
     title: str
@@ -46,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind not in {"lost", "unbalanced", "violated"}
 
 
-def verdict_of(
+def outcome_of(
     total: Mapping[str, Any],
     *,
     rules: Iterable[Mapping[str, Any]] = (),
@@ -55,8 +55,8 @@ def verdict_of(
     damaged: int = 0,
     store_checked: bool = False,
     short: int = 0,
-) -> Verdict:
-    """Return the verdict on the totals of all queues: ``queues``, each of `COUNTED`, ``balanced`` and ``complete``.
+) -> Outcome:
+    """Return the outcome for the totals of all queues: ``queues``, each of `COUNTED`, ``balanced`` and ``complete``.
 
     ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing transitions. ``store_checked``:
     whether the store was queried for unfinished tasks. ``short``: number of published tasks in the journal that the
@@ -86,7 +86,7 @@ def verdict_of(
             "The journal has no tasks of this time and these queues.",
             *sentences[1:],
         ]
-    return Verdict(kind=kind, title=_TITLES[kind], sentences=sentences)
+    return Outcome(kind=kind, title=_TITLES[kind], sentences=sentences)
 
 
 def _describe_balance(total: Mapping[str, int], *, store_checked: bool) -> Iterable[str]:
