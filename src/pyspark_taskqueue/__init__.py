@@ -1,4 +1,4 @@
-"""Where Spark looks for ``format("taskqueue")``: it imports every module whose name begins like this one's."""
+"""The entry point of ``format("taskqueue")``: Spark imports every module whose name begins with ``pyspark_``."""
 
 from taskqueue_spark.source import TaskQueueDataSource
 

@@ -1,4 +1,4 @@
-"""The data pipeline on Spark: a source and sink of tasks and their journal, and what can be learnt from it.
+"""The data pipeline on Spark: a source and sink for tasks and their journal, and reports about them.
 
-Nothing is imported here: Spark looks into this package whenever any Python source is used.
+This module imports nothing, because Spark imports it for every Python data source.
 """

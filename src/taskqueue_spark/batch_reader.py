@@ -1,4 +1,4 @@
-"""Reading a journal as a DataFrame: where it begins and ends is settled when the read is planned."""
+"""Reading a journal as a DataFrame. Planning the read fixes where it begins and ends."""
 
 from __future__ import annotations
 
@@ -22,43 +22,29 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )  # fmt: skip
-from pyspark.sql.types import (
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)  # fmt: skip
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
 from taskqueue_spark.journals import Choice, Journal, Range, ReadRange, Watch
 from taskqueue_spark.offsets import Offsets, checked, renamed
-from taskqueue_spark.options import OffsetMap, ReadOptions, microseconds, redis_settings
+from taskqueue_spark.option_values import microseconds
+from taskqueue_spark.options import OffsetMap, ReadOptions
 
 
-def opened(options: ReadOptions, *, torn: bool = False) -> Journal:
-    """Return the journal that options name, as a context manager of this process.
+def open_journal(options: ReadOptions, *, torn: bool = False) -> Journal:
+    """Return the journal that the options name. Raises `ConfigurationError`.
 
-    ``torn``: a last line without an end counts as there. Raises `ConfigurationError`.
+    ``torn``: include an incomplete last line.
     """
     if options.backend == "lines":
-        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - a worker loads what it needs
+        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - a worker loads only what it needs
 
         return LinesJournal(options.path, torn=torn)
     from taskqueue_spark.journals.redis import RedisJournal  # noqa: PLC0415 - as above
 
-    settings = redis_settings(options.url, options.url_env, options.prefix, options.partitions)
-    return RedisJournal(settings, options.fetch)
-
-
-_KINDS: dict[str, DataType] = {
-    "int32": IntegerType(), "int64": LongType(), "int8": ByteType(), "string": StringType(),
-    "timestamp[us, tz=UTC]": TimestampType(),
-}  # fmt: skip
+    return RedisJournal(options.store.redis_settings(), options.fetch)
 
 
 @dataclass
@@ -67,43 +53,31 @@ class ReadPartition(InputPartition):
 
     range: Range
     last: bool
-    """whether what is read of the shard ends here"""
+    """whether this is the last range that is read of the shard"""
 
 
 def spark_schema() -> StructType:
-    """Return `TRANSITIONS` as Spark has it."""
-    return StructType(
-        [StructField(field.name, _KINDS[str(field.type)], field.nullable) for field in TRANSITIONS]
-    )
+    """Return `TRANSITIONS` as a schema of Spark."""
+    return from_arrow_schema(TRANSITIONS)
 
 
 def choice_of(options: ReadOptions, schema: StructType) -> Choice:
-    """Return what is wanted. Raises `InvalidInput` for columns that a transition does not have."""
+    """Return the columns and rows to read. Raises `InvalidInput` for columns that a transition does not have."""
     known = {field.name: field for field in spark_schema()}
     for field in schema:
         own = known.get(field.name)
         if own is None or own.dataType != field.dataType or (own.nullable and not field.nullable):
-            allowed = ", ".join(
-                f"{field.name} {field.dataType.simpleString()}" for field in known.values()
-            )
-            raise InvalidInput(
-                "schema", "an unknown column, or one of another type", f"some of: {allowed}"
-            )
-    columns = [
-        pa.field(field.name, TRANSITIONS.field(field.name).type, field.nullable) for field in schema
-    ]
+            columns = (f"{field.name} {field.dataType.simpleString()}" for field in known.values())
+            allowed = f"some of: {', '.join(columns)}"
+            raise InvalidInput("schema", "an unknown column, or one of another type", allowed)
+    fields = [TRANSITIONS.field(field.name).with_nullable(field.nullable) for field in schema]
     return Choice(
-        pa.schema(columns),
-        options.events,
-        options.keys,
-        options.since,
-        options.until,
-        options.batch,
+        pa.schema(fields), options.events, options.keys, options.since, options.until, options.batch
     )
 
 
 class JournalReader(DataSourceReader):
-    """Reads a journal once: what there is when it is planned, if nothing else is told."""
+    """A batch read of a journal, by default of everything that exists when the read is planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         options.check(stream=False)
@@ -111,13 +85,13 @@ class JournalReader(DataSourceReader):
         self._choice = choice_of(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Plan."""
+        """Return the ranges to read."""
         options, choice = self._options, self._choice
-        with opened(options, torn=True) as journal:
+        with open_journal(options, torn=True) as journal:
             spans = spans_of(options, journal)
             start = checked(starting(options.starting, spans), spans, fail=options.fail)
             offsets = ending(options.ending, spans)
-            # Where there was nothing to read nothing can be missing.
+            # Nothing can be missing from a shard of which nothing is read.
             batch = {
                 name: offsets[name]
                 for name in offsets
@@ -135,14 +109,14 @@ class JournalReader(DataSourceReader):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part."""
+        """Read a range."""
         if not isinstance(partition, ReadPartition):
             return
         watch = Watch.NOTHING
         if self._options.fail:
-            # Who asks for the earliest means what is there; a full journal is cut off all the time.
+            # "earliest" means whatever still exists: a full journal loses its oldest entries all the time.
             watch = Watch.CUT if isinstance(self._options.starting, Offsets) else Watch.RESET
-        with opened(self._options) as journal:
+        with open_journal(self._options) as journal:
             yield from journal.read(partition.range, self._choice, watch)
             if partition.last:
                 yield from journal.strays(partition.range, self._choice)
@@ -150,10 +124,10 @@ class JournalReader(DataSourceReader):
 
 
 class FilteringReader(JournalReader):
-    """A reader that takes filters, where Spark is told to pass them on."""
+    """A reader that accepts filters, for a Spark that is configured to push them down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what narrows the read; give back what Spark has to look at again."""
+        """Narrow the read by the filters, and yield those that Spark must evaluate again."""
         for condition in filters:
             taken, whole = _narrowed(self._choice, condition)
             if taken is not None:
@@ -163,7 +137,7 @@ class FilteringReader(JournalReader):
 
 
 def _narrowed(choice: Choice, condition: Filter) -> tuple[Choice | None, bool]:
-    """Return the choice that a filter leaves, if it can be said, and whether that is all that the filter asks."""
+    """Return the choice narrowed by a filter, if possible, and whether it replaces the filter."""
     match condition:
         case EqualTo(("event" | "key" as name,), value):
             return _among(choice, name, [value]), True
@@ -194,16 +168,16 @@ def _within(choice: Choice, since: int | None, until: int | None) -> Choice:
 
 
 def spans_of(options: ReadOptions, journal: Journal) -> dict[str, ReadRange]:
-    """Return what there is. Raises `InvalidInput` where a path names nothing at all, as it may be mistyped."""
+    """Return the range of each shard. Raises `InvalidInput` for a path that does not exist."""
     spans = journal.spans()
     if not spans and not Path(options.path.removeprefix("file://")).is_dir():
         allowed = "a file, folder or pattern that this machine and all executors can read"
-        raise InvalidInput("path", "a path that does not exist", allowed)
+        raise InvalidInput("option path", "a path that does not exist", allowed)
     return spans
 
 
 def starting(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
-    """Return where a read begins; a shard that is not named at its first position."""
+    """Return the first position to read of each shard. A shard without an offset begins at its first one."""
     if result == "latest":
         return Offsets({shard: (span.run, span.end) for shard, span in spans.items()})
     first = Offsets({shard: (span.run, span.first) for shard, span in spans.items()})
@@ -216,7 +190,7 @@ def starting(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
 
 
 def ending(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
-    """Return behind which positions a read ends; a shard that is not named is not read."""
+    """Return the position after the last one to read of each shard. A shard without an offset is not read."""
     if isinstance(result, Offsets):
         return result
     last = result == "latest"
@@ -237,7 +211,7 @@ def _between(journal: Journal, shard: str, low: int, high: int, choice: Choice) 
 def parts_of(
     journal: Journal, part: Range, splits: int, *, last: bool = False
 ) -> list[InputPartition]:
-    """Return the tasks that read a range. ``splits``: how many; 0 for as many as it is worth."""
+    """Return the partitions that read a range. ``splits``: their maximum number; 0 for the default."""
     shard, _, start, end, _ = part
     if start >= end:
         return [ReadPartition(part, last=True)] if last else []
@@ -253,23 +227,25 @@ def parts_of(
 
 
 def pinned(options: ReadOptions) -> str:
-    """Return where a read would end now, as ``endingOffsets``."""
+    """Return the current end of the journal, as a value of ``endingOffsets``."""
 
     def poll() -> dict[str, ReadRange]:
-        with opened(options, torn=True) as journal:
+        with open_journal(options, torn=True) as journal:
             return spans_of(options, journal)
 
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own has an event loop that runs
+    with ThreadPoolExecutor(
+        1
+    ) as thread:  # the main thread of a notebook already runs an event loop
         spans = thread.submit(poll).result()
     return ending(options.ending, spans).text
 
 
-def fewer(options: ReadOptions, than: int) -> bool:
-    """Whether a journal has fewer transitions than so many, without a look at more than those.
+def has_fewer_rows(options: ReadOptions, than: int) -> bool:
+    """Return whether a journal has fewer transitions than a number, without counting all of them.
 
     Raises `ConfigurationError` and `BackendUnavailable`.
     """
-    with opened(options, torn=True) as journal:
+    with open_journal(options, torn=True) as journal:
         for shard, span in spans_of(options, journal).items():
             if journal.after(shard, span.first, than, span.end) < span.end:
                 return False
@@ -280,11 +256,11 @@ def fewer(options: ReadOptions, than: int) -> bool:
 def read_journal(
     spark: SparkSession, options: Mapping[str, str], *, pin: bool = True, pushdown: bool = False
 ) -> DataFrame:
-    """Return the transitions of a journal. ``options`` are those of the source.
+    """Return the transitions of a journal. ``options``: those of the source.
 
-    ``pin``: the end is settled here, by this process, so that no look at the DataFrame sees more than another. A
-    journal that is full loses its oldest transitions meanwhile, which the numbers show; where ``startingOffsets``
-    names the first, that is an error. ``pushdown``: filters narrow what is read; Spark's setting for it is made.
+    ``pin``: fix the end of the read now, so that every evaluation of the DataFrame sees the same transitions. A full
+    journal may lose its oldest transitions in the meantime; gaps in the numbers show this, and it is an error if
+    ``startingOffsets`` names a position. ``pushdown``: let filters narrow the read, and set Spark's option for this.
 
     Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.
     """

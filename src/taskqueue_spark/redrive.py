@@ -1,8 +1,7 @@
-"""Deciding about dead letters in bulk: rows of key and task id are made waiting again, or discarded.
+"""Redriving or discarding dead letters in bulk, by rows with a key and a task id.
 
-A row whose task is not dead (any more) is passed over, so a task of Spark that is tried again, a micro-batch that is
-replayed and doing all of it twice find nothing left to do. But whoever died again in between is dead, and is decided
-about again.
+A row whose task is not (or no longer) a dead letter is skipped. A retried Spark task, a replayed micro-batch and a
+second run therefore change nothing, unless the task became a dead letter again in between.
 """
 
 from __future__ import annotations
@@ -38,19 +37,21 @@ _COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
 
 @dataclass(frozen=True)
 class Moved(WriterCommitMessage):
-    """What became of the rows."""
+    """The results of the rows."""
 
     moved: int = 0
-    """made waiting again, or discarded"""
+    """redriven or discarded"""
     passed: int = 0
-    """not dead: moved before, by an earlier try at the same rows, or never dead"""
+    """skipped, because the task is not a dead letter, for example after an earlier attempt"""
 
     def __add__(self, other: Moved) -> Moved:
         """Sum the counts."""
         return Moved(self.moved + other.moved, self.passed + other.passed)
 
 
-class _Redriving:
+class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """A writer that redrives or discards the dead letters in the rows of a DataFrame or stream."""
+
     def __init__(self, options: RedriveOptions, schema: spark.StructType) -> None:
         check_columns(schema, _COLUMNS, ["task_id"] if options.queue else ["task_id", "key"])
         self._options = options
@@ -62,7 +63,7 @@ class _Redriving:
         return cls(RedriveOptions.read(options), schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Moved:
-        """Decide about the rows of one partition."""
+        """Redrive or discard the dead letters of one partition."""
         with asyncio.Runner() as runner:
             return runner.run(self._move(iterator))
 
@@ -77,14 +78,14 @@ class _Redriving:
                     ids = waiting.setdefault(key, [])
                     ids.append(task_id)
                     if len(ids) >= self._options.chunk:
-                        moved += await self._decide(dead_letters, key, ids)
+                        moved += await self._apply(dead_letters, key, ids)
                         ids.clear()
             for key, ids in waiting.items():
-                moved += await self._decide(dead_letters, key, ids)
+                moved += await self._apply(dead_letters, key, ids)
         return Moved(moved, rows - moved)
 
-    async def _decide(self, dead_letters: DeadLetters, key: str, ids: list[str]) -> int:
-        if not ids:  # which would mean all of them
+    async def _apply(self, dead_letters: DeadLetters, key: str, ids: list[str]) -> int:
+        if not ids:  # a call without ids would mean all dead letters
             return 0
         verb = dead_letters.redrive if self._options.action == "redrive" else dead_letters.discard
         return await verb(key, *ids)
@@ -98,36 +99,32 @@ class _Redriving:
             key = self._options.queue if given is None else given
             check_name("key", key)
             check_name("task_id", task_id)
-            # as a journal calls it; who acts on a queue names the whole
+            # A journal names the shard; dead letters belong to the whole queue.
             shard = Shard.read(str(key))
             yield (str(key) if shard is None else shard.key), task_id
 
-    def _log_progress(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int | None = None,  # noqa: ARG002, N803 - Spark's name
+    ) -> None:
+        """Log the counts."""
         total = sum((message for message in messages if isinstance(message, Moved)), Moved())
         _log.info("%s: %s moved, %s skipped", self._options.action, total.moved, total.passed)
 
-
-class RedriveWriter(_Redriving, DataSourceArrowWriter):
-    """Decides about the dead letters that a DataFrame names."""
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say how many."""
-        self._log_progress(messages)
-
-
-class StreamRedriveWriter(_Redriving, DataSourceStreamArrowWriter):
-    """Decides about the dead letters that a stream names."""
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's name
-        """Say how many."""
-        self._log_progress(messages)
+    def abort(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int | None = None,  # noqa: N803 - Spark's name
+    ) -> None:
+        """Do nothing: what was redriven or discarded stays so."""
 
 
 def redrive(df: DataFrame, **options: str) -> Moved:
-    """Make the dead tasks waiting again that ``df`` names by ``key`` and ``task_id``; return how many there were.
+    """Redrive the dead letters that ``df`` names by ``key`` and ``task_id``, and return the counts.
 
-    ``options``: as of ``df.write.format("taskqueue").option("resource", "dead_letters")``; ``action="discard"`` gives
-    the tasks up for good. Raises `InvalidInput` or `ConfigurationError` before anything is done.
+    ``options``: as for ``df.write.format("taskqueue").option("resource", "dead_letters")``; ``action="discard"``
+    discards the dead letters. Raises `InvalidInput` or `ConfigurationError` before it changes anything.
     """
     writer = RedriveWriter.of(options, df.schema)
     return sum(messages_of(df, writer.write, Moved), Moved())

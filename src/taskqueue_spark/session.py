@@ -1,4 +1,4 @@
-"""Spark sessions as the commands of this package use them."""
+"""Spark sessions with the settings that this package needs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.java import ensure_java
 
 _ALL_NODES = {
-    "spark.sql.session.timeZone": "UTC",  # what the journal's times are in
-    "spark.sql.python.filterPushdown.enabled": "true",  # off, a reader that takes filters cannot be used
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # it notes the line of each call, which takes as long again
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what else reads these files knows no INT96
+    "spark.sql.session.timeZone": "UTC",  # the time zone of a journal
+    "spark.sql.python.filterPushdown.enabled": "true",  # without it, Spark rejects a reader that accepts filters
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # recording the line of each call takes as long as the call
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # other readers of these files do not know INT96
 }
 _LOCAL = {
     "spark.driver.host": "127.0.0.1",
@@ -26,25 +26,25 @@ _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-LITTLE = {
-    # By itself Java has 48 MB for the code of this level, which Spark fills: then it sweeps and compiles in circles.
+SMALL_DATA = {
+    # Spark fills the 48 MB that Java reserves for code of this level by default, and Java then compiles it repeatedly.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
 }
-"""for little data, which is done sooner than Java has compiled how to do it best"""
+"""settings for small data, for which compiling takes Java longer than it saves"""
 
 
 def session(
     name: str, master: str | None = None, remote: str | None = None, **conf: str
 ) -> SparkSession:
-    """Return a session; an existing one of this process is taken over, with ``conf`` set on it.
+    """Return a Spark session. An existing session of this process is reused, with ``conf`` set on it.
 
-    ``master``: where Spark runs, as Spark writes it; unless set, all cores of this machine, and a task that fails is
-    tried four times. ``remote``: a Spark Connect server (``sc://host:port``) in place of a master. ``conf``: settings
-    of Spark, which win over what is set here.
+    ``master``: the master URL of Spark. Default: all cores of this machine, with four attempts per Spark task.
+    ``remote``: a Spark Connect server (``sc://host:port``) instead of a master. ``conf``: Spark settings, which
+    override those of this module.
 
-    Raises `ConfigurationError` where there is no Java, or both a master and a remote.
+    Raises `ConfigurationError` if there is no Java, or if both a master and a remote are set.
     """
     if master is not None and remote is not None:
         raise ConfigurationError("master, remote: both are set; allowed: one of them, or none")

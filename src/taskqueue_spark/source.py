@@ -1,6 +1,6 @@
-"""``format("taskqueue")``: journals, dead letters and live tasks as DataFrames, and DataFrames as tasks.
+"""The Spark data source ``format("taskqueue")``: reads journals, dead letters and live tasks, and publishes tasks.
 
-This module is imported for whoever uses any Python source, so it imports little.
+Spark imports this module for every Python data source, so it imports little.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pyspark.sql.types import StructType
 
 
 class TaskQueueDataSource(DataSource):
-    """The source and sink. Spark finds it by itself where this package is installed.
+    """The source and sink. Spark finds it by itself if this package is installed.
 
-    What is read is told by the option ``resource``: ``journal`` (unless told), ``dead_letters`` or ``tasks``. A
-    journal is read at once or as a stream; the others at once. Tasks are written at once or as a stream.
+    The option ``resource`` names what to read: ``journal`` (the default), ``dead_letters`` or ``tasks``. A journal
+    can be read in a batch or as a stream, the others in a batch. Tasks can be written in a batch or as a stream.
     """
 
     @classmethod
@@ -28,8 +28,8 @@ class TaskQueueDataSource(DataSource):
         return "taskqueue"
 
     def schema(self) -> StructType:
-        """Return the columns of what is read. Raises `InvalidInput`."""
-        from taskqueue_spark.options import resource_of  # noqa: PLC0415 - as the module says
+        """Return the columns of the resource. Raises `InvalidInput`."""
+        from taskqueue_spark.options import resource_of  # noqa: PLC0415 - see the module docstring
 
         resource = resource_of(self.options)
         if resource == "journal":
@@ -38,7 +38,7 @@ class TaskQueueDataSource(DataSource):
             return spark_schema()
         from taskqueue_spark import task_reader  # noqa: PLC0415
 
-        return task_reader.schema(self.options)
+        return task_reader.TasksOptions.read(self.options).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader. Raises `InvalidInput`."""
@@ -47,31 +47,31 @@ class TaskQueueDataSource(DataSource):
         if resource_of(self.options) != "journal":
             from taskqueue_spark import task_reader  # noqa: PLC0415
 
-            return task_reader.reader(self.options, schema)
+            return task_reader.StoreReader.of(self.options, schema)
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)
-        # Spark refuses every read of a reader that takes filters where it does not pass them on.
+        # Spark fails every read of a reader that accepts filters if pushdown is switched off.
         return (FilteringReader if options.pushdown else JournalReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader of a journal that grows. Raises `InvalidInput`."""
+        """Return a reader of a journal as a stream. Raises `InvalidInput`."""
         from taskqueue_core.errors import InvalidInput  # noqa: PLC0415
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
         from taskqueue_spark.stream_reader import JournalStream  # noqa: PLC0415
 
         if resource_of(self.options) != "journal":
-            raise InvalidInput("resource", "what is not read as a stream", "journal")
+            raise InvalidInput("option resource", "a resource that has no stream", "journal")
         return JournalStream(ReadOptions.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """Return a writer of tasks. Raises `InvalidInput`."""
-        from taskqueue_spark.sink import writer as writing  # noqa: PLC0415
+        from taskqueue_spark.sink.writer import writer  # noqa: PLC0415
 
-        return writing.writer(self.options, schema, overwrite)
+        return writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - as above
-        """Return a writer of tasks as they come. Raises `InvalidInput`."""
-        from taskqueue_spark.sink import writer as writing  # noqa: PLC0415
+        """Return a writer of a stream of tasks. Raises `InvalidInput`."""
+        from taskqueue_spark.sink.writer import writer  # noqa: PLC0415
 
-        return writing.stream_writer(self.options, schema, overwrite)
+        return writer(self.options, schema, overwrite, stream=True)

@@ -1,6 +1,6 @@
-"""What the store says now, as DataFrames to join with what a journal says: the states of tasks, and ledgers.
+"""Current states of tasks and ledgers of queues from the store, as DataFrames to join with those of a journal.
 
-Queues are named as a journal names them: a shard by its own name.
+Queues have the names that a journal gives them: each shard has its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.sharding.generations import Shard
 from taskqueue_core.tasks import Ledger
-from taskqueue_spark.sink.options import given_options
-from taskqueue_spark.sink.store import SparkStore, positions_of
+from taskqueue_spark.option_values import OptionValues
+from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore, positions_of
 
-_AT_ONCE = 250
-"""tasks that are asked for in one call"""
+_CHUNK = 250
+"""number of tasks in one call"""
 _STATES = "key STRING, task_id STRING, state STRING, attempt INT, since TIMESTAMP, as_of TIMESTAMP"
 _LEDGERS = ", ".join(f"{name} BIGINT" for name in Ledger.__struct_fields__)
 _TIME = pa.timestamp("us", tz="UTC")
@@ -38,30 +38,30 @@ _US = 1_000_000
 
 
 def live_states(df: DataFrame, **options: str) -> DataFrame:
-    """Return what the store knows of the tasks that ``df`` names by ``key`` and ``task_id``, a row for each row.
+    """Return the current state of each task that ``df`` names by ``key`` and ``task_id``.
 
-    ``state``, ``attempt`` and ``since`` (of its last change) are null for a task that the store does not know, or has
-    forgotten. ``as_of``: when it was asked. Lazy: each evaluation asks anew. ``options`` say which store: ``backend``,
-    ``url``, ``urlEnv``, ``prefix``, ``partitions``.
+    ``state``, ``attempt`` and ``since`` (time of the last change) are null for a task that the store does not know or
+    no longer knows. ``as_of``: when the store was queried. Lazy: each evaluation queries the store again. ``options``
+    name the store: ``backend``, ``url``, ``urlEnv``, ``prefix``, ``partitions``.
     """
-    given_options(options, ())
-    asking = _Asking(SparkStore.read(options))
-    return df.select("key", "task_id").mapInArrow(asking.states, _STATES)
+    OptionValues(options, STORE_OPTIONS)
+    query = _StoreQuery(SparkStore.read(options))
+    return df.select("key", "task_id").mapInArrow(query.states, _STATES)
 
 
 def ledgers(spark: SparkSession, **options: str) -> DataFrame:
     """Return the ledger of each queue: ``key``, the columns of `taskqueue_core.tasks.Ledger` and ``as_of``. Lazy.
 
-    ``options``: as of `live_states`.
+    ``options``: as for `live_states`.
     """
-    given_options(options, ())
-    asking = _Asking(SparkStore.read(options))
+    OptionValues(options, STORE_OPTIONS)
+    query = _StoreQuery(SparkStore.read(options))
     item = spark.range(1, numPartitions=1)
-    return item.mapInArrow(asking.ledgers, f"key STRING, {_LEDGERS}, as_of TIMESTAMP")
+    return item.mapInArrow(query.ledgers, f"key STRING, {_LEDGERS}, as_of TIMESTAMP")
 
 
-class _Asking(msgspec.Struct, frozen=True):
-    """Asks the store, on whatever executor it is."""
+class _StoreQuery(msgspec.Struct, frozen=True):
+    """A query to the store, which executors run."""
 
     store: SparkStore
 
@@ -70,7 +70,8 @@ class _Asking(msgspec.Struct, frozen=True):
             opened = self.store.opened()
             backend = runner.run(opened.__aenter__())
             try:
-                runner.run(_know_time(backend))
+                # A remote backend learns the server's clock from its first response.
+                runner.run(backend.health())
                 for batch in batches:
                     yield runner.run(_states(backend, batch))
             finally:
@@ -80,10 +81,6 @@ class _Asking(msgspec.Struct, frozen=True):
         for batch in batches:
             if batch.num_rows:
                 yield asyncio.run(_ledgers(self.store))
-
-
-async def _know_time(backend: Backend) -> None:
-    await backend.health()  # a backend elsewhere tells its time with its first answer
 
 
 async def _states(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -99,15 +96,15 @@ async def _states(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
             indexes.setdefault(key, []).append(index)
     for key, group in indexes.items():
         control = positions_of(backend) if Shard.read(key) else control_of(backend)
-        for start in range(0, len(group), _AT_ONCE):
-            part = group[start : start + _AT_ONCE]
+        for start in range(0, len(group), _CHUNK):
+            part = group[start : start + _CHUNK]
             as_of = round(backend.now() * _US)
             known = await control.statuses(key, *(ids[index] for index in part))
-            for place, status in zip(part, known, strict=True):
-                rows[place]["as_of"] = as_of
+            for index, status in zip(part, known, strict=True):
+                rows[index]["as_of"] = as_of
                 if status is not None:
                     since = round(status.updated_at * _US)
-                    rows[place] |= {
+                    rows[index] |= {
                         "state": status.state.value,
                         "attempt": status.attempt,
                         "since": since,

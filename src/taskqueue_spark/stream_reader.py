@@ -1,4 +1,4 @@
-"""Reading a journal as a stream: where it stands is in the query's checkpoint, and nowhere else."""
+"""Reading a journal as a stream. The position is stored in the checkpoint of the query, and nowhere else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from taskqueue_spark.batch_reader import (
     ReadPartition,
     choice_of,
-    opened,
+    open_journal,
     parts_of,
     spans_of,
     starting,
@@ -31,22 +31,22 @@ _NO_LIMIT = 2**62
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a journal as it grows. The same two offsets always give the same rows, as long as these are there."""
+    """A stream of a journal. Two offsets always give the same rows, as long as these still exist."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         options.check(stream=True)
         self._options = options
-        # A time says where a query begins, and not again where it goes on later.
+        # startingTimestamp is where a query begins; it must not filter the batches after a restart.
         self._choice = choice_of(options, schema)._replace(since=None)
         self._journal: Journal | None = None
         self._until: dict[str, ReadRange] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spark sends a reader to its workers; what is open stays here.
+        # Spark sends the reader to its workers; the open journal stays in this process.
         return {**self.__dict__, "_journal": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, as those below
-        """Return where a query begins that has no checkpoint."""
+        """Return the offsets at which a query without a checkpoint begins."""
         journal, spans = self._now()
         offsets = checked(starting(self._options.starting, spans), spans, fail=self._options.fail)
         since = self._options.since
@@ -57,13 +57,13 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _marked(journal, spans, offsets).plain
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit that the options ask for."""
+        """Return the limit from the options."""
         if self._options.max_events is None and self._options.max_span is None:
             return ReadAllAvailable()
         return ReadMaxRows(self._options.max_events or _NO_LIMIT)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return how far the next batch goes. Raises `HistoryMissing`."""
+        """Return the end of the next batch. Raises `HistoryMissing`."""
         journal, spans = self._now(quick=True)
         offsets = Offsets.of(start)
         if offsets == {shard: (span.run, span.end) for shard, span in spans.items()}:
@@ -80,17 +80,17 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if ends == offsets else _marked(journal, spans, ends, offsets).plain
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take what there is now as all that there is."""
+        """Take the current end of the journal as the end of the query."""
         self._until = self._now()[1]
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the journal, which the query's progress then tells."""
+        """Return the end of the journal, for the progress of the query."""
         return Offsets(
             {shard: (span.run, span.end) for shard, span in self._now()[1].items()}
         ).plain
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Plan what lies between two offsets. Raises `HistoryMissing`."""
+        """Return the ranges between two offsets. Raises `HistoryMissing`."""
         journal, spans = self._now()
         begin, ends = Offsets.of(start), Offsets.of(end)
         former = renamed(begin, {shard: run for shard, (run, _) in ends.items()})
@@ -106,7 +106,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             before, low = begin.get(name, ("", 0))
             if shard in spans and ((before and before != run) or name not in begin):
-                low = spans[shard].first  # it began to count anew, and that was let pass
+                low = spans[shard].first  # the shard was reset, and failOnDataLoss is false
             offsets = checked(
                 Offsets({shard: (run, low)}), spans, fail=self._options.fail and low < position
             )
@@ -118,35 +118,35 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def _parts(self, journal: Journal, part: Range, low: int) -> list[InputPartition]:
-        """Plan what one shard has; ``low``: up to where it was read."""
-        if part.end < low and part.mark:  # it was taken back
+        """Return the ranges of one shard. ``low``: the position up to which it was read."""
+        if part.end < low and part.mark:  # the shard was rolled back
             return [ReadPartition(part._replace(start=part.end), last=False)]
         if part.start != low:
             part = part._replace(mark="")
         return parts_of(journal, part, self._options.splits, last=part.start < part.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part. Raises `HistoryMissing`."""
+        """Read a range. Raises `HistoryMissing`."""
         if not isinstance(partition, ReadPartition):
             return
         watch = Watch.GAPS if self._options.fail else Watch.NOTHING
-        with opened(self._options) as journal:
+        with open_journal(self._options) as journal:
             yield from journal.read(partition.range, self._choice, watch)
             if partition.last:
                 yield from journal.missing(partition.range, self._choice)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: a journal keeps what its settings say, whoever has read it."""
+        """Do nothing: the settings of a journal alone determine how long it keeps transitions."""
 
     def stop(self) -> None:
-        """Close what is open."""
+        """Close the journal."""
         if self._journal is not None:
             journal, self._journal = self._journal, None
-            journal.__exit__(None, None, None)
+            journal.close()
 
     def _now(self, *, quick: bool = False) -> tuple[Journal, dict[str, ReadRange]]:
         if self._journal is None:
-            journal = opened(self._options).__enter__()
+            journal = open_journal(self._options)
             spans_of(self._options, journal)
             self._journal = journal
         return self._journal, self._journal.spans(quick=quick)
@@ -164,7 +164,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _marked(
     journal: Journal, spans: dict[str, ReadRange], offsets: Offsets, known: Offsets | None = None
 ) -> Offsets:
-    """Note what stands before each place; where it was ``known``, as it was then."""
+    """Add the mark of each position; for a position in ``known``, its mark from there."""
     for shard, position in offsets.items():
         if known is not None and known.get(shard) == position:
             mark = known.marks.get(shard, "")

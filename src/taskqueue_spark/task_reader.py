@@ -1,13 +1,13 @@
-"""Reading what is in the store now: dead letters, and the tasks that are live.
+"""Reading the current content of the store: dead letters, and live tasks.
 
-Nothing is handed out for that and nothing changes. A read has a partition of Spark per queue; it sees each task as it
-is when its turn comes, so what is read is no snapshot: every row says when it was looked at (``as_of``).
+Reading delivers and changes nothing. A read has one Spark partition per queue. Its rows are read one page after
+another, so they are no snapshot: the column ``as_of`` is the time at which a row was read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
 import msgspec
@@ -22,118 +22,104 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DeadLetter, State
 from taskqueue_redis.task_listing import Listed, TaskLister
-from taskqueue_spark.sink.options import given_options
-from taskqueue_spark.sink.store import SparkStore
+from taskqueue_spark.option_values import OptionValues
+from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore
 
 _TEXT, _WHOLE, _TIME = spark.StringType(), spark.IntegerType(), spark.TimestampType()
 _FAILURE = spark.StructType().add("attempt", _WHOLE).add("at", _TIME).add("error", _TEXT)
 
-DEAD_LETTERS = (
-    spark.StructType()
-    .add("key", _TEXT, nullable=False)
-    .add("task_id", _TEXT, nullable=False)
-    .add("attempt", _WHOLE, nullable=False)
-    .add("losses", _WHOLE, nullable=False)
-    .add("reason", _TEXT, nullable=False)
-    .add("failed_at", _TIME, nullable=False)
-    .add("payload", spark.BinaryType(), nullable=False)
-    .add("headers", spark.MapType(_TEXT, _TEXT))
-    .add("priority", _WHOLE, nullable=False)
-    .add("tenant", _TEXT)
-    .add("ordering_key", _TEXT)
-    .add("deadline", _TIME)
-    .add("max_attempts", _WHOLE)
-    .add("history", spark.ArrayType(_FAILURE))
-    .add("as_of", _TIME, nullable=False)
-)
-"""one row per dead letter, by the names of `taskqueue_core.tasks.DeadLetter` and its task"""
-TASKS = (
-    spark.StructType()
-    .add("key", _TEXT, nullable=False)
-    .add("task_id", _TEXT, nullable=False)
-    .add("state", _TEXT, nullable=False)
-    .add("attempt", _WHOLE, nullable=False)
-    .add("losses", _WHOLE, nullable=False)
-    .add("priority", _WHOLE, nullable=False)
-    .add("tenant", _TEXT)
-    .add("ordering_key", _TEXT)
-    .add("since", _TIME, nullable=False)
-    .add("as_of", _TIME, nullable=False)
-)
-"""one row per task, by the names that a journal has for queues: each shard by its own. ``since``: as of `Listed`"""
+
+def _struct(*columns: tuple[str, spark.DataType], nullable: Sequence[str]) -> spark.StructType:
+    return spark.StructType(
+        [spark.StructField(name, kind, name in nullable) for name, kind in columns]
+    )
+
+
+_OPTIONAL = ("headers", "tenant", "ordering_key", "deadline", "max_attempts", "history")
+_OWNERS = (("priority", _WHOLE), ("tenant", _TEXT), ("ordering_key", _TEXT))
+DEAD_LETTERS = _struct(
+    ("key", _TEXT), ("task_id", _TEXT), ("attempt", _WHOLE), ("losses", _WHOLE), ("reason", _TEXT),
+    ("failed_at", _TIME), ("payload", spark.BinaryType()), ("headers", spark.MapType(_TEXT, _TEXT)), *_OWNERS,
+    ("deadline", _TIME), ("max_attempts", _WHOLE), ("history", spark.ArrayType(_FAILURE)), ("as_of", _TIME),
+    nullable=_OPTIONAL,
+)  # fmt: skip
+"""one row per dead letter, with the names of `taskqueue_core.tasks.DeadLetter` and its task"""
+TASKS = _struct(
+    ("key", _TEXT), ("task_id", _TEXT), ("state", _TEXT), ("attempt", _WHOLE), ("losses", _WHOLE), *_OWNERS,
+    ("since", _TIME), ("as_of", _TIME), nullable=_OPTIONAL,
+)  # fmt: skip
+"""one row per task. A shard of a queue has its own key, as in a journal. ``since``: see `Listed`"""
 _SCHEMAS = {"dead_letters": DEAD_LETTERS, "tasks": TASKS}
-_OPTIONS = ("resource", "keys", "states")
 _PAGE = 200
 _LIVE = frozenset(state for state in State if state.live)
 _US = 1_000_000
 
 
 class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read."""
+    """The resource to read, and of which queues."""
 
     store: SparkStore
     resource: Literal["dead_letters", "tasks"]
     keys: tuple[str, ...] | None = None
-    """of these queues; ``None`` for all"""
+    """these queues; ``None`` for all"""
     states: frozenset[State] = _LIVE
+
+    @property
+    def schema(self) -> spark.StructType:
+        """The columns of the resource."""
+        return _SCHEMAS[self.resource]
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
-        """Read options; lists are separated by commas. Raises `InvalidInput` or `ConfigurationError`."""
-        given = given_options(options, _OPTIONS)
-        resource = given.get("resource", "").lower()
-        if resource not in _SCHEMAS:
-            raise InvalidInput("option resource", "an unknown value", " or ".join(_SCHEMAS))
-        keys, states, store = given.get("keys"), given.get("states"), SparkStore.read(options)
+        """Read options. Raises `InvalidInput` or `ConfigurationError`."""
+        given = OptionValues(options, ("resource", "keys", "states", *STORE_OPTIONS))
+        resource = given.choice("resource", *_SCHEMAS)
+        keys, states, store = given.names("keys"), given.names("states"), SparkStore.read(options)
         if resource == "tasks" and store.name != "redis":
             raise ConfigurationError(
-                "option backend: another one; allowed with resource=tasks: redis, whose records can be listed"
+                "option backend: not supported; allowed with resource=tasks: redis, whose records can be listed"
             )
         if resource != "tasks" and states is not None:
             raise ConfigurationError("option states: set; allowed with: resource=tasks")
-        names = None if keys is None else tuple(name.strip() for name in keys.split(","))
-        for name in names or ():
+        for name in keys or ():
             check_name("option keys", name)
+        if not set(states or ()) <= set(State):
+            raise InvalidInput("option states", "an unknown value", ", ".join(State))
         return cls(
             store=store,
             resource=cast("Literal['dead_letters', 'tasks']", resource),
-            keys=names,
-            states=_LIVE if states is None else frozenset(map(_state, states.split(","))),
+            keys=keys,
+            states=_LIVE if states is None else frozenset(map(State, states)),
         )
 
 
-def _state(name: str) -> State:
-    try:
-        return State(name.strip())
-    except ValueError:
-        raise InvalidInput("option states", "an unknown value", ", ".join(State)) from None
-
-
-class _OfQueue(InputPartition):
+class _QueuePartition(InputPartition):
     """The rows of one queue."""
 
 
 class StoreReader(DataSourceReader):
-    """Reads a resource of the store."""
+    """A reader of dead letters or live tasks."""
 
     def __init__(self, options: TasksOptions, schema: spark.StructType) -> None:
-        """Give the columns of ``schema``, in its order. Raises `InvalidInput` for one that there is not."""
-        full = {field.name: field for field in _SCHEMAS[options.resource].fields}
+        """Read the columns of ``schema``, in its order. Raises `InvalidInput` for an unknown column."""
+        types = {field.name: field.dataType for field in options.schema.fields}
         for field in schema.fields:
-            if field.name not in full or field.dataType != full[field.name].dataType:
-                raise InvalidInput(
-                    f"column {field.name[:100]}",
-                    "another name or type",
-                    f"columns of {options.resource}",
-                )
+            if types.get(field.name) != field.dataType:
+                column, allowed = f"column {field.name[:100]}", f"columns of {options.resource}"
+                raise InvalidInput(column, "another name or type", allowed)
         self._options = options
         self._schema = schema
 
+    @classmethod
+    def of(cls, options: Mapping[str, str], schema: spark.StructType) -> Self:
+        """Read the options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
+        return cls(TasksOptions.read(options), schema)
+
     def partitions(self) -> list[InputPartition]:
-        """Return one for each queue."""
+        """Return one partition for each queue."""
         with asyncio.Runner() as runner:
             keys = self._options.keys or runner.run(self._queues())
-        return [_OfQueue(key) for key in keys]
+        return [_QueuePartition(key) for key in keys]
 
     async def _queues(self) -> tuple[str, ...]:
         store = self._options.store
@@ -144,15 +130,15 @@ class StoreReader(DataSourceReader):
             return await control_of(backend).queues()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the rows of a queue."""
-        if not isinstance(partition, _OfQueue):  # Spark makes one where there are none
+        """Yield the rows of a queue."""
+        if not isinstance(partition, _QueuePartition):  # Spark makes one if there are no queues
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters
         arrow = to_arrow_schema(self._schema, timezone="UTC")
-        value = pages(str(partition.value))
+        result = pages(str(partition.value))
         with asyncio.Runner() as runner:
             try:
-                while (rows := runner.run(_next(value))) is not None:
+                while (rows := runner.run(_next(result))) is not None:
                     columns = [[row[name] for row in rows] for name in arrow.names]
                     arrays = [
                         pa.array(values, field.type)
@@ -160,7 +146,7 @@ class StoreReader(DataSourceReader):
                     ]
                     yield pa.RecordBatch.from_arrays(arrays, schema=arrow)
             finally:
-                runner.run(value.aclose())
+                runner.run(result.aclose())
 
     async def _tasks(self, key: str) -> Any:
         async with TaskLister(self._options.store.redis_settings()) as lister:
@@ -179,14 +165,14 @@ async def _next(pages: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, An
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Give the dead letters that there were at the beginning, each once, also while others redrive some.
+    """Yield pages with each dead letter that exists at the beginning, once, also while some are redriven.
 
-    Of those who die meanwhile some are among them.
+    Tasks that become dead letters in the meantime may be included.
     """
     dead_letters, observed, after = dead_letters_of(backend), set[str](), None
-    await backend.health()  # a backend elsewhere tells its time with its first answer
+    await backend.health()  # a remote backend learns the server's clock from its first response
     while page := await dead_letters.list(key, limit=_PAGE, after=after):
-        # Where the page before ends with one that is not dead any more, pages start again.
+        # If the last dead letter of a page was redriven, the pages start from the beginning.
         fresh = [dead_letter for dead_letter in page if dead_letter.task.id not in observed]
         observed.update(dead_letter.task.id for dead_letter in fresh)
         if fresh:
@@ -221,13 +207,3 @@ def _dead_letter_row(dead_letter: DeadLetter) -> dict[str, Any]:
 
 def _task_row(key: str, item: Listed) -> dict[str, Any]:
     return {"key": key, **item._asdict(), "state": item.state.value}
-
-
-def schema(options: Mapping[str, str]) -> spark.StructType:
-    """Return the columns of the resource that ``options`` name."""
-    return _SCHEMAS[TasksOptions.read(options).resource]
-
-
-def reader(options: Mapping[str, str], schema: spark.StructType) -> StoreReader:
-    """Return what reads the resource that ``options`` name. Raises `InvalidInput` or `ConfigurationError`."""
-    return StoreReader(TasksOptions.read(options), schema)

@@ -1,6 +1,6 @@
-"""Where Spark's Python workers come from: what they need is loaded once, before the first is forked.
+"""The process that forks Spark's Python workers. It imports what they need once, which halves their start-up time.
 
-Spark starts it by its name, which a session sets: so a worker is of use in half the time.
+Spark starts this module by its name, which `session` sets.
 """
 
 from __future__ import annotations

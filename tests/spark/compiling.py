@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from taskqueue_spark.session import LITTLE
+from taskqueue_spark.session import SMALL_DATA
 
 __all__ = ["compiling"]
 
@@ -26,4 +26,4 @@ def compiling(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         for name in _AS_SPARK_HAS_IT:
-            spark.conf.set(name, LITTLE[name])
+            spark.conf.set(name, SMALL_DATA[name])

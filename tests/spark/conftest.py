@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from taskqueue_spark.session import LITTLE, session
+from taskqueue_spark.session import SMALL_DATA, session
 from tests.redis.conftest import (
     make_server,
     redis_acl,
@@ -42,7 +42,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """
     patch = pytest.MonkeyPatch()
     patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # whatever its Java listens on
-    conf = LITTLE | {
+    conf = SMALL_DATA | {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
         "spark.driver.memory": "1g",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_spark.pipeline.audit import VERDICTS
-from taskqueue_spark.report.verdict import COUNTED, verdict_of
+from taskqueue_spark.report.outcome import COUNTED, outcome_of
 
 EVIL = "\"'><script>alert(1)</script><img src=x onerror=alert(2)></style></title>"
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -48,7 +48,7 @@ def sample(**changes: Any) -> dict[str, Any]:
         "source": f"lines of {EVIL}",
         "where": "--from here",
         "verdict": msgspec.to_builtins(
-            verdict_of(total(*conservation), rules=rules, anomalies=anomalies, gaps=7, damaged=1)
+            outcome_of(total(*conservation), rules=rules, anomalies=anomalies, gaps=7, damaged=1)
         ),
         "extent": {
             "since": START, "until": START + 5 * MINUTE, "seconds": 300.0, "transitions": 4321, "runs": 1, "workers": 3,

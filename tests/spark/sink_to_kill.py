@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import types
 
 from taskqueue_spark.service import StreamOptions, run
-from taskqueue_spark.session import LITTLE, session
+from taskqueue_spark.session import SMALL_DATA, session
 from taskqueue_spark.sink import writer as writing
 from taskqueue_spark.source import TaskQueueDataSource
 
@@ -54,7 +54,7 @@ def stream(store: dict[str, str], folder: Path) -> None:
         "spark.speculation": "true",
         "spark.sql.shuffle.partitions": "2",
     }
-    spark = session("to kill", "local[2,4]", **LITTLE, **conf)
+    spark = session("to kill", "local[2,4]", **SMALL_DATA, **conf)
     (folder / "java").write_text(os.environ["JAVA_HOME"])
     spark.dataSource.register(_stuck(str(folder)))
     reading = spark.readStream.schema("task_id STRING, payload STRING, key STRING")

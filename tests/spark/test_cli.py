@@ -15,7 +15,7 @@ from taskqueue_cli import main
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend, MemorySettings
-from taskqueue_spark.cli.options import options
+from taskqueue_spark.cli.options import PipelineOptions
 from tests.cli.conftest import Cli, Done
 
 
@@ -175,10 +175,10 @@ def test_times_are_read_as_people_say_them() -> None:
         "2026-11-30T12:00": "2026-11-30T12:00:00+00:00",
         "2026-11-30T12:00:05+02:00": "2026-11-30T12:00:05+02:00",
     }.items():
-        since = options(since=word).since
+        since = PipelineOptions(since=word).start
         assert since is not None
         assert since.isoformat() == told
-    late, early = options(since="1m").since, options(since="2h").since
+    late, early = PipelineOptions(since="1m").start, PipelineOptions(since="2h").start
     assert late is not None
     assert early is not None
     assert 7000 < (late - early).total_seconds() < 7200

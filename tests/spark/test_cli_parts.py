@@ -14,7 +14,7 @@ from rich.console import Console
 
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_spark.cli import session
-from taskqueue_spark.cli.output import printed
+from taskqueue_spark.cli.output import print_table
 from taskqueue_spark.cli.progress import Stages
 from taskqueue_spark.cli.session import SparkFailed
 
@@ -87,7 +87,7 @@ def test_tables_show_hostile_texts_as_they_are(capsys: pytest.CaptureFixture[str
             "y": 0.25,
         }
     ] * 40
-    printed(rows, ("key", "n", "at", "x", "y"), of=100)
+    print_table(rows, ("key", "n", "at", "x", "y"), of=100)
     out = capsys.readouterr().out
     assert "[red]\N{REPLACEMENT CHARACTER}[2J" in out
     assert "\x1b" not in out

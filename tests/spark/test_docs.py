@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from taskqueue_cli import main
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.options import _NAMES as READING
+from taskqueue_spark.options import NAMES as READING
 from taskqueue_spark.pipeline.audit import ANOMALIES, VERDICTS
 from taskqueue_spark.pipeline.history import RULES
-from taskqueue_spark.sink.options import _NAMES as WRITING
+from taskqueue_spark.sink.options import REDRIVE_OPTIONS, SINK_OPTIONS
 from taskqueue_spark.sink.store import STORE_OPTIONS
 from tests.redis.servers import RedisServer
 from tests.spark.as_lines import lines_of
@@ -109,7 +109,7 @@ def test_commands_of_the_other_page() -> None:
 
 def test_tables() -> None:
     """Options, columns, verdicts and rules in the page are those there are (G8, G9)."""
-    writing = {name for names in WRITING.values() for name in names} | {*STORE_OPTIONS}
+    writing = {*SINK_OPTIONS, *REDRIVE_OPTIONS, *STORE_OPTIONS}
     for heading, there in {
         "### A transition": TRANSITIONS.names,
         "### Reading": READING,

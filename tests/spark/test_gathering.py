@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from taskqueue_spark.report import content
 from taskqueue_spark.report.build import ReportBuild, Wishes
-from taskqueue_spark.report.content import build_content
+from taskqueue_spark.report.content import audit_content
 from tests.spark.report_sample import conserved
 from tests.spark.small_journals import SmallJournal
 
@@ -33,7 +33,7 @@ def test_every_queue_counts_however_small_it_is(spark: SparkSession, tmp_path: P
     queues = [conserved(f"q{n:03}", published=2, completed=2) for n in range(QUEUES - 1)]
     small = conserved("small", published=1, lost=1)
     ledgers = [("a", 9, 4), ("b", 1, -3)]
-    found = build_content(
+    found = audit_content(
         making(
             spark, tmp_path,
             conservation=spark.createDataFrame(pa.Table.from_pylist([*queues, small])),
@@ -44,7 +44,7 @@ def test_every_queue_counts_however_small_it_is(spark: SparkSession, tmp_path: P
         ),
         0,
     )  # fmt: skip
-    verdict = found.verdict()
+    verdict = found.outcome()
     assert verdict.kind == "lost"
     assert "Of 401 tasks" in verdict.sentences[0]
     assert "3 tasks of the journal are not in the ledger of the store." in verdict.sentences

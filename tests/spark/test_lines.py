@@ -15,7 +15,7 @@ import pytest
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend, MemorySettings
-from taskqueue_spark.batch_reader import fewer
+from taskqueue_spark.batch_reader import has_fewer_rows
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS
 from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.lines import LinesJournal
@@ -83,7 +83,7 @@ def test_whether_there_are_few(tmp_path: Path) -> None:
             b"".join(line(n + 1, run=name) for n in range(number))
         )
     options = ReadOptions.of({"backend": "lines", "path": str(tmp_path)})
-    assert [fewer(options, than) for than in (1, 3, 4, 5, 6)] == [False] * 4 + [True]
+    assert [has_fewer_rows(options, than) for than in (1, 3, 4, 5, 6)] == [False] * 4 + [True]
 
 
 def test_spoilt_lines_stand_beside_sound_ones(tmp_path: Path) -> None:

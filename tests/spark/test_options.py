@@ -7,7 +7,8 @@ import pickle
 import pytest
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput, TaskQueueError
-from taskqueue_spark.options import ReadOptions, redis_settings, resource_of
+from taskqueue_spark.options import ReadOptions, resource_of
+from taskqueue_spark.sink.store import SparkStore
 
 
 def test_what_is_not_told_is_usual() -> None:
@@ -53,14 +54,14 @@ def test_names_and_words_have_no_case() -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_refused(name: str, value: str) -> None:
     """A wrong value is refused by name, with what is allowed, and is not repeated (G8)."""
-    with pytest.raises(InvalidInput, match=f"^{name}: .*; allowed: ") as raised:
+    with pytest.raises(InvalidInput, match=f"^option {name}: .*; allowed: ") as raised:
         ReadOptions.of({name: value})
     assert "secret" not in str(raised.value)
 
 
 def test_what_is_not_known_is_refused() -> None:
     """A name that was mistyped is not passed over (G8)."""
-    with pytest.raises(InvalidInput, match="startingOffsets"):
+    with pytest.raises(ConfigurationError, match="startingOffsets"):
         ReadOptions.of({"startingOffset": "latest"})
     with pytest.raises(InvalidInput, match="path"):
         ReadOptions.of({"backend": "lines"})
@@ -79,7 +80,7 @@ def test_what_is_not_known_is_refused() -> None:
 def test_what_another_backend_has_is_not_passed_over(told: dict[str, str]) -> None:
     """An option that would be for nothing is refused (G8)."""
     with pytest.raises(
-        InvalidInput, match=f"^({'|'.join(told)}): got set, with backend="
+        InvalidInput, match=f"^option ({'|'.join(told)}): got set, with backend="
     ) as raised:
         ReadOptions.of(told)
     assert "allowed: with backend=" in str(raised.value)
@@ -95,14 +96,14 @@ def test_what_has_no_meaning_is_not_passed_over() -> None:
         options = ReadOptions.of({name: value})
         options.check(stream=False)
         with pytest.raises(
-            InvalidInput, match=f"^{name}: got set, with readStream; allowed: with read$"
+            InvalidInput, match=f"^option {name}: got set, with readStream; allowed: with read$"
         ):
             options.check(stream=True)
     for name, value in (("maxEventsPerTrigger", "5"), ("maxSpanPerTrigger", "5m")):
         options = ReadOptions.of({name: value})
         options.check(stream=True)
         with pytest.raises(
-            InvalidInput, match=f"^{name}: got set, with read; allowed: with readStream$"
+            InvalidInput, match=f"^option {name}: got set, with read; allowed: with readStream$"
         ):
             options.check(stream=False)
     ReadOptions.of({"endingOffsets": "latest", "pushdown": "false"}).check(stream=True)
@@ -113,14 +114,14 @@ def test_a_password_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TaskQueueError, match="TASKQUEUE_REDIS_PASSWORD") as raised:
         ReadOptions.of({"url": "redis://:secret@localhost"})
     assert "secret" not in str(raised.value)
-    with pytest.raises(InvalidInput, match="both"):
+    with pytest.raises(ConfigurationError, match="both"):
         ReadOptions.of({"url": "redis://localhost", "urlEnv": "X"})
     monkeypatch.setenv("THE_URL", "redis://:secret@localhost:1234")
     options = ReadOptions.of({"urlEnv": "THE_URL", "prefix": "p", "partitions": "3"})
-    settings = redis_settings(options.url, options.url_env, options.prefix, options.partitions)
+    settings = options.store.redis_settings()
     assert (settings.password_now(), settings.prefix, settings.partitions_of) == ("secret", "p", 3)
     with pytest.raises(ConfigurationError, match="urlEnv"):
-        redis_settings(None, "NO_SUCH", None)
-    with pytest.raises(TaskQueueError, match="prefix") as raised:
-        redis_settings(None, None, "{secret}")
+        SparkStore(url_env="NO_SUCH").redis_settings()
+    with pytest.raises(TaskQueueError, match="PREFIX") as raised:
+        SparkStore(prefix="{secret}").redis_settings()
     assert "{secret}" not in str(raised.value)

@@ -143,7 +143,8 @@ def test_what_a_foreign_hand_wrote_is_damage(store: Store) -> None:
     assert len(damage) == len(spoilt) + 1
     assert damage[0] == "entry 3-1 cannot be read: it is not a journal entry"
     assert any(
-        text.startswith("entry 9-0 cannot be read: its numbers are another's") for text in damage
+        text.startswith("entry 9-0 cannot be read: its numbers belong to another entry")
+        for text in damage
     )
     # Each is told once, whatever ranges are read.
     split = [row for start in range(1, 16) for row in told(store, start, start + 1)]

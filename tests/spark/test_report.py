@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from taskqueue_spark.pipeline.tables import replace_file
 from taskqueue_spark.report import numbers
-from taskqueue_spark.report.page import page, written
+from taskqueue_spark.report.outcome import outcome_of
+from taskqueue_spark.report.page import page
 from taskqueue_spark.report.plots import Series, over_time
-from taskqueue_spark.report.verdict import verdict_of
 from tests.spark.report_sample import EVIL, START, conserved, sample, total
 
 
@@ -131,9 +132,9 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
         nothing,
     )  # fmt: skip
     flow: dict[str, Any] = {"seconds": 1.0, "start": None, "windows": 0, "all": {}, "keys": nothing}
-    verdict = {"kind": "empty", "title": "There is nothing to look at", "sentences": ["None."]}
+    verdict = {"kind": "empty", "title": "There are no tasks to check", "sentences": ["None."]}
     html = page(sample(**empty, account=account, extent=extent, flow=flow, verdict=verdict))
-    assert "There is nothing to look at" in html
+    assert "There are no tasks to check" in html
     assert "No attempt failed." in html
 
 
@@ -141,25 +142,25 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
     ("rows", "more", "kind", "words"),
     [
         ([], {}, "empty", "no task"),
-        ([{"published": 2, "completed": 2}], {}, "balanced", "none is lost"),
-        ([{"published": 2, "completed": 1, "lost": 1}], {}, "lost", "1 task is in no state"),
+        ([{"published": 2, "completed": 2}], {}, "balanced", "no task is lost"),
+        ([{"published": 2, "completed": 1, "lost": 1}], {}, "lost", "1 task is lost: neither ended nor in the store"),
         ([{"published": 3, "completed": 2, "balanced": False}], {}, "unbalanced", "not the sum"),
         ([{"published": 2, "completed": 2}], {"short": 1}, "unbalanced", "not in the ledger of the store"),
         ([{"published": 1, "completed": 1}], {"rules": [{"rule": "R3", "count": 1}]}, "violated", "1 violation "),
         ([{"published": 1, "completed": 1}], {"anomalies": {"duplicate_ack": 1}}, "violated", "completed twice"),
-        ([{"published": 1, "unknown": 1}], {}, "unknown", "it is unknown"),
+        ([{"published": 1, "unknown": 1}], {}, "unknown", "is unknown, because"),
         ([{"published": 1, "completed": 1, "complete": False}], {}, "unknown", "tasks may have been lost"),
         ([{"published": 1, "completed": 1}], {"gaps": 1}, "unknown", "1 transition is missing"),
         ([{"published": 1, "completed": 1}], {"damaged": 2}, "unknown", "2 of its entries cannot be read"),
-        ([{"published": 1, "waiting": 1}], {"store_checked": True}, "balanced", "as the store says"),
-        ([{"published": 1, "waiting": 1}], {}, "balanced", "the store was not asked"),
+        ([{"published": 1, "waiting": 1}], {"store_checked": True}, "balanced", "according to the store"),
+        ([{"published": 1, "waiting": 1}], {}, "balanced", "the store was not queried"),
     ],
 )  # fmt: skip
 def test_verdicts(
     rows: Sequence[dict[str, Any]], more: dict[str, Any], kind: str, words: str
 ) -> None:
     """The worst that was found is the title, everything is told, and what is unknown is never "no loss" (G9, G10)."""
-    verdict = verdict_of(total(*(conserved("k", **row) for row in rows)), **more)
+    verdict = outcome_of(total(*(conserved("k", **row) for row in rows)), **more)
     assert verdict.kind == kind
     assert words in " ".join(verdict.sentences)
     assert verdict.ok == (kind in {"empty", "balanced", "unknown"})
@@ -217,13 +218,13 @@ def test_a_file_is_written_whole_or_not_at_all(
 ) -> None:
     """What was there before stays until all of the new one is; nothing is left of a failure (G10; fault L1)."""
     path = tmp_path / "report.html"
-    written(path, b"one")
+    replace_file(path, b"one")
 
     def fails(*_: object) -> None:
         raise OSError("full")
 
     monkeypatch.setattr(Path, "replace", fails)
     with pytest.raises(OSError, match="full"):
-        written(path, b"two")
+        replace_file(path, b"two")
     assert path.read_bytes() == b"one"
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]

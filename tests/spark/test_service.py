@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,11 +16,12 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.service import StreamOptions
 from taskqueue_spark.service.aggregate import Beginning, EventCount, Read
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
-from taskqueue_spark.service.balance import StoreAnswers, probe, resolve
+from taskqueue_spark.service.balance import probe, resolve
 from taskqueue_spark.service.batches import sweep
 from taskqueue_spark.service.state import (
     Position,
-    ServiceBooks,
+    Probe,
+    QueueCounts,
     ServiceState,
     WindowCounts,
     load,
@@ -292,9 +294,15 @@ def read_to(number: int) -> ServiceState:
     return ServiceState(positions={"r1/0": Position(last=number, since=NOW, until=NOW)})
 
 
-def asked(before: int, after_it: int, told: dict[str, int]) -> StoreAnswers:
+def asked(before: int, after_it: int, told: dict[str, int]) -> Probe:
     """Return what a store told between two looks at its journal."""
-    return StoreAnswers({0: "r1"}, {0: "{a:0}"}, {0: before}, {0: after_it}, {KEY: told})
+    return Probe(
+        runs={0: "r1"},
+        names={0: "{a:0}"},
+        before={0: before},
+        after={0: after_it},
+        ledgers={KEY: told},
+    )
 
 
 def test_the_ledger_agrees(tmp_path: Path) -> None:
@@ -311,7 +319,7 @@ def test_the_ledger_agrees(tmp_path: Path) -> None:
     assert state.probe is None
     assert not state.differing
     probe(state, asked(40, 40, ledger(20, 2, 18)))
-    assert state.differing == {KEY: "published: 10 more by the ledger, 9 by the journal"}
+    assert state.differing == {KEY: "published: 10 more in the ledger, 9 more in the journal"}
     assert kinds(conditions(state, options(tmp_path), NOW)) == ["imbalance"]
     probe(state, asked(40, 40, ledger(19, 2, 17)))
     assert state.differing == {}
@@ -323,15 +331,19 @@ def test_ledgers_of_a_store_of_several_parts() -> None:
     """Each part has a count of its own; one that has nothing to tell for good keeps nobody waiting (G11; fault L2)."""
     state = after(read_to(20), ("published", 10), live=10)
     state.offsets = {"r2/{a:1}": 8}
-    two = asked(20, 20, ledger(10, 0, 10))._replace(
-        runs={0: "r1", 1: "r2"}, names={0: "{a:0}", 1: "{a:1}"}, before={0: 20, 1: 7}, after={0: 20, 1: 8}
-    )  # fmt: skip
+    two = msgspec.structs.replace(
+        asked(20, 20, ledger(10, 0, 10)),
+        runs={0: "r1", 1: "r2"},
+        names={0: "{a:0}", 1: "{a:1}"},
+        before={0: 20, 1: 7},
+        after={0: 20, 1: 8},
+    )
     probe(state, two)
     assert state.probe is not None
     state.offsets = {"r2/{a:1}": 9}
     resolve(state)
     assert [state.probe, state.differing, [*state.baselines]] == [None, {}, [KEY]]
-    probe(state, two._replace(runs={0: "another", 1: "r2"}))
+    probe(state, msgspec.structs.replace(two, runs={0: "another", 1: "r2"}))
     assert [state.probe, state.baselines] == [None, {}]
 
 
@@ -387,4 +399,4 @@ def test_options_are_checked(tmp_path: Path, given: dict[str, Any]) -> None:
 
 def test_books_are_shown() -> None:
     """Books of a queue that nothing happened to balance (G11)."""
-    assert ServiceBooks().balanced is True
+    assert QueueCounts().balanced is True

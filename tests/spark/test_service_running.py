@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.service import StreamOptions, Summary, process
 from taskqueue_spark.service.alerts import Alerts, check_windows, conditions
-from taskqueue_spark.service.state import Gap, ServiceBooks, ServiceState, WindowCounts, save
+from taskqueue_spark.service.state import Gap, QueueCounts, ServiceState, WindowCounts, save
 from tests.spark.test_service import HOUR, KEY, NOW, options
 
 SPARK = SparkSession.__new__(SparkSession)
@@ -207,14 +207,14 @@ def test_losses_are_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Tasks that are gone, and a ledger that says otherwise, are told to who ran it (G11; law 1)."""
     told = options(tmp_path)
     gone = Gap(kind="reset", shard=0, run="", first=0, last=0, number=4, at=NOW)
-    save(told.state, ServiceState(books={KEY: ServiceBooks(published=4, expired=4)}, gaps=[gone]))
+    save(told.state, ServiceState(books={KEY: QueueCounts(published=4, expired=4)}, gaps=[gone]))
     summary = ran(Query(), told, monkeypatch)
     assert (summary.balanced, summary.lost, summary.sound) == (True, 4, False)
     assert "4 tasks from before are lost" in summary.alerts[0]
     assert ran(Query(), told, monkeypatch).lost == 4
     save(
         told.state,
-        ServiceState(books={KEY: ServiceBooks(whole=False)}, differing={KEY: "published: 1 more"}),
+        ServiceState(books={KEY: QueueCounts(whole=False)}, differing={KEY: "published: 1 more"}),
     )
     summary = ran(Query(), told, monkeypatch)
     assert (summary.balanced, summary.sound) == (False, False)
@@ -272,4 +272,4 @@ def test_each_window_is_looked_at_once(tmp_path: Path) -> None:
     assert tell(HOUR + 900.0) == []
     state.windows[KEY][HOUR + 900] = bad
     assert tell(HOUR + 1200.0) == ["start", "end"]
-    assert state.judged == HOUR + 1140
+    assert state.checked == HOUR + 1140

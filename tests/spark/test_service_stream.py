@@ -267,7 +267,7 @@ async def test_a_store_is_watched(
         ("once", "missing", base.runs[number]), ("start", "imbalance", "resize"),
     ]  # fmt: skip
     assert told[0]["first"] == position.last + 1
-    assert "published: 3 more by the ledger" in told[1]["text"]
+    assert "published: 3 more in the ledger" in told[1]["text"]
 
 
 @pytest.mark.long  # what Spark adds to the tests of the reader and of the batches

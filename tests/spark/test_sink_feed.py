@@ -230,11 +230,11 @@ def test_a_stream_to_a_wrong_address_is_told_at_once(
         ("7", nowhere | {"wait": "0"}, "(?!nothing was written)"),
     ):
         monkeypatch.setattr(TaskContext, "get", lambda batch=batch: Context(batch))
-        writer = writing.stream_writer(options, SCHEMA, overwrite=False)
+        writer = writing.writer(options, SCHEMA, overwrite=False, stream=True)
         with pytest.raises(BackendUnavailable, match=error):
             writer.write(iter(rows(5)))
     monkeypatch.setattr(TaskContext, "get", lambda: Context("0"))
-    sent = writing.stream_writer(told, SCHEMA, overwrite=False).write(iter(rows(5)))
+    sent = writing.writer(told, SCHEMA, overwrite=False, stream=True).write(iter(rows(5)))
     assert isinstance(sent, writing.Sent)
     assert (sent.confirmed, sent.query) == (5, "q")
 

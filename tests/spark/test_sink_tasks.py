@@ -15,7 +15,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.tasks import Task
 from taskqueue_spark.sink import writer
 from taskqueue_spark.sink.options import RedriveOptions, SinkOptions
-from taskqueue_spark.sink.rejected_rows import Aside, job_of, reveal, sweep
+from taskqueue_spark.sink.rejected_rows import RejectedRows, job_of, reveal, sweep
 from taskqueue_spark.sink.store import SparkStore
 from taskqueue_spark.sink.tasks import TaskReader
 from taskqueue_spark.task_reader import TasksOptions
@@ -165,7 +165,7 @@ def test_what_a_sink_refuses() -> None:
     with pytest.raises(ConfigurationError, match="a queue cannot be overwritten"):
         writer.writer({"queue": "k"}, columns(), overwrite=True)
     with pytest.raises(ConfigurationError, match="a queue cannot be overwritten"):
-        writer.stream_writer({"queue": "k"}, columns(), overwrite=True)
+        writer.writer({"queue": "k"}, columns(), overwrite=True, stream=True)
     with pytest.raises(InvalidInput, match="allowed: tasks or dead_letters"):
         writer.writer({"resource": "journal"}, columns(), overwrite=False)
     with pytest.raises(InvalidInput, match="allowed: redrive or discard"):
@@ -178,7 +178,7 @@ def test_what_a_sink_refuses() -> None:
 
 def spoil(folder: str, batch: pa.RecordBatch) -> None:
     """Fail after a row was put aside."""
-    with Aside(folder, "job") as aside:
+    with RejectedRows(folder, "job") as aside:
         aside.put(batch, [1], ["this"])
         aside.put(batch, [9], ["what is not there"])
 
@@ -189,7 +189,7 @@ def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
     batch = pa.record_batch({"task_id": ["a", "b", "c"]})
     names = []
     for _ in range(3):
-        with Aside(folder, "job") as aside:
+        with RejectedRows(folder, "job") as aside:
             aside.put(batch, [0], ["this"])
             aside.put(batch, [2], ["that"])
         names.append(aside.name)
@@ -198,7 +198,7 @@ def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
     reveal(folder, names[0], "7-00000")
     reveal(folder, names[1], "7-00000")
     reveal(folder, names[1], "7-00000")
-    with Aside(folder, "other") as aside:
+    with RejectedRows(folder, "other") as aside:
         aside.put(batch, [0], ["this"])
     assert {job_of(name) for name in names} == {"job"}
     sweep(folder, "job")
@@ -208,7 +208,7 @@ def test_bad_rows_are_put_aside_once(tmp_path: Any) -> None:
     (file,) = (tmp_path / "aside").iterdir()
     assert file.name == "7-00000.parquet"
     assert pq.read_table(file).to_pydict() == {"task_id": ["a", "c"], "reason": ["this", "that"]}
-    for nothing in (Aside(folder, "job"), Aside(None, "job")):
+    for nothing in (RejectedRows(folder, "job"), RejectedRows(None, "job")):
         with nothing:
             nothing.put(batch, [], [])
         assert nothing.name == ""

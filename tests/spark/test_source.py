@@ -181,7 +181,9 @@ def test_spark_reads_a_journal(spark: SparkSession, store: Store) -> None:
 
 def test_spark_tells_what_is_wrong(spark: SparkSession, store: Store) -> None:
     """An error of the source reaches the user with its words (G8)."""
-    with pytest.raises(PySparkException, match="fetchSize: got text; allowed"):
+    with pytest.raises(
+        PySparkException, match="fetchSize: got text that is not a whole number; allowed"
+    ):
         spark.read.format("taskqueue").options(**store.options, fetchSize="x").load().collect()
     with pytest.raises(InvalidInput, match="startingOffset"):
         read_journal(spark, store.options | {"startingOffset": "x"})

@@ -168,7 +168,7 @@ def test_folders_that_cannot_be_used_are_told(spark: SparkSession, tmp_path: Pat
     with pytest.raises(InvalidInput):
         tables.folder(tmp_path / "a*")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="cannot be made"):
+    with pytest.raises(ConfigurationError, match="cannot be created"):
         tables.folder(tmp_path / "file")
     (tmp_path / "other/one").mkdir(parents=True)
     table = spark.range(1).toDF("n")

@@ -1,4 +1,4 @@
-"""``taskqueue pipeline load|redrive``: tasks in bulk, into a queue and back from the dead letters."""
+"""``taskqueue pipeline load|redrive``: publish tasks from files, and redrive dead letters in bulk."""
 
 from __future__ import annotations
 
@@ -7,52 +7,32 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from taskqueue_cli.output import console, paragraphs, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_spark.cli.options import Engine, PipelineOptions, engine, options, with_options
+from taskqueue_spark.cli.options import EngineOptions, PipelineOptions, option
+from taskqueue_spark.cli.output import print_counts
 from taskqueue_spark.cli.session import work
-from taskqueue_spark.cli.snapshots import store_options, taken
+from taskqueue_spark.cli.snapshots import backend_name, open_snapshot, store_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 _FORMATS = {
-    ".parquet": "parquet",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-}
+    ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv",
+}  # fmt: skip
 _CASTS = {
-    "priority": "int",
-    "max_attempts": "int",
-    "deadline": "timestamp",
-    "not_before": "timestamp",
-}
-_BackendWord = Annotated[
-    str | None,
-    typer.Option(metavar="WORD", help="Backend. Default: TASKQUEUE_BACKEND.", show_default=False),
-]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(name="load", help=paragraphs(load.__doc__))(with_options(engine)(load))
-    app.command(name="redrive", help=paragraphs(redrive.__doc__))(with_options(options)(redrive))
+    "priority": "int", "max_attempts": "int", "deadline": "timestamp", "not_before": "timestamp",
+}  # fmt: skip
 
 
 def load(
-    asked: Engine,
+    options: EngineOptions,
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="File, or folder with files of one format.")
     ],
     *,
-    queue: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Queue of rows without a key column.", show_default=False),
-    ] = None,
+    queue: Annotated[str | None, option("KEY", "Queue of rows without a key column.")] = None,
     id_column: Annotated[
         str, typer.Option("--id", metavar="COLUMN", help="Column with a unique id for each row.")
     ] = "task_id",
@@ -60,51 +40,40 @@ def load(
         Literal["parquet", "json", "csv"] | None,
         typer.Option("--format", help="Default: from the file extension.", show_default=False),
     ] = None,
-    backend: _BackendWord = None,
+    backend: Annotated[str | None, option("NAME", "Backend. Default: TASKQUEUE_BACKEND.")] = None,
     wait: Annotated[
         float, typer.Option(min=0, help="Maximum seconds to wait while a full queue has no room.")
     ] = 3600.0,
     skip_invalid: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder for invalid rows; the load continues without them.",
-            show_default=False,
-        ),
+        option("DIR", "Folder for invalid rows; the load continues without them."),
     ] = None,
 ) -> None:
     """Publish the rows of a Parquet, JSON-lines or CSV file as tasks.
 
     Columns named task_id, key, payload, headers, priority, tenant, ordering_key, deadline, not_before and max_attempts
-    are the task's; if there is no payload, all others become it, as one JSON object. Doing it again, or going on after
-    a crash, publishes nothing twice: each id once, while its task lives and for the queue's dedupe_window after.
+    are the fields of a task. Without a payload column, all other columns become the payload, as one JSON object. A
+    second run, also after a crash, publishes nothing twice: each id is published once, while its task exists and for
+    the queue's dedupe_window afterwards.
     """
     reader = kind or _format_of(path)
-    with work(asked) as running:
-        from taskqueue_spark.sink.writer import publish  # noqa: PLC0415 - Spark takes its time
+    with work(options) as running:
+        from taskqueue_spark.sink.writer import publish  # noqa: PLC0415 - Spark is slow to import
 
-        options = _store(backend) | {"wait": str(wait)}
-        options |= {} if queue is None else {"queue": queue}
+        sink = _store(backend) | {"wait": str(wait)}
+        if queue is not None:
+            sink["queue"] = queue
         if skip_invalid is not None:
-            options |= {
-                "onInvalid": "skip",
-                "invalidPath": str(skip_invalid.expanduser().absolute()),
-            }
+            folder = skip_invalid.expanduser().absolute()
+            sink |= {"onInvalid": "skip", "invalidPath": str(folder)}
         with running.stages.stage("publish") as stage:
-            rows = as_tasks(read(running.spark, path, reader), id_column)
-            sent = publish(rows, **options)
+            sent = publish(as_tasks(_read(running.spark, path, reader), id_column), **sink)
             stage.note = f"{sent.confirmed:,} confirmed"
-    counts = {
-        name: getattr(sent, name) for name in ("confirmed", "duplicate", "conflict", "invalid")
-    }
-    if asked.as_json:
-        print_json(counts)
-    else:
-        console.print(" · ".join(f"{name} {count:,}" for name, count in counts.items()))
+    names = ("confirmed", "duplicate", "conflict", "invalid")
+    print_counts({name: getattr(sent, name) for name in names}, as_json=options.as_json)
 
 
-def read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
-    """Read a file. Raises `InvalidInput` where there is none."""
+def _read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
     folder = path.expanduser().absolute()
     if not folder.exists():
         raise InvalidInput("FILE", "a path that does not exist", "a file, or a folder of files")
@@ -113,17 +82,14 @@ def read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
 
 
 def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
-    """Return rows as the sink takes them. Raises `InvalidInput` where no column names them."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
+    """Return rows with the columns of the sink. Raises `InvalidInput` if the column with the ids is missing."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
 
     from taskqueue_spark.sink.tasks import COLUMNS  # noqa: PLC0415
 
     if id_column not in rows.columns:
-        raise InvalidInput(
-            "--id",
-            "an unknown column",
-            "a column with a unique id for each row, so that none is published twice",
-        )
+        allowed = "a column with a unique id for each row, so that no row is published twice"
+        raise InvalidInput("--id", "an unknown column", allowed)
     rows = rows.withColumn("task_id", F.col(f"`{id_column}`").cast("string"))
     types = dict(rows.dtypes)
     columns = [
@@ -144,7 +110,7 @@ def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
 
 
 def redrive(
-    asked: PipelineOptions,
+    options: PipelineOptions,
     fingerprints: Annotated[
         list[str] | None,
         typer.Argument(
@@ -162,47 +128,44 @@ def redrive(
         bool, typer.Option("--dry-run", help="Only count the dead letters.")
     ] = False,
 ) -> None:
-    """Have dead tasks tried again, in bulk: those that died of one failure, or all of them.
+    """Redrive the dead letters of some failures, or all dead letters.
 
-    The journal tells which; the store has the last word, so doing it again does nothing to tasks that live by then.
+    The command finds them in the journal. The store skips tasks that are not dead letters any more, so a second run
+    changes nothing.
     """
     if bool(fingerprints) == everything:
         raise ConfigurationError("redrive: name fingerprints of failures, or set --all")
-    with taken(asked) as shot:
-        from taskqueue_spark.pipeline.failures import redrive_list  # noqa: PLC0415 - Spark takes its time
-        from taskqueue_spark.redrive import redrive as moved_by  # noqa: PLC0415
+    with open_snapshot(options) as opened:
+        from taskqueue_spark.pipeline.failures import redrive_list  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.redrive import redrive as redrive_rows  # noqa: PLC0415
 
-        result = shot.of_keys(redrive_list(shot.transitions(), *(fingerprints or ())))
-        with shot.work.stages.stage("look for them") as stage:
-            count = result.count()
-            stage.note = f"{count:,} dead by the journal"
-        told_of = {"found": count}
+        rows = opened.of_keys(redrive_list(opened.transitions(), *(fingerprints or ())))
+        with opened.work.stages.stage("find dead letters") as stage:
+            count = rows.count()
+            stage.note = f"{count:,} in the journal"
+        counts = {"found": count}
         if not dry_run:
             verb = "discard" if discard else "redrive"
-            store = _store("redis" if (shot.source or {}).get("backend") == "redis" else None)
-            with shot.work.stages.stage(verb) as stage:
-                moved = moved_by(result, **store, action=verb)
-                stage.note = f"{moved.moved:,}"
-            told_of |= {f"{verb}ed" if discard else "redriven": moved.moved, "passed": moved.passed}
-    if asked.as_json:
-        print_json(told_of)
-    else:
-        console.print(" · ".join(f"{name} {number:,}" for name, number in told_of.items()))
+            store = _store("redis" if (opened.source or {}).get("backend") == "redis" else None)
+            with opened.work.stages.stage(verb) as stage:
+                result = redrive_rows(rows, **store, action=verb)
+                stage.note = f"{result.moved:,}"
+            done = "discarded" if discard else "redriven"
+            counts |= {done: result.moved, "passed": result.passed}
+    print_counts(counts, as_json=options.as_json)
 
 
-def _store(token: str | None) -> dict[str, str]:
-    """Return options for a store that processes share: the one that is named or configured, or else the server."""
-    token = token or load_settings(Settings).backend
-    name = token.removeprefix("taskqueue_").partition(":")[0]
+def _store(option: str | None) -> dict[str, str]:
+    """Return the options of the named or configured store; for the memory backend, those of the server."""
+    name = backend_name(option)
     if name == "redis":
         return store_options()
-    return {"backend": "server" if name == "memory" else token}
+    return {"backend": "server" if name == "memory" else option or load_settings(Settings).backend}
 
 
 def _format_of(path: Path) -> str:
     name = _FORMATS.get(path.suffix.lower())
     if name is None:
-        raise InvalidInput(
-            "FILE", "a file name without a known extension", "--format, or .parquet, .jsonl or .csv"
-        )
+        allowed = "--format, or .parquet, .jsonl or .csv"
+        raise InvalidInput("FILE", "a file name without a known extension", allowed)
     return name

@@ -1,43 +1,41 @@
-"""Tables of the pipeline for people and programs."""
+"""Tables and outcomes of the pipeline on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.output import console
+from taskqueue_cli.output import console, print_json
+from taskqueue_spark.report.outcome import Outcome
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-
-MOST = 1000
-"""rows that a program is told"""
 _SHOWN = 30
-"""rows that a person is shown"""
+"""maximum number of rows on the terminal; ``--json`` prints more"""
 _LONGEST = 70
 
 
-def rows_of(frame: DataFrame, *order: str, most: int = MOST) -> list[dict[str, Any]]:
-    """Return the first rows in an order, with times that know their zone; ``-name`` orders from the highest."""
-    columns = [
-        frame[name[1:]].desc_nulls_last() if name.startswith("-") else frame[name].asc_nulls_last()
-        for name in order
-    ]
-    frame = frame.orderBy(*columns) if columns else frame
-    matches: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
-    return matches
+def print_outcome(outcome: Outcome) -> None:
+    """Print the title of an outcome in its colour."""
+    colour = "green" if outcome.kind == "balanced" else "yellow" if outcome.ok else "red"
+    console.print(Text(outcome.title, f"bold {colour}"))
 
 
-def printed(
+def print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
+    """Print counts by name on one line."""
+    if as_json:
+        print_json(counts)
+    else:
+        console.print(" · ".join(f"{name} {count:,}" for name, count in counts.items()))
+
+
+def print_table(
     rows: Sequence[dict[str, Any]], columns: Sequence[str], *, of: int | None = None
 ) -> None:
-    """Show some columns of rows; ``of``: how many there are."""
+    """Print some columns of rows. ``of``: the total number of rows."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, name in enumerate(columns):
         number = any(isinstance(row.get(name), int | float) for row in rows)
@@ -64,7 +62,8 @@ def _cell(value: Any) -> Text:
         case int():
             return Text(f"{value:,}", "" if value else "dim")
         case float():
-            return Text(_number(value))
+            digits = ((100, ",.0f"), (10, ",.1f"), (0.1, ",.2f"), (0, ",.4g"))
+            return Text(format(value, next((form for n, form in digits if abs(value) >= n), "")))
         case datetime():
             return Text(value.strftime("%m-%d %H:%M:%S"))
         case list():
@@ -72,14 +71,6 @@ def _cell(value: Any) -> Text:
         case _:
             text = str(value)
     clean = "".join(
-        dead_letter if dead_letter.isprintable() else "\N{REPLACEMENT CHARACTER}"
-        for dead_letter in text
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
     return Text(clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…")
-
-
-def _number(value: float) -> str:
-    for least, form in ((100, ",.0f"), (10, ",.1f"), (0.1, ",.2f"), (0, ",.4g")):
-        if abs(value) >= least:
-            return format(value, form)
-    return str(value)

@@ -1,39 +1,37 @@
-"""What a person sees while Spark works: stages as they come to their end, and how far the present one is."""
+"""The progress display of a command: finished stages, and the progress of the current one."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-_EVERY = 0.2
 Done = tuple[int, int]
-"""tasks of Spark that are done, of how many"""
+"""number of finished Spark tasks, and of all"""
 
 
 class Stage:
-    """One stage; ``note`` stands beside its name when it is over."""
+    """One stage. Its ``note`` is printed next to its name when it ends."""
 
     def __init__(self) -> None:
         self.note = ""
 
 
 class Stages:
-    """Tells stages on stderr: with a bar on a terminal, elsewhere a line each."""
+    """The display of stages on stderr: a progress bar on a terminal, and a line for each finished stage."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """``watch`` is set once there is something to ask how far Spark is."""
+        """Print to a console. ``watch`` returns the progress; it is set once Spark has started."""
         self._console = console or Console(stderr=True, highlight=False)
         self.watch: Callable[[], Done | None] = lambda: None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
-        """Tell that something is done as long as the context is open, and what came of it."""
+        """Show a stage while the context is open, and print its note and duration at the end."""
         stage = Stage()
         began = time.monotonic()
         with self._bar(name):
@@ -47,15 +45,13 @@ class Stages:
         )
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Tell something aside."""
+        """Print a line."""
         self._console.print(Text(text, style), soft_wrap=True)
 
-    @contextmanager
-    def _bar(self, name: str) -> Iterator[None]:
+    def _bar(self, name: str) -> AbstractContextManager[object]:
         if not self._console.is_terminal:
-            yield
-            return
-        bar = Progress(
+            return nullcontext()
+        bar = _WatchedProgress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30, complete_style="cyan"),
@@ -64,29 +60,20 @@ class Stages:
             console=self._console,
             transient=True,
         )
-        with bar, _regularly(lambda: self._advance(bar)):
-            bar.add_task(f"{name:<24}", total=None, done="")
-            yield
+        bar.watch = self.watch
+        bar.add_task(f"{name:<24}", total=None, done="")
+        return bar
 
-    def _advance(self, bar: Progress) -> None:
-        if bar.task_ids and (done := self.watch()):
+
+class _WatchedProgress(Progress):
+    """A progress bar that asks for the progress whenever it is drawn."""
+
+    watch: Callable[[], Done | None]
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Return the bar with the current progress."""
+        if self.tasks and (done := self.watch()):
             count, total = done
-            shown = f"{count:,} of {total:,} tasks"
-            bar.update(bar.task_ids[0], completed=count, total=total or None, done=shown)
-
-
-@contextmanager
-def _regularly(act: Callable[[], None]) -> Iterator[None]:
-    over = threading.Event()
-
-    def turn() -> None:
-        while not over.wait(_EVERY):
-            act()
-
-    thread = threading.Thread(target=turn, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+            text = f"{count:,} of {total:,} tasks"
+            self.update(self.tasks[0].id, completed=count, total=total or None, done=text)
+        yield self.make_tasks_table(self.tasks)

@@ -1,4 +1,4 @@
-"""A Spark session for a command: started quietly, watched, and ended with it."""
+"""The Spark session of a command: it starts without output, shows progress, and stops with the command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from taskqueue_core.errors import (
     PublishUnconfirmed,
     TaskQueueError,
 )
-from taskqueue_spark.cli.options import Engine
+from taskqueue_spark.cli.options import EngineOptions
 from taskqueue_spark.cli.progress import Done, Stages
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ _EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pya
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
 _CODES = {2: (ConfigurationError, InvalidInput), 4: (BackendUnavailable, PublishUnconfirmed)}
 _ASIDE = ("WARN", "Using ", "Setting ", "To adjust ")
-"""what Spark says whenever it starts"""
+"""the beginnings of lines that Spark prints at every start"""
 _LOG_END = 20_000
 
 
 class SparkFailed(TaskQueueError):
-    """Spark could not do it. ``exit_code`` is that of the error within, if it is one of this package's."""
+    """Spark failed. If an error of this package was the cause, ``exit_code`` is the one of that error."""
 
     code = "spark_failed"
 
@@ -51,7 +51,7 @@ class SparkFailed(TaskQueueError):
 
 
 class Work:
-    """A session, and who tells of it."""
+    """A session and the progress display of a command."""
 
     def __init__(self, spark: SparkSession, stages: Stages) -> None:
         self.spark = spark
@@ -59,8 +59,8 @@ class Work:
 
 
 @contextmanager
-def needed() -> Iterator[None]:
-    """Tell what to install where a module of the extra is missing."""
+def explain_missing_modules() -> Iterator[None]:
+    """Turn the error of a missing module into a message with the package to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -72,27 +72,27 @@ def needed() -> Iterator[None]:
         ) from None
 
 
-def installed() -> None:
-    """Raise `ConfigurationError` unless Spark is there to be started."""
-    with needed():
+def check_installed() -> None:
+    """Raise `ConfigurationError` if Spark is not installed."""
+    with explain_missing_modules():
         importlib.import_module("pyspark")
         importlib.import_module("pyarrow")
 
 
 @contextmanager
-def work(options: Engine, *, little: bool = False) -> Iterator[Work]:
-    """Start Spark, and end it with the context. What it and its Java say goes to a file that is shown in an error.
+def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
+    """Start Spark, and stop it at the end of the context. The output of Spark and Java goes to a file.
 
-    ``little``: there is so little to do that nothing is worth being compiled for it.
-    Raises `ConfigurationError`, and `SparkFailed` for whatever fails within.
+    ``small``: there is little data, so that compiling does not pay off. Raises `ConfigurationError`, and `SparkFailed`
+    for a failure of Spark, with the end of that file.
     """
-    installed()
-    with needed():
-        from taskqueue_spark.session import LITTLE, session  # noqa: PLC0415 - Spark takes its time
-    conf = (LITTLE if little and not options.elsewhere else {}) | options.conf
+    check_installed()
+    with explain_missing_modules():
+        from taskqueue_spark.session import SMALL_DATA, session  # noqa: PLC0415 - Spark is slow to import
+    conf = (SMALL_DATA if small and not options.distributed else {}) | options.spark_settings
     with (
         tempfile.TemporaryDirectory(prefix="taskqueue-pipeline-") as folder,
-        _reporting_to() as stages,
+        _open_stages() as stages,
     ):
         log = Path(folder) / "spark.log"
         logging.getLogger().addFilter(_not_of_py4j)
@@ -100,9 +100,9 @@ def work(options: Engine, *, little: bool = False) -> Iterator[Work]:
             with _failures(log), _quiet(log):
                 spark = session("taskqueue pipeline", options.master, options.remote, **conf)
             stage.note = f"{spark.version} at {options.remote or options.master or 'this machine'}"
-        stages.watch = _watcher(spark)
+        stages.watch = _ProgressReader(spark)
         try:
-            with _failures(log), needed():
+            with _failures(log), explain_missing_modules():
                 yield Work(spark, stages)
         finally:
             stages.watch = lambda: None
@@ -111,13 +111,13 @@ def work(options: Engine, *, little: bool = False) -> Iterator[Work]:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Keep py4j from logging traces of what it raises as well, such as a Ctrl-C."""
+    """Drop the tracebacks that py4j logs in addition to its exceptions, for example after Ctrl-C."""
     return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
-def _reporting_to() -> Iterator[Stages]:
-    """Tell stages on stderr; where that is a terminal, on a way of its own that `_quiet` leaves alone."""
+def _open_stages() -> Iterator[Stages]:
+    """Show stages on stderr, for a terminal through a duplicate that `_quiet` does not redirect."""
     if not sys.stderr.isatty():
         yield Stages()
         return
@@ -127,7 +127,7 @@ def _reporting_to() -> Iterator[Stages]:
 
 @contextmanager
 def _quiet(log: Path) -> Iterator[None]:
-    """Have what processes that are started here say on stderr go to a file, as long as they live."""
+    """Redirect stderr of this process, and of processes that it starts here, to a file."""
     sys.stderr.flush()
     retained = os.dup(2)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -143,7 +143,7 @@ def _quiet(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _failures(log: Path) -> Iterator[None]:
-    """Turn Spark's errors into one line each."""
+    """Turn errors of Spark into `SparkFailed` with one line."""
     try:
         yield
     except (TaskQueueError, ModuleNotFoundError):
@@ -151,17 +151,19 @@ def _failures(log: Path) -> Iterator[None]:
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark", "py4j", "grpc")):
             raise
-        text = f"{_end_of(log)}\n{error}" if "JAVA_GATEWAY" in str(error) else str(error)
+        text = str(error)
+        if "JAVA_GATEWAY" in text and log.exists():
+            text = f"{log.read_text('utf-8', 'replace')[-_LOG_END:]}\n{text}"
         raise _error_of(text) from error
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return the error of ours that an error of Spark was made from, or else its first line."""
+    """Return the error of this package that a Spark error contains, or else its cause or first line."""
     if ours := _OURS.findall(text):
-        name, said = ours[-1]
+        name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)
         code = next((code for code, kinds in _CODES.items() if issubclass(kind, kinds)), FAILED)
-        return SparkFailed(said, exit_code=code)
+        return SparkFailed(message, exit_code=code)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]
     results = (
@@ -172,15 +174,8 @@ def _error_of(text: str) -> SparkFailed:
     return SparkFailed(f"Spark failed: {results[0]}")
 
 
-def _end_of(log: Path) -> str:
-    try:
-        return log.read_text("utf-8", "replace")[-_LOG_END:]
-    except OSError:
-        return ""
-
-
-class _watcher:  # noqa: N801 - a function with something to remember
-    """Says how far Spark is, where that can be asked: not over Connect."""
+class _ProgressReader:
+    """A reader of Spark's progress, which Spark Connect does not offer."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._tracker = None

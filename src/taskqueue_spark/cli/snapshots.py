@@ -1,4 +1,4 @@
-"""The transitions that a command works on: one snapshot of a journal, kept or for the time of the command."""
+"""The transitions that a command works on: a snapshot of a journal, which is stored or temporary."""
 
 from __future__ import annotations
 
@@ -14,76 +14,80 @@ import msgspec
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.options import PipelineOptions
-from taskqueue_spark.cli.session import Work, installed, needed, work
+from taskqueue_spark.cli.session import Work, check_installed, explain_missing_modules, work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-_LITTLE = 100_000
-"""transitions, below which compiling takes Spark longer than it saves"""
+_SMALL = 100_000
+"""number of transitions below which compiling takes Spark longer than it saves"""
 
 
-class Snapshotted(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot."""
+class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot with the Spark session that reads it."""
 
     work: Work
     path: Path
-    """the folder that it is in"""
+    """the folder of the snapshot"""
     results: Path
-    """the folder for what is made of it"""
+    """the folder for the results"""
     rows: int
     damaged: int
     source: dict[str, str] | None
-    """options of what it was taken from just now; ``None`` if it was there before"""
+    """options of the journal that the snapshot was just read from; ``None`` for a snapshot of ``--from``"""
     behind: dict[str, str] | None
-    """options of what follows on it there"""
+    """options to read the transitions that follow the snapshot"""
     options: PipelineOptions
 
     def transitions(self) -> DataFrame:
-        """Return all of the time that is wanted, of all queues: a check needs each number of the journal."""
-        from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - Spark takes its time
+        """Return all transitions of the chosen time, of all queues: a check needs each number of the journal."""
+        from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - Spark is slow to import
 
-        since, until = (None, None) if self.source else (self.options.since, self.options.until)
+        since, until = (None, None) if self.source else (self.options.start, self.options.end)
         return tables.read_transitions(self.work.spark, self.path, since, until)
 
     def of_keys(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of the queues that are wanted, if they are a queue's."""
+        """Return the rows of the chosen queues, if the rows have a key."""
         if not self.options.keys or "key" not in frame.columns:
             return frame
         return frame.where(frame.key.isin(*self.options.keys))
 
 
+def backend_name(option: str | None) -> str:
+    """Return the name of the backend of an option, or else of the settings."""
+    name = option or load_settings(Settings).backend
+    return name.removeprefix("taskqueue_").partition(":")[0]
+
+
 def source_of(options: PipelineOptions) -> dict[str, str]:
-    """Return options of the source for a journal. Raises `ConfigurationError` where none is named."""
-    if options.journal is not None:
-        source = {"backend": "lines", "path": str(options.journal.expanduser().absolute())}
+    """Return the options of the data source for a journal. Raises `ConfigurationError` if none is named."""
+    path = options.journal and str(options.journal.expanduser().absolute())
+    name = backend_name(options.backend) if path is None else "memory"
+    if path is None and (variable := os.environ.get("TASKQUEUE_MEMORY_JOURNAL")):
+        path = str(Path(variable).absolute())
+    if name == "redis":
+        source = store_options()
+    elif name == "memory" and path:
+        source = {"backend": "lines", "path": path}
     else:
-        name = options.backend or load_settings(Settings).backend
-        name = name.removeprefix("taskqueue_").partition(":")[0]
-        path = os.environ.get("TASKQUEUE_MEMORY_JOURNAL")
-        if name == "redis":
-            source = store_options()
-        elif name == "memory" and path:
-            source = {"backend": "lines", "path": str(Path(path).absolute())}
-        else:
-            raise ConfigurationError(
-                "no journal given; set --journal FILE (journal file of a memory backend), "
-                "--from DIR (written by an earlier --out), or --backend redis"
-            )
-    for name, moment in (("startingTimestamp", options.since), ("endingTimestamp", options.until)):
+        raise ConfigurationError(
+            "no journal given; set --journal FILE (journal file of a memory backend), "
+            "--from DIR (written by an earlier --out), or --backend redis"
+        )
+    for name, moment in (("startingTimestamp", options.start), ("endingTimestamp", options.end)):
         if moment is not None:
             source[name] = moment.isoformat()
     return source
 
 
 def store_options() -> dict[str, str]:
-    """Return options for the Redis of the settings, so that every process of Spark finds it.
+    """Return the options of the configured Redis, so that every process of Spark finds it.
 
-    But for a URL with a password, which Spark would show: that is for the processes' own environments.
+    A URL with a password is not included, because Spark would show it; each process takes it from its environment.
     Raises `ConfigurationError`.
     """
-    with needed():
+    with explain_missing_modules():
         from taskqueue_redis.config import RedisSettings  # noqa: PLC0415 - it may not be installed
     settings = load_settings(RedisSettings)
     options = {"backend": "redis"}
@@ -96,48 +100,44 @@ def store_options() -> dict[str, str]:
     return options
 
 
-def _little(source: dict[str, str] | None, options: PipelineOptions) -> bool:
-    """Whether there are few transitions, which is known before Spark has started."""
-    from taskqueue_spark.batch_reader import fewer  # noqa: PLC0415
-    from taskqueue_spark.options import ReadOptions  # noqa: PLC0415 - Spark takes its time
-    from taskqueue_spark.pipeline import tables  # noqa: PLC0415
-
-    if source is None:
-        return tables.rows(options.saved or Path(), "transitions") < _LITTLE
-    return fewer(ReadOptions.of(source), _LITTLE)
-
-
 @contextmanager
-def taken(options: PipelineOptions, *, makes: bool = False) -> Iterator[Snapshotted]:
-    """Start Spark and take a snapshot, unless there is one (``--from``). ``makes``: tables are made of it.
+def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator[OpenSnapshot]:
+    """Start Spark, and take a snapshot unless ``--from`` names one. ``writes``: the command writes results.
 
     Raises `ConfigurationError`, `BackendUnavailable` and `SparkFailed`.
     """
-    source = None if options.saved else source_of(options)
-    if options.saved is not None and not (options.saved.expanduser() / "transitions").is_dir():
-        raise ConfigurationError(f"there is no table transitions in {options.saved}")
-    if options.out is None and options.elsewhere and (makes or source is not None):
+    saved = options.saved
+    source = None if saved else source_of(options)
+    if saved is not None and not (saved.expanduser() / "transitions").is_dir():
+        raise ConfigurationError(f"there is no table transitions in {saved}")
+    if options.out is None and options.distributed and (writes or source is not None):
         raise ConfigurationError(
             "--master, --remote: need --out DIR, a folder that every machine sees under the same path"
         )
-    installed()
-    with needed():
-        from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - it imports Spark
+    check_installed()
+    with explain_missing_modules():
+        from taskqueue_spark.batch_reader import has_fewer_rows  # noqa: PLC0415 - Spark is slow to import
+        from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
+        from taskqueue_spark.pipeline import tables  # noqa: PLC0415
     if options.out is not None:
         tables.folder(options.out)
+    if source is None:
+        small = tables.rows(saved or Path(), "transitions") < _SMALL
+    else:
+        small = has_fewer_rows(ReadOptions.of(source), _SMALL)
     with (
-        work(options, little=_little(source, options)) as spark,
+        work(options, small=small) as running,
         tempfile.TemporaryDirectory(prefix="taskqueue-snapshot-") as folder,
     ):
         results = path = options.out or Path(folder)
         behind = None
         if source is None:
-            path = options.saved or path
+            path = saved or path
             rows, damaged = (tables.rows(path, name) for name in ("transitions", "damaged"))
         else:
-            rows, damaged, behind = take(spark, source, path)
-        yield Snapshotted(
-            work=spark,
+            rows, damaged, behind = _take_snapshot(running, source, path)
+        yield OpenSnapshot(
+            work=running,
             path=path,
             results=results,
             rows=rows,
@@ -148,19 +148,21 @@ def taken(options: PipelineOptions, *, makes: bool = False) -> Iterator[Snapshot
         )
 
 
-def take(running: Work, source: dict[str, str], place: Path) -> tuple[int, int, dict[str, str]]:
-    """Take a snapshot; return how many transitions it has, how much was damaged, and options of what follows on it."""
-    from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415
-    from taskqueue_spark.columns import distinct  # noqa: PLC0415 - Spark takes its time
+def _take_snapshot(
+    running: Work, source: dict[str, str], path: Path
+) -> tuple[int, int, dict[str, str]]:
+    """Write a snapshot; return its number of transitions and of damaged entries, and options to read what follows."""
+    from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415 - Spark is slow to import
+    from taskqueue_spark.columns import distinct  # noqa: PLC0415
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
 
     with running.stages.stage("read the journal") as stage:
         end = pinned(ReadOptions.of(source))
         journal = read_journal(running.spark, source | {"endingOffsets": end}, pin=False)
-        # Files may have been copied beside one another; a store tells each transition once.
+        # A folder may contain copies of files; Redis returns each transition once.
         journal = distinct(journal) if source["backend"] == "lines" else journal
-        snapshot = tables.snapshot(journal, place)
+        snapshot = tables.snapshot(journal, path)
         stage.note = f"{snapshot.transitions:,} transitions"
         if snapshot.damaged:
             stage.note += f", {snapshot.damaged:,} damaged"

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from taskqueue_cli.output import (
-    FAILED,
-    LogLevel,
-    configure_logging,
-    console,
-    paragraphs,
-    print_json,
-)
+from taskqueue_cli.output import FAILED, LogLevel, configure_logging, console, print_json
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_spark.cli.options import PipelineOptions, options, with_options
-from taskqueue_spark.cli.session import needed, work
+from taskqueue_spark.cli.options import PipelineOptions
+from taskqueue_spark.cli.session import explain_missing_modules, work
 from taskqueue_spark.cli.snapshots import source_of
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(name="stream", help=paragraphs(stream.__doc__))(with_options(options)(stream))
-
-
 def stream(
-    asked: PipelineOptions,
+    options: PipelineOptions,
     *,
     trigger: Annotated[float, typer.Option(min=0, help="Seconds between batches.")] = 10.0,
     once: Annotated[
@@ -59,22 +46,22 @@ def stream(
     ] = 20,
     log_level: LogLevel = "info",
 ) -> None:
-    """Archive the journal as it grows, keep metrics, and tell what is amiss; until Ctrl-C or SIGTERM.
+    """Archive the journal as it grows, store metrics, and raise alerts, until Ctrl-C or SIGTERM.
 
-    DIR/transitions is an archive for --from, DIR/metrics has windows, DIR/stream/alerts.jsonl each alert once: an
-    imbalance or a gap, tasks that are stuck, failures that rise. The next run with the same --out goes on where this
-    one ended, however that was: nothing is lost or doubled. Exits with 1 if tasks were lost or the books do not
-    balance.
+    DIR/transitions is an archive for --from, DIR/metrics has windows, and DIR/stream/alerts.jsonl has each alert once:
+    an imbalance or a gap, stuck tasks, rising failures. The next run with the same --out continues where this one
+    ended, even after a crash, and neither loses nor repeats a transition. The exit code is 1 if tasks were lost or the
+    counts do not balance.
     """
-    if asked.out is None or asked.saved is not None or asked.keys or asked.until is not None:
+    if options.out is None or options.saved is not None or options.keys or options.end is not None:
         raise ConfigurationError(
             "stream: needs --out DIR; allowed: --backend or --journal, --since, without --key and --until"
         )
-    source = source_of(asked)
-    with needed():
-        from taskqueue_spark.service import StreamOptions, run  # noqa: PLC0415 - Spark takes its time
-    options = StreamOptions(
-        out=Path(asked.out).expanduser().absolute(),
+    source = source_of(options)
+    with explain_missing_modules():
+        from taskqueue_spark.service import StreamOptions, run  # noqa: PLC0415 - Spark is slow to import
+    stream_options = StreamOptions(
+        out=options.out.expanduser().absolute(),
         source=source,
         trigger=trigger,
         once=once,
@@ -86,19 +73,18 @@ def stream(
         failure_least=failure_least,
     )
     configure_logging(log_level)
-    with work(asked) as running:
-        done = run(running.spark, options, say=running.stages.note)
-    if asked.as_json:
-        print_json(done)
+    with work(options) as running:
+        summary = run(running.spark, stream_options, say=running.stages.note)
+    if options.as_json:
+        print_json(summary)
     else:
         console.print(
-            f"{done.transitions:,} transitions in the archive, {done.batches:,} batches this time"
+            f"{summary.transitions:,} transitions in the archive, {summary.batches:,} batches in this run"
         )
-        if done.lost:
-            console.print(
-                f"{done.lost:,} tasks were lost when their store was emptied", style="bold red"
-            )
-        for alert in done.alerts:
+        if summary.lost:
+            text = f"{summary.lost:,} tasks were lost when their store was emptied"
+            console.print(text, style="bold red")
+        for alert in summary.alerts:
             console.print(alert, style="bold red", markup=False)
-    if not done.sound:
+    if not summary.sound:
         raise typer.Exit(FAILED)

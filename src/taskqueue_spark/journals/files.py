@@ -1,4 +1,4 @@
-"""Files of lines: where lines begin, and what a file is known by."""
+"""Files of lines: where lines begin, and how a file is identified."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from taskqueue_spark.journals.parsing import ParsedLine, line_of, time_of
 
 _BLOCK = 65_536
 _LONGEST = 16 * 1024 * 1024
-"""bytes of a line beyond which it is none of ours"""
+"""maximum number of bytes of a line"""
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files that a path names: one, those of a folder or those of a pattern."""
+    """Return the files of a path, which is a file, a folder or a pattern."""
     if Path(path).is_dir():
         matches = [
             str(path) for path in Path(path).iterdir() if not path.name.startswith((".", "_"))
@@ -36,14 +36,14 @@ def opened(path: str) -> BinaryIO:
 
 
 def tag_of(file: BinaryIO) -> str:
-    """Return what a file is known by; nothing as long as it has no line."""
+    """Return the identifier of a file; empty as long as the file has no line."""
     file.seek(0)
     line = file.readline(_BLOCK)
     return hashlib.blake2b(line, digest_size=8).hexdigest() if line.endswith(b"\n") else ""
 
 
 def line_start(file: BinaryIO, position: int, end: int) -> int:
-    """Return where the first line begins that does so at a position or behind it."""
+    """Return the start of the first line that begins at or after a position."""
     if position == 0:
         return 0
     file.seek(position - 1)
@@ -56,7 +56,7 @@ def line_start(file: BinaryIO, position: int, end: int) -> int:
 
 
 def lines_from(file: BinaryIO, position: int) -> Iterator[tuple[int, bytes]]:
-    """Give the lines from a position on, each with its own."""
+    """Yield the lines from a position on, each with its own position."""
     file.seek(position)
     while line := file.readline(_LONGEST):
         yield position, line
@@ -64,7 +64,7 @@ def lines_from(file: BinaryIO, position: int) -> Iterator[tuple[int, bytes]]:
 
 
 def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | None:
-    """Return where the first line with a time begins, that time, and where it ends."""
+    """Return the start of the first line with a time, that time, and the end of the line."""
     for index, line in lines_from(file, start):
         if index >= end:
             return None
@@ -74,9 +74,9 @@ def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | 
 
 
 def before(file: BinaryIO, position: int) -> tuple[ParsedLine | None, bool]:
-    """Return the last transition before a position, and whether lines behind it cannot be read.
+    """Return the last transition before a position, and whether lines after it are damaged.
 
-    None is found beyond as many bytes as no line has.
+    The search ends after the maximum number of bytes of a line.
     """
     spoilt = False
     end, rest = position, b""

@@ -1,8 +1,8 @@
 """The journal of the memory backend, JSON lines in files: a shard is a file, a position an offset in bytes.
 
-A file is known by its first line, whatever its name. The versions of a line are read side by side: what a version does
-not have is null. A last line without an end is not there yet; but if nobody has touched the file for a while, who asks
-for all that there is gets it as damage.
+A file is identified by its first line, whatever its name. All versions of the format can be read; a field that a
+version does not have is null. A last line without an end is ignored, because its writer may still be writing it. If
+the file has not changed for some time, a batch read reports that line as damaged.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import time as clock
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 import pyarrow as pa
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.columns import MISSING, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Range, ReadRange, Watch, worth
+from taskqueue_spark.journals import Choice, HistoryMissing, Journal, Range, ReadRange, Watch, worth
 from taskqueue_spark.journals.files import (
     before,
     files_of,
@@ -33,36 +32,25 @@ from taskqueue_spark.journals.parsing import ParsedLine, batch_of_lines, lines_o
 
 _BLOCK = 4 * 1024 * 1024
 _LONGEST = 16 * 1024 * 1024
-"""bytes of a line beyond which it is none of ours"""
+"""maximum number of bytes of a line"""
 _STILL = 5.0
-"""seconds without a change after which a line without an end stays so"""
+"""seconds without a change after which an incomplete last line is taken as damaged"""
 _USUAL = 300
-"""bytes of a line, about"""
+"""approximate number of bytes of a line"""
 
 
-class LinesJournal:
-    """Reads files that a process appends to, or that are complete."""
+class LinesJournal(Journal):
+    """A journal in files that are complete, or that a process appends to."""
 
     def __init__(self, path: str, *, torn: bool) -> None:
-        """Do no input or output. ``path``: a file, a folder or a pattern.
+        """Do no I/O. ``path``: a file, a folder or a pattern.
 
-        ``torn``: a last line without an end counts, if the file is still.
+        ``torn``: include an incomplete last line, if the file has not changed for some time.
         """
         self._path = path.removeprefix("file://")
         self._torn = torn
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
-
-    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - it costs little
+    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - reading the ends of files is cheap
         matches = {}
         for path in files_of(self._path):
             with opened(path) as file:
@@ -83,7 +71,7 @@ class LinesJournal:
                 position += len(block)
         return end
 
-    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - a file that was replaced has another first line
+    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - the first line identifies a file
         return ""
 
     def time(self, shard: str, position: int) -> int | None:
@@ -151,11 +139,11 @@ class LinesJournal:
             if spoilt and last is not None:
                 yield _behind(part.shard, last, choice)
 
-    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - what follows shows it
+    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - the numbers of later lines show it
         return iter(())
 
     def _open_range(self, part: Range) -> BinaryIO | None:
-        """Open the file that a range is of, whatever its name is now."""
+        """Open the file of a range, which may have been renamed."""
         for path in (part.shard, *files_of(self._path)):
             with suppress(BackendUnavailable):
                 file = opened(path)
@@ -180,7 +168,7 @@ class LinesJournal:
 
 
 class _Reading:
-    """A range of a file."""
+    """The state of reading a range of a file."""
 
     def __init__(self, shard: str, choice: Choice, file: BinaryIO, start: int) -> None:
         self._shard, self._choice, self._file, self._start = shard, choice, file, start
@@ -191,10 +179,10 @@ class _Reading:
         self._spoilt: list[tuple[int, int, str]] = []
         self._behind: list[ParsedLine] = []
         self.gaps: list[tuple[str, int, int]] = []
-        """run, first and last of what is missing and no damage explains"""
+        """run, first and last number of each gap that no damaged line explains"""
 
     def batches(self, end: int) -> Iterator[pa.RecordBatch]:
-        """Give it up to a position."""
+        """Yield the transitions up to a position."""
         index, rest = self._start, b""
         self._file.seek(index)
         while True:
@@ -204,7 +192,7 @@ class _Reading:
                 break
             cut = data.rfind(b"\n") + 1
             if not block or len(data) - cut > _LONGEST:
-                cut = len(data)  # its end is not to come, or the line is none
+                cut = len(data)  # the line has no end, or is too long
             yield from self._lines_at(data[:cut], index)
             index, rest = index + cut, data[cut:]
         yield from self._made(1)
@@ -217,11 +205,11 @@ class _Reading:
                 time = self._time()
                 self._spoilt += [(time, index, why) for index, why in spoilt]
                 self._torn = True
-                self._numbers = {}  # it may be any that would come next
+                self._numbers = {}  # the next number may be any
             yield from self._made(self._choice.rows)
 
     def _count(self, lines: list[ParsedLine]) -> None:
-        """See whether a number is missing, within a run or behind it."""
+        """Record the numbers that are missing within a run or at its end."""
         if not lines:
             return
         if self._torn and self._last is not None and self._last.run != lines[0].run:
@@ -237,7 +225,7 @@ class _Reading:
         self._last, self._torn = lines[-1], False
 
     def _time(self) -> int:
-        """Return what is the time of what has none: of the transition before it, or else of the first one."""
+        """Return a time for a damaged line: that of the transition before it, or else of the first one."""
         if self._last is not None:
             return self._last.time
         index = self._file.tell()
@@ -267,6 +255,6 @@ class _Reading:
 
 
 def _behind(shard: str, last: ParsedLine, choice: Choice) -> pa.RecordBatch:
-    """Return the row for what may be missing behind the last transition of a run."""
+    """Return the row for transitions that may be missing after the last one of a run."""
     text = f"{shard}: cannot read what follows transition {last.seq}"
     return damage([(0, last.time, text)], choice.schema, last.run, last.seq + 2)

@@ -1,4 +1,4 @@
-"""Lines of JSON to transitions, and to damage where they are none."""
+"""JSON lines to transitions, and the reasons why a line is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Spoilt = list[tuple[int, str]]
 
 
 class ParsedLine(msgspec.Struct, kw_only=True, gc=False):
-    """One transition, in any of the versions."""
+    """One transition, in any version of the format."""
 
     v: Literal[1, 2]
     run: Annotated[str, Meta(min_length=1)]
@@ -42,7 +42,7 @@ class ParsedLine(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def time(self) -> int:
-        """Microseconds."""
+        """The time in microseconds."""
         return round(self.ts * 1e6)
 
 
@@ -51,9 +51,9 @@ _NONE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def lines_of(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt]]:
-    """Read lines, some thousands at a time: transitions, and where lines behind them begin and why they are none.
+    """Yield groups of lines: transitions, then the offset of each damaged line after them and its fault.
 
-    ``place``: the offset of the first. Blank lines are nothing.
+    ``index``: the offset of the first line. Blank lines are ignored.
     """
     start = 0
     while start < len(data):
@@ -93,7 +93,7 @@ def _one_by_one(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spo
 
 
 def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
-    """Return the transition that a line has, if any, and why something before it, or all of the line, is none."""
+    """Return the transition of a line, if any, and the fault of the line or of its first part."""
     if not raw.strip():
         return None, ""
     if not raw.endswith(b"\n"):
@@ -102,7 +102,7 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
         return _decoder.decode(raw), ""
     except _NONE as error:
         why = _why(error)
-    # A process that was killed within a line leaves a part of it, which the next one's first line follows.
+    # A process that was killed while it wrote a line leaves a part of it; the next process appends to that part.
     again = raw.rfind(_BEGIN)
     if again > 0:
         with suppress(*_NONE):
@@ -111,7 +111,7 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
 
 
 def _why(error: Exception) -> str:
-    # What msgspec says names fields and kinds, but may quote a value.
+    # The message of msgspec names fields and types, but may quote a value.
     text = str(error)
     if isinstance(error, msgspec.ValidationError | RecursionError):
         return f"it is not a transition{text[text.rindex(' - at ') :] if ' - at ' in text else ''}"
@@ -119,13 +119,13 @@ def _why(error: Exception) -> str:
 
 
 def time_of(line: bytes) -> int | None:
-    """Return the time of a line (microseconds), if it is a transition."""
+    """Return the time of a line (microseconds); ``None`` if it is not a transition."""
     result, _ = line_of(line)
     return None if result is None else result.time
 
 
 def batch_of_lines(lines: Sequence[ParsedLine], schema: pa.Schema = TRANSITIONS) -> pa.RecordBatch:
-    """Return lines as a batch with some of the columns of `TRANSITIONS`."""
+    """Return a batch of lines, with some of the columns of `TRANSITIONS`."""
     columns = [_column(lines, field.name, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -1,12 +1,11 @@
-"""The journal of the Redis backend: a shard is a partition, a position the number of a transition."""
+"""The journal of the Redis backend: a shard is a partition, a position is the number of a transition."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import accumulate, pairwise
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -21,32 +20,25 @@ from taskqueue_redis.journal.reader import (
 )
 from taskqueue_redis.journal.reader import JournalSpan as Numbers
 from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Range, ReadRange, Watch, worth
+from taskqueue_spark.journals import Choice, HistoryMissing, Journal, Range, ReadRange, Watch, worth
 
 Result = TypeVar("Result")
 _FOREIGN = "it is not a journal entry"
 
 
-class RedisJournal:
-    """Reads what the scripts have written. Connects when it is first asked."""
+class RedisJournal(Journal):
+    """A journal that the scripts of the Redis backend write. It connects at its first use."""
 
     def __init__(self, settings: RedisSettings, at_once: int) -> None:
-        """Do no input or output. ``at_once``: the most entries in a reply of Redis."""
+        """Do no I/O. ``at_once``: maximum number of entries in a reply of Redis."""
         self._settings = settings
         self._at_once = at_once
         self._runner = asyncio.Runner()
         self._opened: RedisJournalReader | None = None
         self._known: dict[str, Numbers] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         try:
             if self._opened is not None:
                 self._runner.run(self._opened.__aexit__(None, None, None))
@@ -74,14 +66,14 @@ class RedisJournal:
             )
 
         numbers = self._run(ask)
-        assert self._opened is not None  # noqa: S101 - it was asked just now
+        assert self._opened is not None  # noqa: S101 - opened by the call above
         self._known = dict(zip(self._opened.partitions, numbers, strict=True))
         return {
             name: ReadRange(span.epoch, span.first, span.last + 1)
             for name, span in self._known.items()
         }
 
-    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - numbers need no look
+    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - a position is a number
         return min(position + rows, end)
 
     def mark(self, shard: str, position: int) -> str:
@@ -107,7 +99,7 @@ class RedisJournal:
             if watch is not Watch.NOTHING:
                 raise HistoryMissing(shard, "the store was emptied, and its numbers start again")
             return
-        assert self._opened is not None  # noqa: S101 - it was asked just now
+        assert self._opened is not None  # noqa: S101 - opened by the call above
         number = self._opened.partitions.index(shard)
         if mark and self.mark(shard, start) not in {mark, ""}:
             text = "the store lost transitions that were already read, and reuses their numbers"
@@ -136,7 +128,7 @@ class RedisJournal:
         span = self._span(shard)
         if not choice.wants_faults() or span.epoch != run:
             return
-        assert self._opened is not None  # noqa: S101 - it was asked just now
+        assert self._opened is not None  # noqa: S101 - opened by the call above
         number, time = self._opened.partitions.index(shard), self._last(shard, span.last)[1]
         result = self._opened.strays(shard, span.last)
         try:
@@ -153,7 +145,7 @@ class RedisJournal:
         shard, run, start, end, _ = part
         if not choice.wants_faults(MISSING) or self._span(shard).epoch != run:
             return
-        assert self._opened is not None  # noqa: S101 - it was asked just now
+        assert self._opened is not None  # noqa: S101 - opened by the call above
         last, time = self._last(shard, end - 1)
         low = max(last + 1, start)
         if low < end:
@@ -165,7 +157,7 @@ class RedisJournal:
         return self._run(lambda reader: reader.span(shard))
 
     def _last(self, shard: str, number: int) -> tuple[int, int]:
-        """Return the number and the time of the last transition up to a number; 0 where there is none."""
+        """Return the number and the time of the last transition up to a number; 0 without one."""
         entry = self._run(lambda reader: reader.before(shard, number))
         if entry is None:
             return 0, 0
@@ -185,7 +177,7 @@ def _fault_text(shard: str, position: str, why: str) -> str:
 
 
 class _ReadState:
-    """Makes batches of the entries of a range, and keeps count of what is missing."""
+    """Builds batches from the entries of a range, and records the numbers that are missing."""
 
     def __init__(self, part: Range, number: int, choice: Choice, began: Callable[[], int]) -> None:
         self._shard, self._run, self._start, self._end, _ = part
@@ -198,10 +190,10 @@ class _ReadState:
         self._expected = part.start
         self._excused = False
         self.missing: list[tuple[int, int]] = []
-        """first and last of each gap that no damage explains"""
+        """first and last number of each gap that no damaged entry explains"""
 
     def batches(self, reply: Reply) -> Iterator[pa.RecordBatch]:
-        """Give what is enough for a batch now."""
+        """Add a reply, and yield batches once there are enough rows."""
         steps = steps_of(reply) if self._everything else None
         if steps is not None and self._in_line(steps):
             self._kept.append(steps)
@@ -214,7 +206,7 @@ class _ReadState:
             yield from self._made()
 
     def _in_line(self, steps: JournalSteps) -> bool:
-        """Whether these are the next, without a gap."""
+        """Return whether these steps follow on the last ones without a gap."""
         return [*accumulate(steps.sizes, initial=self._expected)][:-1] == steps.seqs
 
     def _take(self, entries: list[JournalEntry]) -> None:
@@ -222,7 +214,7 @@ class _ReadState:
         for entry in entries:
             seq, values, size = entry
             if not size or self._start < self._expected > seq:
-                why = "its numbers are another's" if size else _FOREIGN
+                why = "its numbers belong to another entry" if size else _FOREIGN
                 self._spoilt(seq, why, values[0] if not size else b"")
                 self._excused = True
                 continue
@@ -236,7 +228,7 @@ class _ReadState:
             self._kept.append(JournalSteps.of(retained))
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Give what is left at the end."""
+        """Yield the remaining rows at the end."""
         yield from self._made()
         if self._expected < self._end and not self._excused:
             self.missing.append((self._expected, self._end - 1))
@@ -245,7 +237,7 @@ class _ReadState:
         try:
             return self._choice.of(values[2].decode(), values[3].decode(), int(values[1]))
         except ValueError:
-            return True  # which shows when it is made a batch
+            return True  # building the batch reports it
 
     def _made(self) -> Iterator[pa.RecordBatch]:
         batches, self._kept, self._rows = self._kept, [], 0
@@ -273,7 +265,7 @@ class _ReadState:
             yield from self._sound(steps.part(middle, number))
         else:
             self._time = int(steps.columns[1][-1])
-            # One reply may have more than is meant for a batch.
+            # One reply may have more rows than a batch.
             number = len(batch)
             pieces = max(1, round(number / self._choice.rows))
             for low, high in pairwise(number * n // pieces for n in range(pieces + 1)):
@@ -281,6 +273,6 @@ class _ReadState:
                     yield batch.slice(low, high - low)
 
     def _spoilt(self, seq: int, why: str, position: bytes = b"") -> None:
-        # One that begins before belongs to the range before.
+        # An entry that begins earlier belongs to the previous range.
         if seq >= self._start and self._choice.wants_faults():
             self._damage.append(_fault_text(self._shard, position.decode() or f"{seq}-0", why))

@@ -1,1 +1,1 @@
-"""The pipeline: plain functions from tables to tables, over the transitions that a journal tells."""
+"""The pipeline: functions from the transitions of a journal to tables, and from tables to tables."""

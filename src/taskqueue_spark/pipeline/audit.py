@@ -1,20 +1,21 @@
-"""The conservation audit: every published task has ended, or is where it is now; and if not, that is said.
+"""The conservation audit: checks that every published task has ended or still exists.
 
-Each life of a task has one verdict (`VERDICTS`), and what is odd about it stands beside (`ANOMALIES`), so the verdicts
-of a queue always add up to its lives, and to what was published unless something was not as it must be.
+Each life of a task has one verdict (`VERDICTS`), and possibly anomalies (`ANOMALIES`). The verdicts of a queue always
+add up to its lives, and to the published tasks unless there is a fault.
 
-- A life ends as its events say: ``completed``, ``dead_lettered``, ``discarded``, ``expired``, ``cancelled``.
-- One without an end is where its last event left it (``waiting``, ``scheduled``, ``in_flight``), or where the store
-  says that it is, if it was asked (``live``). Without ``live`` nobody has looked whether it is still there.
-- ``unknown`` if what is missing in the journal may tell of its end.
-- ``lost`` if nothing is missing that could: ``reason`` says how it is known. *not in the store*: it was looked for, and
-  its last event is older than the grace. *its run ended*: a later run of its shard began, which is a memory backend
-  that was started again, or a store that was emptied: neither remembers. *published again*: the store took its id for
-  a new task while it was alive.
+- A finished life has the verdict of its final event: ``completed``, ``dead_lettered``, ``discarded``, ``expired``,
+  ``cancelled``.
+- An unfinished life has the state after its last event (``waiting``, ``scheduled``, ``in_flight``), or its state in
+  the store, if the store was queried (``live``). Without ``live``, it is not checked whether the task still exists.
+- ``unknown``: the end may be in a missing part of the journal.
+- ``lost``: no missing part can contain the end. ``reason`` says how the loss was detected. *not in the store*: the
+  store does not have the task, and its last event is older than the grace period. *its run ended*: a later run of the
+  shard began, because a memory backend was restarted or a store was emptied. *published again*: the store accepted
+  the id for a new task while the task was alive.
 
-A life that the journal does not have from its beginning counts as ``earlier`` where its beginning may be missing, and
-else is an ``orphan``. Runs are told apart: what two stores of a migration have belongs in one audit only together with
-``live``, unless they worked at the same time. A sharded queue's shards are keys of their own; `against` sums them up.
+A life whose beginning is not in the journal counts as ``earlier`` if its beginning may be missing, and is an
+``orphan`` otherwise. Runs are separate: audit the two stores of a migration together only with ``live``, unless they
+worked at the same time. Each shard of a sharded queue has its own key; `against` adds them up.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ VERDICTS = (
     "lost",
 )  # fmt: skip
 ANOMALIES = ("orphan", "duplicate_ack", "conflict", "after_end", "not_delivered", "published_again")
-"""never published · acked twice · ended in two ways · something happened after its end · settled undelivered ·
-published while a life of it went on"""
+"""never published · acked twice · ended in two ways · had an event after its end · settled without a delivery ·
+published again while alive"""
 _STATES = tuple(State)
 _OF_STATE = {State.DONE: "completed", State.DEAD: "dead_lettered"}
 _ENDS = ("acked", "dead_lettered", "discarded", "expired", "cancelled")
@@ -65,7 +66,7 @@ _ODD = {
     "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
     "published_again": f"event = 'published' and before_state not in ({name_list(OVER)})",
 }
-"""of a step before which nothing is hidden"""
+"""conditions on a step before which nothing is hidden"""
 _OF_LIFE = {
     "shard": "min(shard)",
     "first_seq": "min(seq)",
@@ -94,16 +95,16 @@ def audit(
 ) -> DataFrame:
     """Return a row per life of each task.
 
-    ``key``, ``task_id``, ``life`` (from 1, over all runs), ``verdict``, ``reason`` (of a loss), ``published_at`` (null
-    if that is missing), ``first_seq``, ``last_seq``, ``last_at``, ``ended_at``, ``last_event``, ``attempts``,
-    ``deliveries``, ``redeliveries``, ``retries``, ``losses``, ``anomalies``, ``earlier``, ``complete`` (nothing at all
-    is missing of its run and shard), ``run``, ``shard``.
+    Columns: ``key``, ``task_id``, ``life`` (from 1, over all runs), ``verdict``, ``reason`` (of a loss),
+    ``published_at`` (null if it is missing), ``first_seq``, ``last_seq``, ``last_at``, ``ended_at``, ``last_event``,
+    ``attempts``, ``deliveries``, ``redeliveries``, ``retries``, ``losses``, ``anomalies``, ``earlier``, ``complete``
+    (no transition of its run and shard is missing), ``run``, ``shard``.
 
-    ``live``: what the store knows now, with ``key``, ``task_id``, ``state`` (null: not known) and, where each row tells
-    it, ``as_of``; a task that it does not have is not in the store. Ask the store first and read the journal after, or
-    ask for each task before its ``dedupe_window`` has passed, as what has ended meanwhile is remembered for so long.
-    ``as_of``: when that was, unless ``live`` tells; else the journal's last time. ``grace_seconds``: how long before
-    that an event must be, for its task to count as lost. ``live`` is looked at twice: keep it, if it asks a store.
+    ``live``: current states in the store: ``key``, ``task_id``, ``state`` (null: unknown) and optionally ``as_of``. A
+    task that it does not contain is not in the store. Query the store before you read the journal, or query each task
+    before its ``dedupe_window`` has passed, because the store remembers finished tasks for that long. ``as_of``: the
+    time of the query, if ``live`` does not contain it; by default the last time of the journal. ``grace_seconds``: the
+    minimum age of the last event of a lost task. ``live`` is evaluated twice; store it first if it queries a store.
     """
     result = _lives(steps(transitions))
     if live is None:
@@ -116,11 +117,11 @@ def audit(
 
 
 def _lives(rows: DataFrame) -> DataFrame:
-    """Return a row per life, of which names are still numbers: those are aggregated many times faster."""
+    """Return a row per life. Names are encoded as numbers, which are aggregated many times faster."""
     flags = " + ".join(
         f"if({_ODD[name]} and not hidden, {1 << bit}, 0)" for bit, name in enumerate(ANOMALIES)
     )
-    # In the order of the groups, those of a task lie together.
+    # Sorted by the hash, the lives of a task are neighbours.
     same = "partition by _hash, key, task_id order by _began, run, life"
     return (
         rows.withColumn("_hole", Holes.after(F.col("seq")))
@@ -138,7 +139,7 @@ def _lives(rows: DataFrame) -> DataFrame:
 
 
 def _asked_at(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -> DataFrame:
-    """Return the one time at which the store was asked."""
+    """Return the time at which the store was queried, as a table with one row."""
     if as_of is not None:
         return live.sparkSession.range(1).select(F.lit(as_of).cast("timestamp").alias("_asked"))
     requested = transitions.agg(F.max("ts").alias("_asked"))
@@ -149,7 +150,7 @@ def _asked_at(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -
 
 
 def _columns(*, looked: bool) -> list[str]:
-    """Return what an audit tells of each life. ``looked``: the store was asked, and ``_now`` is what it said."""
+    """Return the columns of an audit. ``looked``: the store was queried, and ``_now`` is the state in it."""
     state = name_of("_state", _STATES)
     ended, over = (f"coalesce({state} in ({name_list(names)}), false)" for names in (ENDED, OVER))
     hidden = f"coalesce(_hole < coalesce(_next, {2**62}), false)"
@@ -178,9 +179,9 @@ def _columns(*, looked: bool) -> list[str]:
 def conservation(audited: DataFrame) -> DataFrame:
     """Return a row per ``key``: ``published``, ``earlier``, a count per verdict, ``balanced`` and ``complete``.
 
-    ``published``: lives that were seen to begin. ``balanced``: what was published, or is from earlier, is the sum of
-    the verdicts. Only where a queue is ``complete`` too does no loss mean that nothing was lost: of what is missing
-    nobody knows.
+    ``published``: lives whose beginning is in the journal. ``balanced``: ``published`` and ``earlier`` are the sum of
+    the verdicts. Without losses, tasks may still have been lost if the queue is not ``complete``, in a missing part
+    of the journal.
     """
     sums = {
         "published": "count(published_at)",
@@ -201,33 +202,28 @@ def conservation(audited: DataFrame) -> DataFrame:
 
 
 def against(conserved: DataFrame, ledgers: DataFrame) -> DataFrame:
-    """Hold the audit against the stores' own books.
+    """Compare the audit with the ledgers of the store.
 
-    Returns ``key``, of each state what the ledger says (``ledger_…``) and how much that is more than what the audit
-    found (``more_…``), and ``agrees`` where all of that is 0.
+    Return ``key``, the count of the ledger for each state (``ledger_…``), its difference to the audit (``more_…``),
+    and ``agrees`` if all differences are 0.
 
-    ``ledgers``: per ``key`` ``published`` and a count per state. What a ledger has more is from before the journal, or
-    has come since; what it has less is lost, or was counted wrong. A sharded queue's shards are summed up.
+    ``ledgers``: ``published`` and a count per state for each ``key``. Tasks that only the ledger has are older than
+    the journal, or newer than the transitions; tasks that it lacks are lost, or were counted wrongly. The shards of a
+    sharded queue are added up.
     """
-    names = {"published": F.col("published") + F.col("earlier")}
-    names |= {state.value: F.col(_OF_STATE.get(state, state.value)) for state in State}
+    counts = {"published": "published + earlier"}
+    counts |= {state.value: _OF_STATE.get(state, state.value) for state in State}
     whole = F.regexp_replace("key", _SHARD, "").alias("key")
-    result = conserved.groupBy(whole).agg(
-        *(F.sum(result).alias(f"_{name}") for name, result in names.items())
+    audited = conserved.groupBy(whole).agg(
+        *(F.expr(f"sum({text}) as _{name}") for name, text in counts.items())
     )
-    books = ledgers.groupBy(whole).agg(*(F.sum(name).alias(f"ledger_{name}") for name in names))
-    both = result.join(books, "key", "full")
-    more = {
-        name: F.coalesce(f"ledger_{name}", F.lit(0)) - F.coalesce(f"_{name}", F.lit(0))
-        for name in names
-    }
-    agrees = F.expr("true")
-    for difference in more.values():
-        agrees &= difference == 0
-    columns = [both[f"ledger_{name}"] for name in names]
-    return both.select(
+    stored = ledgers.groupBy(whole).agg(
+        *(F.expr(f"sum({name}) as ledger_{name}") for name in counts)
+    )
+    more = {name: f"coalesce(ledger_{name}, 0) - coalesce(_{name}, 0)" for name in counts}
+    return audited.join(stored, "key", "full").selectExpr(
         "key",
-        *columns,
-        *(more[name].alias(f"more_{name}") for name in names),
-        agrees.alias("agrees"),
+        *(f"ledger_{name}" for name in counts),
+        *(f"{difference} as more_{name}" for name, difference in more.items()),
+        " and ".join(f"{difference} = 0" for difference in more.values()) + " as agrees",
     )

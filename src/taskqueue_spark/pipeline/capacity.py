@@ -1,11 +1,11 @@
-"""Capacity advice: how many slots a key needs so that its tasks wait no longer than they may.
+"""Capacity recommendations: how many slots a key needs so that its tasks meet a target wait.
 
-What was recorded is replayed through fewer and more slots: the arrivals as they came, each with the time for which it
-kept its slot. That keeps bursts, busy hours, priorities and long tails, which formulas smooth out; what a
-formula says stands beside it for comparison. The forecast holds for as long as arrivals and times go on as they were.
+The recorded arrivals, each with the time for which it occupied a slot, are replayed with different numbers of slots.
+Unlike a formula, a replay keeps bursts, busy hours, priorities and long tails; the result of a formula is included for
+comparison. The forecast holds as long as arrivals and running times stay the same.
 
-The replay supposes one line per key, served by priority and then by arrival. Tenants' turns, ordering keys, rate limits
-and pauses make single tasks wait for other reasons than a want of slots; such waits are not in the forecast.
+The replay assumes one queue per key, ordered by priority and then by arrival. Waits for tenants, ordering keys, rate
+limits and pauses, which more slots do not shorten, are not in the forecast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own texts call it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
@@ -23,13 +23,13 @@ from taskqueue_core.tasks import State
 from taskqueue_spark.pipeline.forecast import advise
 
 SAMPLE = 50_000
-"""deliveries of a key that are replayed at most: its busiest stretch"""
+"""maximum number of deliveries of a key that are replayed, from its busiest time"""
 LEAST = 200
-"""deliveries below which nothing is advised"""
+"""minimum number of deliveries for a recommendation"""
 _BEYOND = 10
-"""deliveries that must wait longer than a percentile, so that it does not rest on chance alone"""
+"""minimum number of deliveries above a percentile, so that it is not due to chance"""
 _INCOMPLETE = 0.05
-"""the share of a key's history that may be unknown"""
+"""maximum share of a key's history that may be unknown"""
 _AVAILABLE = ("published", "available", "redelivered", "lost", "retried", "redriven")
 _MICROS = 1e6
 _REPLAYED = (
@@ -60,26 +60,25 @@ def advice(
     whole: bool = True,
     sample: int = SAMPLE,
 ) -> DataFrame:
-    """Return a row per key: the least number of slots with which so many tasks wait at most ``target_wait`` seconds.
+    """Return a row per key: the smallest number of slots with which ``percentile`` of tasks meet ``target_wait``.
 
-    ``whole``: the transitions are all there is of their runs, so that a number without a row is history that is
-    missing; say ``False`` of transitions that were chosen by key or event. ``sample``: how many deliveries of a key are
-    replayed; of more, its busiest stretch is.
+    ``whole``: the transitions contain everything of their runs, so that a number without a row is missing history;
+    ``False`` for transitions that were selected by key or event. ``sample``: maximum number of deliveries of a key
+    that are replayed, from its busiest time.
 
-    Where ``reason`` is set, it says why there is no advice, and what was to be advised is null. Else:
+    If ``reason`` is set, it says why there is no recommendation, and the columns of the recommendation are null:
 
-    - ``arrival_rate`` (of what is replayed; of a burst: until it is done), ``peak_rate`` (95th percentile over the
-      minutes in which tasks came), ``arrival_scv``; ``service_mean``, ``service_scv``: of the time from a hand-out to
-      its end, whatever end; ``load``: slots that are busy on average; ``overhead``: what a task waits though there is
-      room;
-    - ``slots`` = ``max_inflight``, and what they lead to: ``utilisation``, ``peak_utilisation`` (above 1: the busiest
-      minutes pile up work), ``expected_wait`` (the percentile asked for), in ``expected_low`` to ``expected_high``
-      (what chance would make of it another time), ``formula_wait``, ``backlog`` (the most tasks that wait);
-    - ``rate_limit``: hand-outs per second that the slots can do in the long run, more than ``arrival_rate``; with a
-      ``burst`` of hand-outs at once it holds nothing up; ``max_tokens`` and ``interval`` (seconds) say the same as a
-      queue's setting, which allows a burst of ``max_tokens``;
-    - ``slots_per_worker``: the most that a worker has had of this key at once, ``workers``: how many such workers make
-      up the slots, ``workers_seen``.
+    - ``arrival_rate`` (in the replay; for a burst, until it is processed), ``peak_rate`` (95th percentile over the
+      minutes with arrivals), ``arrival_scv``; ``service_mean`` and ``service_scv`` of the time from a delivery to its
+      end of any kind; ``load``: average number of busy slots; ``overhead``: the wait of a task while a slot is free;
+    - ``slots`` = ``max_inflight``, and their effect: ``utilisation``, ``peak_utilisation`` (above 1, a backlog grows
+      in the busiest minutes), ``expected_wait`` (the requested percentile) with the range of chance ``expected_low``
+      to ``expected_high``, ``formula_wait``, ``backlog`` (maximum number of waiting tasks);
+    - ``rate_limit``: deliveries per second that the slots can sustain, more than ``arrival_rate``; with a ``burst`` of
+      that many deliveries it delays nothing. ``max_tokens`` and ``interval`` (seconds) are the same as a setting of
+      the queue, which allows a burst of ``max_tokens``;
+    - ``slots_per_worker``: maximum number of tasks of this key that a worker had at once; ``workers``: number of such
+      workers for the slots; ``workers_seen``.
 
     Rates are per second, times in seconds. Raises `InvalidInput` for arguments out of range.
     """
@@ -96,7 +95,7 @@ def advice(
     def replayed(table: pa.Table) -> pa.Table:
         return _advised(table, target_wait=target_wait, percentile=percentile, sample=sample)
 
-    # Keys are few beside rows, so what is known of them goes to the rows.
+    # There are few keys, so their table is broadcast.
     good = about.where("reason is null").select("key", "from", "to", "peak_rate")
     chosen = rows.where("ended is not null").join(F.broadcast(good), "key")
     advised = (
@@ -113,26 +112,26 @@ def advice(
 
 
 def check_target(target_wait: float, percentile: float) -> None:
-    """Raise `InvalidInput` for what `advice` cannot be asked for."""
+    """Raise `InvalidInput` for a target out of range."""
     if not 0 < target_wait < math.inf:
         raise InvalidInput("target_wait", kind_of(target_wait), "above 0, seconds")
-    if not 0.5 <= percentile <= 0.999:  # noqa: PLR2004 - said right here
+    if not 0.5 <= percentile <= 0.999:  # noqa: PLR2004 - the message has the same numbers
         raise InvalidInput("percentile", kind_of(percentile), "0.5 to 0.999")
 
 
 def _rows(transitions: DataFrame) -> DataFrame:
-    """Return for each hand-out when its entry had become available, when it was handed out, and when that ended.
+    """Return for each delivery when its entry became available, when it was delivered, and when the delivery ended.
 
-    The other transitions are there too, with nulls: for keys of which nothing was handed out.
+    Other transitions are included with nulls, for keys without deliveries.
     """
     own = Window.partitionBy("key", "task_id", "run", "shard").orderBy("seq")
     before, time = F.lag("event").over(own), F.unix_micros("ts")
-    # What was for later waits from its time on, whenever that was noticed.
+    # A scheduled task waits from its due time on, also if it was made available later.
     due = F.lag(F.unix_micros("due_at"), 2).over(own)
     since = F.lag(time).over(own)
     arrived = F.when((before == "available") & (due < since), due).otherwise(since)
     ready = before.isin(*_AVAILABLE) & (F.lag("state").over(own) == State.WAITING)
-    again = F.col("seq").eqNullSafe(F.lag("seq").over(own))  # read twice, from a copied segment
+    again = F.col("seq").eqNullSafe(F.lag("seq").over(own))  # read twice, from a copied file
     delivered = F.col("event") == "delivered"
     return (
         transitions.where(F.col("task_id") != "")
@@ -149,9 +148,9 @@ def _rows(transitions: DataFrame) -> DataFrame:
 
 
 def _about(rows: DataFrame, sample: int) -> DataFrame:
-    """Return a row per key: how much is known of it, its peak, and its busiest stretch.
+    """Return a row per key: its counts, its peak rate, and its busiest time.
 
-    That is the shortest stretch of whole seconds with as many arrivals as the sample has, or all there is.
+    That is the shortest span of whole seconds with as many arrivals as the sample, or the whole time.
     """
     so_far = Window.partitionBy("key").orderBy("second")
     stretch = Window.partitionBy("key").orderBy("total").rangeBetween(1 - sample, 0)
@@ -184,12 +183,12 @@ def _about(rows: DataFrame, sample: int) -> DataFrame:
 
 
 def _reason(needed: int) -> Column:
-    """Return why what is known of a key is not enough; null where it is."""
+    """Return the reason why the data of a key is insufficient; null if it is sufficient."""
     unknown, deliveries, known = F.col("unknown"), F.col("deliveries"), F.col("known")
     return (
         F.when(
             F.col("missing") > _INCOMPLETE,
-            F.format_string("%.0f %% of the journal are missing", F.col("missing") * 100),
+            F.format_string("%.0f %% of the journal is missing", F.col("missing") * 100),
         )
         .when(
             unknown > _INCOMPLETE * deliveries,
@@ -203,7 +202,7 @@ def _reason(needed: int) -> Column:
 
 
 def _missing(transitions: DataFrame) -> DataFrame:
-    """Return the share of transitions that are missing inside the runs and shards that a key was in."""
+    """Return the share of missing transitions in the runs and shards of each key."""
     there = transitions.groupBy("run", "shard").agg(
         F.count("*").alias("there"), (F.max("seq") - F.min("seq") + 1).alias("numbers")
     )
@@ -215,7 +214,7 @@ def _missing(transitions: DataFrame) -> DataFrame:
 
 
 def _advised(table: pa.Table, *, target_wait: float, percentile: float, sample: int) -> pa.Table:
-    """Return the advice for a key as a table of one row."""
+    """Return the recommendation for a key as a table with one row."""
     columns = {name: table[name].to_numpy() for name in ("arrived", "started", "ended", "priority")}
     order = np.lexsort((columns["started"], columns["arrived"]))[:sample]
     first = int(columns["arrived"][order[0]])

@@ -1,18 +1,17 @@
-"""What lies between the transitions of a task: how long it waited, how long it ran, how long it took in all.
+"""Durations between the transitions of a task: waiting time, running time and total time.
 
-The events of a task are put in order by ``seq`` within its run and shard, never by their times: a clock may
-be set back. A row that was read twice counts once. Where history is missing, what it would have told is null:
-a delivery is known to have waited only if the event before it made the task available, an execution is known
-to have ended only if the event after it ends one, a task is known to have taken so long only if its birth is
-there. Missing events that leave a likely story behind (a redelivery cut out together with the delivery before
-it) cannot be seen here; ``audit.gaps`` tells of them.
+The events of a task are ordered by ``seq`` within its run and shard, never by time, because a clock may be set back. A
+row that was read twice counts once. A duration is null if the history for it is missing: the waiting time needs the
+event that made the task available, the running time the event that ends the execution, and the total time the
+beginning of the task. If missing events leave a plausible history (a redelivery that is missing together with the
+delivery before it), this module cannot detect it; `gaps` reports such gaps.
 """
 
 from __future__ import annotations
 
 import re
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 from taskqueue_core.authoring.entries import POISONED
@@ -22,11 +21,11 @@ from taskqueue_spark.pipeline.task_steps import ENDED, OF_TASK, in_order, name_l
 
 MICROSECONDS = 1_000_000
 _FIRST = ("done", "dead", "expired", "cancelled")
-"""states that a live entry can end in"""
+"""final states of a live task"""
 _ENDS = ("acked", "retried", "dead_lettered", "redelivered", "lost", "expired", "cancelled")
 """events that end an execution"""
-_VERDICTS = ("acked", "retried", "dead_lettered")
-"""those that say how it went; the others say that nobody will know"""
+_OUTCOMES = ("acked", "retried", "dead_lettered")
+"""events with a known outcome; after the others it is unknown"""
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _WINDOW = re.compile(rf"([1-9]\d{{0,6}}) ({'|'.join(_UNITS)})s?")
 
@@ -40,36 +39,30 @@ def seconds_of(window: object) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def micros(moment: str | Column) -> Column:
-    """Return a moment as whole microseconds since 1970."""
-    return fn.unix_micros(moment)
-
-
 def steps(transitions: DataFrame) -> DataFrame:
-    """Return every transition of a task once, with what the ones before and after it tell.
+    """Return every transition of a task once, with durations from the transitions before and after it.
 
-    Beside its own columns, of which ``tenant`` is the one that its life was published with:
+    Columns besides those of a transition, whose ``tenant`` is the one with which the life was published:
 
-    - ``queue_wait`` (of a delivery): microseconds since the task became available, which is when it was
-      published, redriven or handed back, or when a time that it was scheduled for had come (whenever somebody
-      noticed). Being held for the sake of an ordering key or of a limit is waiting;
-    - ``run_time`` (of acked, retried and dead_lettered, where the event before it is the delivery):
-      microseconds since then. What dies for being lost too often did not run to a verdict;
-    - ``end_to_end`` (of the first end of a life: acked, dead_lettered, expired or cancelled): microseconds
-      since it was published, or since the time that it was scheduled for then. What is redriven, or revived
-      from the dead by a retry, has had its first end; a retry of what had ended otherwise begins a life at
-      its own time;
-    - ``first_end`` whether it is such an end, also where nobody knows since when;
-    - ``waiting_since`` (where the task waits after it): since when;
-    - what `in_order` has: ``before_event``, ``before_ts``, ``after_event``, ``after_ts``, ``after_reason``…
+    - ``queue_wait`` (of a delivery): microseconds since the task became available: since it was published, redriven
+      or released, or since its scheduled time (even if it was made available later). Waiting for an ordering key or a
+      limit is included;
+    - ``run_time`` (of acked, retried and dead_lettered directly after a delivery): microseconds since that delivery. A
+      task that becomes a dead letter because of losses has no running time;
+    - ``end_to_end`` (of the first end of a life: acked, dead_lettered, expired or cancelled): microseconds since the
+      publish, or since the time for which the task was scheduled then. A dead letter that is redriven or retried has
+      already had its first end; a retry after another end begins a new life at its own time;
+    - ``first_end``: whether the event is such an end, also if its duration is unknown;
+    - ``waiting_since`` (if the task is waiting after the event): since when;
+    - the columns of `in_order`: ``before_event``, ``before_ts``, ``after_event``, ``after_ts``, ``after_reason``…
 
-    Durations may be negative where a clock was set back.
+    Durations may be negative if a clock was set back.
     """
     promoted = "event = 'available' and before_due_at <= ts"
     again = "coalesce(revival > coalesce(birth.seq, 0), false)"
     ended = f"coalesce(before_state in ({name_list(ENDED)}), false)"
     first = f"state in ({name_list(_FIRST)}) and not {ended} and not {again}"
-    ran = f"event in ({name_list(_VERDICTS)}) and not {_poisoned('event', 'reason')} and before_event = 'delivered'"
+    ran = f"event in ({name_list(_OUTCOMES)}) and not {_poisoned('event', 'reason')} and before_event = 'delivered'"
     return (
         in_order(transitions)
         .selectExpr(
@@ -96,14 +89,13 @@ def steps(transitions: DataFrame) -> DataFrame:
 
 
 def executions(transitions: DataFrame) -> DataFrame:
-    """Return a row per delivery: the transition, and what is known of the execution.
+    """Return a row per delivery: the transition, and the end of the execution.
 
-    Beside the columns of `steps`: ``until``, when it was over at the latest as far as the journal tells (the
-    task's next event; null if there is none); ``ended_by``, the event that ended it (null if it goes on, or
-    where the event is missing); ``verdict``, whether that says how it went. Its length is ``until - ts``
-    where ``ended_by`` is known.
+    Columns besides those of `steps`: ``until``, the time of the task's next event, at which the execution had ended at
+    the latest (null without one); ``ended_by``, the event that ended it (null if it continues, or if the event is
+    missing); ``verdict``, whether its outcome is known. Its length is ``until - ts`` if ``ended_by`` is known.
     """
-    after = f"after_event in ({name_list(_VERDICTS)}) and not {_poisoned('after_event', 'after_reason')}"
+    after = f"after_event in ({name_list(_OUTCOMES)}) and not {_poisoned('after_event', 'after_reason')}"
     return (
         steps(transitions)
         .where("event = 'delivered'")
@@ -117,10 +109,10 @@ def executions(transitions: DataFrame) -> DataFrame:
 
 
 def run_ends(transitions: DataFrame) -> DataFrame:
-    """Return when each run was last heard of: run, heard_at. What was open then is taken to have ended then."""
+    """Return the last time of each run: run, heard_at. Open executions are assumed to have ended then."""
     return transitions.groupBy("run").agg(fn.max("ts").alias("heard_at"))
 
 
 def _poisoned(event: str, reason: str) -> str:
-    """Whether the event is a death by losses, of which nobody knows how the execution went."""
+    """Return the condition of a dead letter because of losses, after which the outcome is unknown."""
     return f"({event} = 'dead_lettered' and {reason} <=> '{POISONED}')"

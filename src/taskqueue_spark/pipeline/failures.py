@@ -1,10 +1,10 @@
-"""Which failures repeat: errors that differ in what they quote alone are one failure."""
+"""Repeated failures: errors that differ only in numbers, ids or quoted texts belong to one failure."""
 
 from __future__ import annotations
 
 import re
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as fn
 
 from taskqueue_core.errors import InvalidInput
@@ -13,7 +13,7 @@ from taskqueue_core.limits import LIMITS, kind_of
 SAMPLES = 5
 _LONGEST = 300
 _LOOKED_AT = 1000
-"""characters of an error; what comes later would not be shown, and may differ between errors that begin the same"""
+"""number of characters of an error that are used; later ones are not shown, and often differ"""
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _NOTHING = "(no error was told)"
 _SENSITIVE = (
@@ -30,10 +30,10 @@ _TIME = (
     r"(?: ?Z\b|[+-]\d{2}:?\d{2}\b)?|\b\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?\b"
 )
 
-# Regular expressions of Java's, in this order. Java repeats a group by recursion, and who overflows the stack takes
-# the executor down: what is repeated without a bound is a set of characters, never a group.
+# Java's regular expressions, in this order. Java repeats a group by recursion, and a stack overflow stops the
+# executor. Therefore only sets of characters are repeated without a limit, and never groups.
 _RULES = (
-    # Secrets first: whatever else a message may say, these go.
+    # Secrets, which must go before anything else is matched.
     (r"-----BEGIN [^-]{1,64}-----[^-]*(?:-----END [^-]{1,64}-----)?", "<secret>"),
     (r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\W{0,3}[:=])[^\r\n]+", "$1$2 <secret>"),
     (r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}", "$1 <secret>"),
@@ -42,7 +42,7 @@ _RULES = (
     (r"\b(?:sk|pk|rk|ghp|gho|ghs|glpat|xox[abprs])[-_][A-Za-z0-9_-]{8,}", "<secret>"),
     (r"[A-Za-z][A-Za-z0-9+.-]{0,15}://\S+", "<url>"),  # with the user and the password in it
     (_NAMED_SECRET, "$1<secret>"),
-    # What differs from task to task.
+    # Values that differ between tasks.
     (_QUOTED, "<text>"),
     (_TIME, "<time>"),
     (r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>"),
@@ -62,13 +62,13 @@ _TRACE = "Traceback (most recent call last):"
 
 
 def message_of(error: Column) -> Column:
-    """Return what errors have in common that differ in what they quote alone: at most 300 characters.
+    """Return the common part of errors that differ only in the values they quote, at most 300 characters.
 
-    Numbers, hexadecimal numbers, UUIDs and other long ids, quoted strings, paths, URLs, addresses and times
-    are replaced by their kind, as ``<number>``; lists of them by one. What looks like a secret (a password, a
-    token, a key by name, credentials in a URL, a header of authorization, a JSON web token, keys of
-    well-known forms) becomes ``<secret>``: a message may be shown. Of a traceback its errors are kept. An
-    error that was not told, or is empty, is "(no error was told)".
+    Numbers, hexadecimal numbers, UUIDs and other long ids, quoted strings, paths, URLs, addresses and times are
+    replaced by their kind, for example ``<number>``; a list of them by one. Possible secrets (passwords, tokens and
+    keys by name, credentials in a URL, authorization headers, JSON web tokens, keys of well-known forms) become
+    ``<secret>``, because messages are shown. Of a traceback, only the errors are kept. A missing or empty error
+    becomes "(no error was told)".
     """
     text = fn.substring(fn.coalesce(error, fn.lit("")), 1, LIMITS.text)
     errors_alone = fn.regexp_replace(
@@ -79,69 +79,60 @@ def message_of(error: Column) -> Column:
     for pattern, kind in _RULES:
         text = fn.regexp_replace(text, pattern, kind)
     text = fn.rtrim(fn.substring(fn.trim(text), 1, _LONGEST))
-    # and not by `when`, which would do it all twice
+    # `when` would evaluate all of it twice.
     return fn.regexp_replace(text, r"^\z", _NOTHING)
 
 
 def fingerprint_of(message: Column) -> Column:
-    """Return what names a message: 16 hexadecimal digits, the same wherever and whenever it occurs."""
+    """Return the identifier of a message: 16 hexadecimal digits, which depend on nothing else."""
     return fn.substring(fn.sha2(message, 256), 1, 16)
 
 
 def failures(transitions: DataFrame) -> DataFrame:
-    """Return a row per failure and key, where attempts that failed are brought together by `message_of`.
+    """Return a row per failure and key, with failed attempts grouped by `message_of`.
 
-    An attempt failed where it was retried or dead-lettered, whoever decided so. The error is the text that
-    came with the attempt's end; of a dead letter without one its reason. Columns:
+    An attempt failed if it was retried or dead-lettered, for any reason. Its error is the text that was recorded with
+    the end of the attempt; for a dead letter without one, the reason. Columns:
 
     - ``fingerprint`` (of the message alone), ``key``, ``message``;
-    - ``attempts`` that failed so, ``tasks`` of which they were; of these tasks ``dead``, which lie among the
-      dead letters now because of it, and ``recovered``, which were acked after it; ``share`` of the key's
-      failed attempts;
-    - ``first_seen``, ``last_seen``, and ``samples``: the ids of up to five tasks, the first by name, so
-      always the same.
+    - ``attempts`` and ``share`` of the key's failed attempts; ``tasks``; of these, ``dead`` (now dead letters because
+      of this failure) and ``recovered`` (acked after it);
+    - ``first_seen``, ``last_seen``, and ``samples``: the ids of up to five tasks, always the first by name.
 
-    Losses and redeliveries are no failures of the task; `throughput` counts them. A task is one (key, id), in
-    all its lives.
+    Losses and redeliveries are not failures of the task; `throughput` counts them. A task is identified by key and
+    id, over all its lives.
     """
-    failed = _failed(transitions)
-    tasks = failed.groupBy("key", "message", "task_id").agg(
-        fn.count("*").alias("attempts"),
-        fn.max("dead").alias("dead"),
-        fn.max("recovered").alias("recovered"),
-        fn.min("ts").alias("first_seen"),
-        fn.max("ts").alias("last_seen"),
+    tasks = {
+        "attempts": "count(*)", "dead": "max(dead)", "recovered": "max(recovered)", "first_seen": "min(ts)",
+        "last_seen": "max(ts)",
+    }  # fmt: skip
+    totals = {
+        "attempts": "sum(attempts)", "tasks": "count(*)", "dead": "count_if(dead)",
+        "recovered": "count_if(recovered)", "first_seen": "min(first_seen)", "last_seen": "max(last_seen)",
+        "samples": f"min_by(task_id, task_id, {SAMPLES})",
+    }  # fmt: skip
+    groups = (
+        _failed(transitions)
+        .groupBy("key", "message", "task_id")
+        .agg(*(fn.expr(text).alias(name) for name, text in tasks.items()))
+        .groupBy("key", "message")
+        .agg(*(fn.expr(text).alias(name) for name, text in totals.items()))
     )
-    groups = tasks.groupBy("key", "message").agg(
-        fn.sum("attempts").alias("attempts"),
-        fn.count("*").alias("tasks"),
-        fn.count_if("dead").alias("dead"),
-        fn.count_if("recovered").alias("recovered"),
-        fn.min("first_seen").alias("first_seen"),
-        fn.max("last_seen").alias("last_seen"),
-        fn.min_by("task_id", "task_id", SAMPLES).alias("samples"),
-    )
-    of_key = fn.sum("attempts").over(Window.partitionBy("key"))
     return groups.select(
         fingerprint_of(fn.col("message")).alias("fingerprint"),
         "key",
         "message",
         "attempts",
-        (fn.col("attempts") / of_key).alias("share"),
-        "tasks",
-        "dead",
-        "recovered",
-        "first_seen",
-        "last_seen",
-        "samples",
+        fn.expr("attempts / sum(attempts) over (partition by key) as share"),
+        *(name for name in totals if name != "attempts"),
     )
 
 
 def redrive_list(transitions: DataFrame, *fingerprints: str) -> DataFrame:
-    """Return which tasks lie among the dead letters because of these failures, once each: key, task_id.
+    """Return the dead letters that these failures caused, once each: key, task_id.
 
-    Without fingerprints: because of any. The store's own list has the last word, as somebody may redrive
-    meanwhile. Raises `InvalidInput` for what is no fingerprint.
+    Without fingerprints, return all dead letters. The store may have fewer, because tasks may have been redriven in
+    the meantime. Raises `InvalidInput` for an invalid fingerprint.
     """
     for fingerprint in fingerprints:
         if not _FINGERPRINT.fullmatch(fingerprint):
@@ -153,32 +144,26 @@ def redrive_list(transitions: DataFrame, *fingerprints: str) -> DataFrame:
 
 
 def _failed(transitions: DataFrame) -> DataFrame:
-    """Return the failed attempts, each once: key, task_id, ts, message, ``dead`` of it, ``recovered`` from it."""
-    result = transitions.where(
-        (fn.col("task_id") != "")
-        & fn.col("event").isin("retried", "dead_lettered", "acked", "redriven", "discarded")
-    ).select("run", "shard", "key", "task_id", "seq", "ts", "event", "error", "reason")
-    task = Window.partitionBy("run", "shard", "key", "task_id")
-    order = task.orderBy("seq")
-    event, seq = fn.col("event"), fn.col("seq")
+    """Return the failed attempts, each once: key, task_id, ts, message, ``dead`` and ``recovered``."""
+    task = "partition by run, shard, key, task_id"
+    events = "event in ('retried', 'dead_lettered', 'acked', 'redriven', 'discarded')"
     rows = (
-        result.withColumn("before", fn.lag("seq").over(order))
-        .where(fn.col("before").isNull() | (fn.col("before") != seq))
-        .withColumns(
-            {
-                "acked_at": fn.max(fn.when(event == "acked", seq)).over(task),
-                "last": fn.lead("seq").over(order).isNull(),
-            }
+        transitions.where(f"task_id != '' and {events}")
+        .selectExpr("*", f"lag(seq) over ({task} order by seq) as before")
+        .where("before is null or before != seq")
+        .selectExpr(
+            "*",
+            f"max(if(event = 'acked', seq, null)) over ({task}) as acked_at",
+            f"lead(seq) over ({task} order by seq) is null as last",
         )
-        .where(event.isin("retried", "dead_lettered"))
+        .where("event in ('retried', 'dead_lettered')")
     )
-    dead = event == "dead_lettered"
-    text = fn.coalesce("error", fn.when(dead, fn.col("reason")))
+    text = fn.expr("coalesce(error, if(event = 'dead_lettered', reason, null))")
     return rows.select(
         "key",
         "task_id",
         "ts",
         message_of(text).alias("message"),
-        (dead & fn.col("last")).alias("dead"),
-        fn.coalesce(fn.col("acked_at") > seq, fn.lit(col=False)).alias("recovered"),
+        fn.expr("event = 'dead_lettered' and last as dead"),
+        fn.expr("coalesce(acked_at > seq, false) as recovered"),
     )

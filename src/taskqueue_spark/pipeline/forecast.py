@@ -1,4 +1,4 @@
-"""The forecast for one key: what was recorded, replayed through fewer and more slots. Plain Python and NumPy."""
+"""The forecast for one key: the recorded arrivals, replayed with different numbers of slots. Plain Python and NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskqueue_spark.pipeline.queueing import (
 
 _RESAMPLES = 10
 _TICK = 1e-6
-"""seconds: what a journal's times are told in"""
+"""resolution of a journal's times, in seconds"""
 
 
 def advise(
@@ -34,14 +34,14 @@ def advise(
     target_wait: float,
     percentile: float = 0.95,
 ) -> dict[str, Any]:
-    """Return the columns of `capacity.advice` for one key from what became available, was handed out and ended when.
+    """Return the columns of `capacity.advice` for one key, from the times of availability, delivery and end.
 
-    All times in seconds, all of the same length, at least 2, in the order of ``arrived``. Where no number of slots
-    meets the target, ``unreachable`` says so.
+    Times are in seconds, in arrays of the same length of at least 2, in the order of ``arrived``. If no number of
+    slots meets the target, ``unreachable`` gives the reason.
 
-    Slots must do what comes in the long run, so they are more than the load. But arrivals that are over before the
-    first of them need be (a target wait and a run) are a burst, of which nobody knows when the next one comes: slots
-    are then what that burst needs, and its rate is over the time until all of it is done.
+    The slots must sustain the arrivals, so there are more than the load. If all arrivals are within the time that the
+    first one may take (target wait and running time), they are a single burst, and the rate of bursts is unknown. The
+    slots are then those for the burst, whose rate is taken over the time until it is processed.
     """
     held = np.maximum(ended - started, 0.0)
     count, mean = len(arrived), float(held.mean())
@@ -68,7 +68,7 @@ def advise(
     recorded = flow(started - arrived)
     at_least = 1 if burst else math.floor(recorded["load"]) + 1
     if overhead > target_wait or (slots := least(fits, at_least, max(count, observed))) is None:
-        why = f"a task that finds room waits {overhead:.3g} s already"
+        why = f"a task waits {overhead:.3g} s even if a slot is free"
         return {**matches, **recorded, "unreachable": why}
     expected = waits(slots)
     rate, load = (fields := flow(expected))["arrival_rate"], fields["load"]
@@ -106,7 +106,7 @@ def advise(
 
 
 def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, int]:
-    """Return the median wait of tasks that found none waiting and a slot free, and how many slots were busy at once."""
+    """Return the median wait of tasks that found a free slot and no waiting task, and the maximum of busy slots."""
     begun = np.searchsorted(np.sort(started), arrived, side="right")
     over = np.searchsorted(np.sort(ended), arrived, side="right")
     busy = begun - over
@@ -116,7 +116,7 @@ def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, i
 
 
 def _most_at_once(started: Floats, ended: Floats) -> int:
-    times = np.concatenate([ended, started])  # one that ends makes room for one that starts then
+    times = np.concatenate([ended, started])  # an end frees the slot for a start at the same time
     steps = np.repeat([-1, 1], len(started))
     return int(np.cumsum(steps[np.argsort(times, kind="stable")]).max(initial=0))
 

@@ -1,7 +1,7 @@
-"""What is missing in a journal, by its numbers.
+"""Gaps in a journal, detected by its numbers.
 
-Within a run and shard the transitions are numbered 1, 2, 3…: a number that is not there is a transition that nobody can
-tell of any more. Rows that are there twice (a copied file) count once; what is `damaged` counts as missing.
+The transitions of a run and shard are numbered 1, 2, 3…, so a number without a row is a transition that no longer
+exists. Duplicate rows (of a copied file) count once; damaged entries count as missing.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 _MANY = 64
-"""holes of a shard that are told apart; where there are more they are one, from the first to the last"""
+"""maximum number of separate gaps of a shard; more are merged into one, from the first to the last"""
 _BITS = 64
-"""of a word"""
+"""number of bits of a word"""
 _COUNT = ("run", "shard")
 _NONE = "cast(array() as array<struct<first: bigint, last: bigint>>)"
 _SO_FAR = "partition by run, shard order by word"
@@ -20,16 +20,16 @@ _BITS_PER_WORD = {
     "bits": f"bit_or(shiftleft(1L, cast(seq & {_BITS - 1} as int))) filter (where event != 'missing')",
     "low": "min(seq) filter (where event != 'missing')",
     "high": "max(seq) filter (where event != 'missing')",
-    "told": "max(seq - 1) filter (where event = 'missing')",
+    "reported": "max(seq - 1) filter (where event = 'missing')",
     "began": "min(ts)",
     "ended": "max(ts)",
 }
 
 
 def gaps(transitions: DataFrame) -> DataFrame:
-    """Return the numbers that are missing: ``run``, ``shard``, ``first``, ``last`` and how many (``missing``).
+    """Return the ranges of missing numbers: ``run``, ``shard``, ``first``, ``last`` and their size (``missing``).
 
-    What is missing behind the last number that is there is seen where a row `missing` tells of it.
+    A gap after the last number is included if a row `missing` reports it.
     """
     result = _bit_words(transitions).select(*_COUNT, F.explode("holes").alias("hole"))
     missing = F.col("last") - F.col("first") + 1
@@ -37,10 +37,10 @@ def gaps(transitions: DataFrame) -> DataFrame:
 
 
 def spans(transitions: DataFrame) -> DataFrame:
-    """Return a row per ``run`` and ``shard``: since when and until when it tells, its holes, and whether it is over.
+    """Return a row per ``run`` and ``shard``: its time span, its gaps, and whether it is over.
 
-    ``began``, ``ended``: its first and last time. ``holes``: an array of ``first`` and ``last``, sorted, null where
-    nothing is missing. ``over``: another run of the shard began after all that this one tells.
+    ``began``, ``ended``: its first and last time. ``holes``: a sorted array of ``first`` and ``last``, null without
+    gaps. ``over``: another run of the shard began after the last transition of this one.
     """
     later = (
         "partition by shard order by began, run rows between 1 following and unbounded following"
@@ -60,13 +60,13 @@ def spans(transitions: DataFrame) -> DataFrame:
 
 
 class Holes:
-    """Questions to the column ``holes`` of `spans`."""
+    """Expressions on the column ``holes`` of `spans`."""
 
     @staticmethod
     def between(low: Column, high: Column) -> Column:
-        """Whether anything is missing behind one number and before another; each may be null, for no bound.
+        """Return whether a number between two others is missing; null means no bound.
 
-        What was before number 1 has the number 0.
+        Number 0 stands for the time before number 1.
         """
         least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
         result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
@@ -74,16 +74,16 @@ class Holes:
 
     @staticmethod
     def after(number: Column) -> Column:
-        """Return the first number behind one that may be missing; null where none is."""
+        """Return the first missing number after another; null if none is missing."""
         later = F.filter("holes", lambda hole: hole["last"] > number)
         return F.array_min(F.transform(later, lambda hole: F.greatest(hole["first"], number + 1)))
 
 
 def _bit_words(transitions: DataFrame) -> DataFrame:
-    """Return what is there by words of 64 numbers, a bit for each, so that what is there twice counts once.
+    """Return the existing numbers as words of 64 bits, so that duplicates count once.
 
-    ``holes``: what is missing before and within each, and behind the last of them as far as rows `missing` tell: an
-    array of ``first`` and ``last``. Such a row is there instead of what stands before its number.
+    ``holes``: the gaps before and within each word, and after the last word up to the number of a row `missing`, as an
+    array of ``first`` and ``last``.
     """
     return (
         transitions.where("event != 'damaged' and seq > 0")
@@ -93,7 +93,7 @@ def _bit_words(transitions: DataFrame) -> DataFrame:
             "*",
             f"coalesce(max(high) over ({_SO_FAR} rows between unbounded preceding and 1 preceding), 0) as before",
             f"""if(lead(word) over ({_SO_FAR}) is null, coalesce(max(high) over ({_SO_FAR}), 0), null) as top""",
-            f"max(told) over ({_SO_FAR}) as behind",
+            f"max(reported) over ({_SO_FAR}) as behind",
             f"""if(bit_count(bits) < high - low + 1,
                 filter(sequence(0, {_BITS - 1}), place -> (shiftright(bits, place) & 1) = 1), null) as there""",
         )

@@ -1,27 +1,29 @@
-"""The history check: the rules that every run must keep, over what the journal tells of it.
+"""The history check: the rules that every run must keep, checked on the journal.
 
-- R0: an id is not published while it is alive or dead, nor within its queue's ``dedupe_window`` after its end.
-- R1: the first sign of a task is its publish; what an `audit` found ``lost`` breaks it.
-- R2: what is acked, handed back or buried was in flight.
-- R3: nothing is made available or handed out after its end, unless it was redriven or retried.
-- R4: no end, and no hand-back, follows on an end; only the dead are redriven or discarded.
-- R5: tokens are not in the journal, but what they are for: one hand-out at a time, settled by the worker that had it.
-- R6: the attempt grows by a retry, by 1; the losses by a loss, by 1, and are at most ``max_losses`` at a hand-out.
-- R7: first hand-outs of a queue and priority (and tenant, if its order was ever fair) are in the order in which the
-  tasks became available. One with an ordering key may come late, but overtakes nobody.
-- R8: of an ordering key the next is handed out when the one before has ended or died, and first ones are in order.
-- R9: what is scheduled becomes available at its time (2 ms for rounding), and is handed out only then.
-- R10: no hand-out beyond ``max_inflight``, or a tenant's.
-- R11: in no span of time more hand-outs than burst + rate * span, counted from each change of settings on.
-- R12: no hand-out while the settings in force say ``paused``.
-- R13: deadlines are not in the journal, but ``expired``: nothing is handed out after that.
+- R0: an id is not published while its task is live or dead, nor within its queue's ``dedupe_window`` after its end.
+- R1: the first event of a task is its publish; a task that an `audit` found ``lost`` breaks this rule too.
+- R2: a task that is acked, released or dead-lettered was in flight.
+- R3: no task is made available or delivered after its end, unless it was redriven or retried.
+- R4: no end and no release follows an end; only dead letters are redriven or discarded.
+- R5: receipts are not in the journal, but their effect is: a task has one delivery at a time, which the worker that
+  has the task settles.
+- R6: a retry raises the attempt by 1; a loss raises the losses by 1; the losses are at most ``max_losses`` at a
+  delivery.
+- R7: first deliveries of a queue and priority (and tenant, if the order was ever fair) are in the order in which the
+  tasks became available. A task with an ordering key may be late, but overtakes no other task.
+- R8: the next task of an ordering key is delivered after the previous one has ended, and first deliveries are in order.
+- R9: a scheduled task becomes available at its time (with 2 ms for rounding), and is not delivered earlier.
+- R10: no delivery exceeds ``max_inflight``, of the queue or of a tenant.
+- R11: in no time span are there more deliveries than burst + rate * span, counted from each change of settings.
+- R12: no delivery happens while the settings in force say ``paused``.
+- R13: deadlines are not in the journal, but ``expired`` events are: no task is delivered after that.
 
-Where the chaos tests' checker must leave room for what a client cannot see, the journal is exact: numbers order what
-one partition did, so there is no room but for rounding. R10 and R11 are told of once per limit and change of settings.
-A rule that looks back holds its tongue where something is missing in between (see `gaps`), and one that needs settings
-where these may be what is missing: R7 looks at each tenant alone then. A sharded queue's shards are queues of their
-own: R8 is not followed over a change of their number. Attempts beyond ``max_attempts`` are the retry policy's matter,
-and not the store's.
+The checker of the chaos tests allows for events that a client cannot see. The journal is exact, because numbers order
+the events of a partition, so only rounding is allowed for. R10 and R11 are reported once per limit and change of
+settings. A rule that looks back is silent if a transition in between is missing (see `gaps`), and a rule that needs
+settings if they may be missing; R7 then checks each tenant separately. The shards of a queue are separate queues: R8
+is not checked across a change of their number. Attempts beyond ``max_attempts`` are a matter of the retry policy, not
+of the store.
 """
 
 from __future__ import annotations
@@ -43,9 +45,9 @@ _SPAN = (
 
 
 def violations(transitions: DataFrame, audited: DataFrame | None = None) -> DataFrame:
-    """Return a row per rule broken once: ``rule``, ``key``, ``task_id``, ``run``, ``shard``, ``seq`` and a ``text``.
+    """Return a row per violation: ``rule``, ``key``, ``task_id``, ``run``, ``shard``, ``seq`` and a ``text``.
 
-    ``audited``: an `audit` of the same transitions, of which what is lost breaks R1.
+    ``audited``: an `audit` of the same transitions, whose lost tasks break R1.
     """
     rows = _with_settings(steps(transitions), transitions)
     result = per_lane.broken(_entries(rows))
@@ -68,7 +70,7 @@ def violations(transitions: DataFrame, audited: DataFrame | None = None) -> Data
 
 
 def counts(result: DataFrame) -> DataFrame:
-    """Return ``rule`` and ``count`` for every rule, 0 where none was broken."""
+    """Return ``rule`` and ``count`` for every rule, with 0 for a rule that was kept."""
     every = f"explode(array({name_list(RULES)})) as rule"
     number = result.groupBy("rule").agg(F.count("*").alias("count"))
     return (
@@ -80,10 +82,10 @@ def counts(result: DataFrame) -> DataFrame:
 
 
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
-    """Add whose each task is, and what its queue was told: ever (``spans``), and last (``span``).
+    """Add the owner of each task, and the settings of its queue: all of them (``spans``), and the last (``span``).
 
-    ``blind``: what it was told last may be missing; ``unset``: what it was told first. Versions grow by one, so the
-    settings of the next one say that nothing was told in between.
+    ``blind``: the last settings may be missing; ``unset``: the first ones may be missing. Versions grow by one, so the
+    next version shows that there was no change in between.
     """
     owner = f"last(if(begins, struct(tenant, ordering_key), null), true) over ({OF_TASK})"
     spans = (
@@ -109,12 +111,12 @@ def _follows(name: str | None, other: str) -> Column:
 
 
 def _entries(rows: DataFrame) -> DataFrame:
-    """Return the entries of all lanes; what a step breaks by itself is one in a lane of its own."""
+    """Return the entries of all lanes. A step that breaks a rule by itself is the only entry of a lane."""
     kinds = per_lane.entries()
     for index, (rule, condition, text) in enumerate(per_task.broken()):
         lane = F.concat(F.lit(f"{index}/"), F.col("task_id"))
         kinds.append(per_lane.LaneEntry(rule, condition, {"lane": lane, "text": text}))
-    # First only which, and then what: most steps are none, and what is not asked for costs nothing.
+    # Select the kinds of entries first, and compute their fields later: most steps are no entry.
     which = [F.when(kind.condition, F.lit(index)) for index, kind in enumerate(kinds)]
     result = rows.withColumn("kind", F.explode(F.array_compact(F.array(*which))))
     rules = F.array(*(F.lit(kind.rule) for kind in kinds))

@@ -1,9 +1,8 @@
-"""Waiting in front of a number of slots: formulas, and the replay of what was recorded. Plain Python and NumPy.
+"""Queueing for a number of slots: formulas, and the replay of recorded arrivals. Plain Python and NumPy.
 
-Times are seconds, rates are per second. A *slot* is one unit of concurrency: what `max_inflight` counts. ``held``
-is how long a task keeps its slot, ``overhead`` how long a slot that is free takes until it has been given to a task.
-``scv`` is a squared coefficient of variation: 0 for a steady beat, 1 for chance alone (a Poisson process,
-exponential times).
+Times are in seconds, rates per second. A *slot* is one unit of concurrency, which ``max_inflight`` counts. ``held`` is
+the time for which a task occupies its slot, and ``overhead`` the time until a free slot is given to a task. ``scv`` is
+a squared coefficient of variation: 0 for constant intervals, 1 for a Poisson process or exponential times.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def wait_quantile(
 ) -> float:
     """Return a quantile of the wait by Allen and Cunneen's approximation of G/G/c; infinite with too few slots.
 
-    The tail is taken as exponential, as it is with M/M/c, with the mean stretched by the variation of arrivals and of
-    times held: near enough while both vary moderately, too much by a third and more where times held vary widely.
+    The tail is assumed to be exponential, as with M/M/c, and its mean is scaled by the variation of arrivals and
+    running times. This is accurate for moderate variation, and a third or more too high for widely varying times.
     """
     load = rate * mean
     if load >= slots:
@@ -51,7 +50,7 @@ def wait_quantile(
 
 
 def scv(values: Floats) -> float:
-    """Return the squared coefficient of variation; 0 where the mean is."""
+    """Return the squared coefficient of variation; 0 for a mean of 0."""
     mean = float(values.mean()) if len(values) else 0.0
     return float(values.var()) / mean**2 if mean > 0 else 0.0
 
@@ -64,10 +63,10 @@ def replay(
     overhead: float = 0.0,
     priorities: npt.NDArray[np.int64] | None = None,
 ) -> Floats:
-    """Return how long each task waits until it has been handed out, if so many slots serve what was recorded.
+    """Return the wait of each recorded task until its delivery, with a number of slots.
 
-    ``arrived`` does not fall. First come, first served within a priority, and the highest priority (the largest
-    number) first; a task that runs is never put aside. Takes O(n log n).
+    ``arrived`` is sorted. Tasks are served by priority, the largest number first, and then in the order of arrival; a
+    running task is not interrupted. Takes O(n log n).
     """
     if priorities is not None and len(np.unique(priorities)) > 1:
         return _by_priority(arrived.tolist(), held.tolist(), slots, overhead, priorities.tolist())
@@ -108,13 +107,13 @@ def _by_priority(
 
 
 def least(fits: Callable[[int], bool], at_least: int, at_most: int) -> int | None:
-    """Return the least number that fits, of those from ``at_least`` to ``at_most``; ``None`` where the last does not.
+    """Return the smallest number that fits from ``at_least`` to ``at_most``; ``None`` if ``at_most`` does not fit.
 
-    What fits must go on to fit as the number grows.
+    If a number fits, all larger ones must fit too.
     """
     low, step = at_least, 1
     high = min(low, at_most)
-    while not fits(high):  # gallops: what is looked for is mostly near the least
+    while not fits(high):  # grow the steps, because the result is mostly near the start
         if high >= at_most:
             return None
         low, high, step = high + 1, min(high + step, at_most), step * 2
@@ -130,9 +129,9 @@ def least(fits: Callable[[int], bool], at_least: int, at_most: int) -> int | Non
 def resampled(
     arrived: Floats, held: Floats, times: int, *, seed: int
 ) -> Iterator[tuple[Floats, Floats]]:
-    """Yield other records that the same process might have left: stretches of this one, drawn with replacement.
+    """Yield bootstrap samples of a record: blocks of it, drawn with replacement.
 
-    A stretch has √n tasks, so that bursts and what follows from one task to the next stay as they were.
+    A block has √n tasks, so that bursts and correlations between neighbours are preserved.
     """
     count = len(arrived)
     gaps = np.diff(arrived, prepend=arrived[:1])
@@ -145,7 +144,7 @@ def resampled(
 
 
 def bucket(started: Floats, rate: float) -> int:
-    """Return how many tokens a bucket that refills at ``rate`` must hold, if no hand-out is to wait for one."""
+    """Return the size of a token bucket that refills at ``rate`` and delays no delivery."""
     times = np.sort(started)
     spent = np.arange(1, len(times) + 1) - rate * times
     before = np.minimum.accumulate(spent - 1.0)

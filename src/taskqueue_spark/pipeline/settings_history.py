@@ -1,4 +1,4 @@
-"""What queues were told: their settings as the journal has them, and when they were not noted at all."""
+"""The settings of queues in the journal, and the times when a queue wrote no journal."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OF_KEY = "partition by run, key order by seq"
 
 
 def settings(transitions: DataFrame) -> DataFrame:
-    """Return each change of settings: ``run``, ``key``, ``seq``, ``ts``, ``until`` and what was set.
+    """Return each change of settings: ``run``, ``key``, ``seq``, ``ts``, ``until`` and the settings.
 
-    ``until``: the number of the queue's next change, null for none. Rates are tokens (``burst``) and tokens per second
-    (``rate``).
+    ``until``: the number of the queue's next change, or null. A rate is given by tokens (``burst``) and tokens per
+    second (``rate``).
     """
     chosen = ["run", "shard", "key", "seq", "ts"]
     limits = [
@@ -33,9 +33,9 @@ def settings(transitions: DataFrame) -> DataFrame:
     ]
     return (
         transitions.where("event = 'configured'")
-        .selectExpr(*chosen, f"from_json(reason, '{_SETTINGS}') as told")
+        .selectExpr(*chosen, f"from_json(reason, '{_SETTINGS}') as parsed")
         .dropDuplicates(["run", "shard", "seq"])
-        .selectExpr(*chosen, "told.*")
+        .selectExpr(*chosen, "parsed.*")
         .selectExpr(
             "* except (rate_limit, tenant_rate_limit)",
             *limits,
@@ -45,11 +45,11 @@ def settings(transitions: DataFrame) -> DataFrame:
 
 
 def switches(transitions: DataFrame) -> DataFrame:
-    """Return ``run`` and ``key`` of what was not noted all the time, and when.
+    """Return ``run`` and ``key`` of queues that did not write a journal all the time, and when.
 
-    ``dark``: an array of the first and last numbers of those times.
-    A queue's first settings that are not its version 1 say that it was there before its journal was; settings without a
-    journal that it is not noted from there on, unless it plainly is; and a version that is missing, that it was not.
+    ``dark``: an array of the first and last numbers of those times. First settings with a version other than 1 show
+    that the queue existed before its journal. Settings with the journal switched off begin such a time, unless later
+    transitions exist. A missing version shows that the journal was switched off in between.
     """
     changes = settings(transitions).selectExpr(
         "*",
@@ -70,14 +70,14 @@ def switches(transitions: DataFrame) -> DataFrame:
         if({closed}, {span.format("seq + 1", _EVER - 1)}, null)))"""
     return (
         changes.join(latest, ["run", "key"])
-        .selectExpr("run", "key", f"explode({dark}) as one")
-        .where("one.last >= one.first")
+        .selectExpr("run", "key", f"explode({dark}) as span")
+        .where("span.last >= span.first")
         .groupBy("run", "key")
-        .agg(F.expr("sort_array(collect_list(one))").alias("dark"))
+        .agg(F.expr("sort_array(collect_list(span))").alias("dark"))
     )
 
 
 def _seconds(name: str) -> str:
-    """Return how long the unit of a limit is."""
+    """Return the length of a limit's unit in seconds."""
     units = " ".join(f"when '{unit.value}' then {float(unit.seconds)}D" for unit in IntervalUnit)
     return f"case {name}rate_limit.interval_unit {units} end"

@@ -1,8 +1,8 @@
-"""Tables in a folder: each is there whole, as it was before or as it is now, whatever ends the process that writes it.
+"""Tables in a folder. Readers see the former or the new version of a table as a whole, even if its writer is killed.
 
-A table is a link to one version of it. A new version is written beside, then one rename of a link puts it in the
-place of the old one, which goes with the next write: so who reads it meanwhile may finish. The folder is one that every
-worker of Spark sees under the same path: a disk of this machine, or a file system that they share.
+A table is a symbolic link to one of its versions. A new version is written to its own folder, and one rename replaces
+the link. The former version is deleted by the next write, so that its readers can finish. All Spark workers must see
+the folder under the same path: on a local disk, or on a shared file system.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DateType
 
@@ -30,9 +31,9 @@ from taskqueue_spark.columns import TRANSITIONS
 
 @contextmanager
 def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
-    """Hold the file ``lock`` against other processes; the system lets go of it when this one ends, however that is.
+    """Hold a file lock, which the system releases when the process ends in any way.
 
-    Raises `ConfigurationError` where another one holds it. ``other``: what that one is doing, before "folder".
+    Raises `ConfigurationError` if another process holds it. ``other``: description of that process before the folder.
     """
     with lock.open("w") as file:
         try:
@@ -44,22 +45,47 @@ def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
         yield
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file by one rename, so that readers see the former content or all of the new one."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def first_rows(frame: DataFrame, *order: str, most: int = 1000) -> list[dict[str, Any]]:
+    """Return the first rows in an order. ``-name`` orders by a column from the highest value."""
+    columns = [
+        frame[name[1:]].desc_nulls_last() if name.startswith("-") else frame[name].asc_nulls_last()
+        for name in order
+    ]
+    frame = frame.orderBy(*columns) if columns else frame
+    rows: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
+    return rows
+
+
 _VERSIONS = ".versions"
 _GLOB = frozenset("*?[]{}\\")
-"""what Spark would not take for a part of a name"""
+"""characters that Spark treats as a pattern"""
 _DAMAGED = "damaged"
 _TRANSITIONS = "transitions"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What a snapshot holds, in rows."""
+    """The numbers of rows of a snapshot."""
 
     transitions: int
     damaged: int
 
 
 def folder(path: str | Path) -> Path:
-    """Return a folder for tables, made if need be. Raises `InvalidInput` and `ConfigurationError`."""
+    """Return a folder for tables, and create it if necessary. Raises `InvalidInput` and `ConfigurationError`."""
     place = Path(path).expanduser().absolute()
     if _GLOB & set(str(place)):
         raise InvalidInput("out", "a path with one of *?[]{}\\", "a path without them")
@@ -67,16 +93,16 @@ def folder(path: str | Path) -> Path:
         (place / _VERSIONS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"the folder {place} cannot be made: {error.strerror or type(error).__name__}"
+            f"the folder {place} cannot be created: {error.strerror or type(error).__name__}"
         ) from None
     return place
 
 
 def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
-    """Write a journal, read once: ``transitions`` by date, and apart from them what was ``damaged``.
+    """Write a journal as the tables ``transitions``, by date, and ``damaged``. The journal is read once.
 
-    Whoever works on a snapshot works on one state of the journal. Doing it again gives the same rows, if nothing has
-    happened. Raises `ConfigurationError` where this process does not see what the workers of Spark have written.
+    All commands on a snapshot use the same state of the journal. Raises `ConfigurationError` if this process does not
+    see the files of the Spark workers.
     """
     path = folder(out)
     kind = F.when(F.col("event") == _DAMAGED, _DAMAGED).otherwise(_TRANSITIONS)
@@ -100,7 +126,7 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
 
 
 def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
-    """Write a table in the place of its former version, and return it as it is read back. Raises as `snapshot` does."""
+    """Write a new version of a table, and return the table. Raises like `snapshot`."""
     path = folder(out)
     with _locked(path):
         version = _version(path, name)
@@ -111,7 +137,7 @@ def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
 
 
 def read(spark: SparkSession, out: str | Path, name: str) -> DataFrame:
-    """Read a table. Raises `ConfigurationError` where it is not there."""
+    """Read a table. Raises `ConfigurationError` if it does not exist."""
     return spark.read.parquet(_uri(_existing_path(out, name)))
 
 
@@ -121,9 +147,10 @@ def read_transitions(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> DataFrame:
-    """Read the transitions of a snapshot, or of an archive with the same layout, some time of them or all.
+    """Read the transitions of a snapshot, or of an archive with the same layout.
 
-    ``since`` is within, ``until`` is not. Raises `ConfigurationError` where they are not there.
+    ``since``: the first included time; ``until``: the first excluded time. Raises `ConfigurationError` if there are
+    none.
     """
     result = _journal(spark, _existing_path(out, _TRANSITIONS))
     if since is not None:
@@ -134,19 +161,19 @@ def read_transitions(
 
 
 def read_damaged(spark: SparkSession, out: str | Path) -> DataFrame:
-    """Read what could not be read of the journal; no rows where no snapshot was written there."""
+    """Read the damaged entries of a snapshot; no rows without a snapshot."""
     if not there(out, _DAMAGED):
         return spark.createDataFrame([], from_arrow_schema(TRANSITIONS))
     return _journal(spark, _existing_path(out, _DAMAGED)).select(*TRANSITIONS.names)
 
 
 def there(out: str | Path, name: str) -> bool:
-    """Tell whether a table is there."""
+    """Return whether a table exists."""
     return (Path(out).expanduser() / name).is_dir()
 
 
 def rows(out: str | Path, name: str) -> int:
-    """Return how many rows a table has, which its files say without being read."""
+    """Return the number of rows of a table, from the metadata of its files."""
     return _rows(Path(out).expanduser() / name)
 
 
@@ -155,15 +182,15 @@ def _rows(path: Path) -> int:
 
 
 def _writing(table: DataFrame, path: Path, version: Path, *by: str) -> None:
-    """Write a version, and look that all of it is there: who writes and who reads may be different machines."""
+    """Write a version, and check that this machine sees all of it, because other machines may have written it."""
     observed = Observation()
     result = table.observe(observed, F.count(F.lit(1)).alias("rows"))
     result.write.partitionBy(*by).parquet(_uri(version))
     written, match = observed.get["rows"], _rows(version)
     if written != match:
         raise ConfigurationError(
-            f"of {written:,} rows that were written {match:,} are in {path}: needed is a folder that every machine "
-            "of Spark sees under the same path"
+            f"of {written:,} rows that were written, {match:,} are in {path}; use a folder that every machine of "
+            "Spark sees under the same path"
         )
 
 
@@ -176,9 +203,9 @@ def _existing_path(out: str | Path, name: str) -> Path:
     path = Path(out).expanduser().absolute() / name
     if not path.is_dir():
         raise ConfigurationError(
-            f"there is no table {name} in {path.parent}: `taskqueue pipeline snapshot --out` makes such a folder"
+            f"there is no table {name} in {path.parent}: `taskqueue pipeline snapshot --out` creates such a folder"
         )
-    return path.resolve()  # the version of now, whatever takes its place meanwhile
+    return path.resolve()  # the current version, even if a new one replaces it
 
 
 def _version(path: Path, name: str) -> Path:
@@ -186,7 +213,7 @@ def _version(path: Path, name: str) -> Path:
 
 
 def _put(path: Path, name: str, version: Path) -> None:
-    """Have the table be this version, by one rename."""
+    """Make a version the current one, by one rename."""
     link = path / _VERSIONS / f"{name}.link"
     link.unlink(missing_ok=True)
     link.symlink_to(version.relative_to(path), target_is_directory=True)
@@ -199,7 +226,7 @@ def _put(path: Path, name: str, version: Path) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Remove what no table is, nor was just before: of each name, all versions but the newest two."""
+    """Remove old versions: all but the newest two of each table."""
     current = {path.resolve() for path in place.iterdir() if path.is_symlink()}
     spare: set[str] = set()
     versions = [path for path in (place / _VERSIONS).iterdir() if path.is_dir()]

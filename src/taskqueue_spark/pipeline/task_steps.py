@@ -1,4 +1,4 @@
-"""The steps of each task in their order, each with the one before it: what the audit and the rules look at."""
+"""The steps of each task in order, each with the previous one, for the audit and the rules."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from taskqueue_spark.pipeline.gaps import Holes, spans
 from taskqueue_spark.pipeline.settings_history import switches
 
 OVER = ("done", "expired", "cancelled", "discarded")
-"""states after which an id may come again"""
+"""states after which an id may be published again"""
 ENDED = (*OVER, "dead")
 TASK = ("run", "key", "task_id")
 OF_TASK = "partition by task_hash, run, key, task_id order by seq"
-"""the window of a task's steps within a run, in their order: numbers are sorted faster than names"""
+"""the window of a task's steps within a run, in order; the hash is sorted faster than names"""
 
 
 def name_list(names: tuple[str, ...]) -> str:
-    """Return names as a list within an expression."""
+    """Return names as a list in an expression."""
     return ", ".join(f"'{name}'" for name in names)
 
 
@@ -27,11 +27,11 @@ _READMITTED = f"coalesce(before_state in ({name_list(OVER)}), false)"
 
 
 def in_order(transitions: DataFrame) -> DataFrame:
-    """Return the transitions of tasks, each once, with what the same task's one before and after it say in the run.
+    """Return the transitions of tasks, each once, with columns of the previous and the next one of the same task.
 
-    ``before_seq`` and others, ``after_seq`` and others: null where there is none. ``begins``: a life begins here.
-    A key lives in one shard of a run, so within both the number is the order; clocks may be set back. Rows are spread
-    by key and id.
+    ``before_seq`` etc. and ``after_seq`` etc. are null if there is none. ``begins``: a life begins with this
+    transition. A key belongs to one shard of a run, so the number defines the order, even if a clock was set back.
+    Rows are partitioned by key and id.
     """
     before, after = (
         [f"{poll}({name}) over ({OF_TASK}) as {side}_{name}" for name in names]
@@ -42,7 +42,7 @@ def in_order(transitions: DataFrame) -> DataFrame:
         .repartition("key", "task_id")
         .selectExpr("*", "xxhash64(run, key, task_id) as task_hash")
         .selectExpr("*", *before)
-        # One that is there twice says the same twice: what comes behind sees no difference.
+        # Duplicates are equal, so removing one changes nothing for later transitions.
         .where("before_seq is null or before_seq != seq")
         .selectExpr(
             "*", *after, f"event = 'published' or (event = 'retried' and {_READMITTED}) as begins"
@@ -51,11 +51,11 @@ def in_order(transitions: DataFrame) -> DataFrame:
 
 
 def steps(transitions: DataFrame) -> DataFrame:
-    """Return what `in_order` does, with the lives of each task and what may be missing.
+    """Return the rows of `in_order` with the lives of each task and the gaps.
 
-    ``life``: counts lives within the run, from 1. ``began``, ``over`` and ``holes`` of its run and shard (see `gaps`),
-    ``holes`` with the times at which the queue was not noted. ``hidden``: something that is missing lies between the
-    one before (or number 1) and this one.
+    ``life``: number of the life within the run, from 1. ``began``, ``over`` and ``holes``: see `gaps`; ``holes``
+    includes the times when the queue wrote no journal. ``hidden``: a number between the previous transition (or the
+    beginning) and this one is missing.
     """
     life = f"count_if(begins or before_seq is null) over ({OF_TASK}) as life"
     rows = in_order(transitions).selectExpr("*", life)
@@ -68,10 +68,10 @@ def steps(transitions: DataFrame) -> DataFrame:
 
 
 def code_of(column: str, names: tuple[str, ...]) -> str:
-    """Return the place of a name among some, from 1; 0 for another. Numbers are aggregated faster than names."""
+    """Return the position of a name in a list, from 1; 0 for another name. Numbers are aggregated faster than names."""
     return f"array_position(array({name_list(names)}), {column})"
 
 
 def name_of(code: str, names: tuple[str, ...]) -> str:
-    """Return the name at a place; null for none."""
+    """Return the name at a position; null for 0."""
     return f"if({code} > 0, element_at(array({name_list(names)}), cast({code} as int)), null)"

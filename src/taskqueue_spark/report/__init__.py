@@ -1,5 +1,5 @@
-"""The report: every table of the pipeline made and kept, one page for people and the same figures as JSON.
+"""The report: all tables of the pipeline as Parquet, one page about them, and its figures as JSON.
 
-`build` makes the tables, `gathering` takes of them what a page has room for, `verdict` says in plain sentences what
-they come to, and `page` draws them, with `plots` of its own.
+`build` creates the tables, `content` selects the rows for the page, `outcome` sums them up in sentences, and `page`
+renders them with the plots of `plots`.
 """

@@ -1,4 +1,4 @@
-"""All tables of the pipeline, each written as it is made and read back for the next."""
+"""All tables of the pipeline. Each is written when it is created, and read back for the next ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.batch_reader import read_journal
 from taskqueue_spark.pipeline import tables
@@ -22,32 +22,32 @@ from taskqueue_spark.pipeline.gaps import gaps
 from taskqueue_spark.pipeline.history import counts, violations
 from taskqueue_spark.pipeline.latency import latency
 from taskqueue_spark.pipeline.throughput import concurrency, throughput
-from taskqueue_spark.report.verdict import LIVE
+from taskqueue_spark.report.outcome import LIVE
 from taskqueue_spark.store_tables import ledgers, live_states
 
 _THERE = (*LIVE, "dead_lettered")
-"""verdicts on what the store still has"""
+"""verdicts of tasks that the store still has"""
 _CHUNK = 8
-"""tasks of Spark that ask the store at once: it has other work"""
+"""maximum number of Spark tasks that query the store at once, because it has other work"""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What tables are made for. Raises `InvalidInput` for what no table can be made for."""
+    """Parameters of the tables. Raises `InvalidInput`."""
 
     window: str = "1 minute"
-    """of what is shown over time"""
+    """length of the windows for values over time"""
     target_wait: float = 1.0
     percentile: float = 0.95
     grace: float = 60.0
     whole: bool = True
-    """whether the transitions are all there is of their runs, none of them chosen by key"""
+    """whether the transitions contain everything of their runs"""
     store: dict[str, str] | None = None
-    """options by which the store is asked what it has now; none: it is not asked"""
+    """options to query the store for its current content; ``None``: do not query it"""
     behind: dict[str, str] | None = None
-    """options by which the journal behind the transitions is read; none: there is none"""
+    """options to read the part of the journal that follows the transitions; ``None``: there is none"""
 
     def __post_init__(self) -> None:
-        """Look at them now: some are needed late."""
+        """Check the parameters, before some of them are used late."""
         seconds_of(self.window)
         check_target(self.target_wait, self.percentile)
 
@@ -56,15 +56,15 @@ class _Note(Protocol):
     note: str
 
 
-class ReportText(Protocol):
-    """Who is told of each table."""
+class Progress(Protocol):
+    """A display of stages."""
 
     def stage(self, name: str) -> AbstractContextManager[_Note]:
-        """Tell that something is being done."""
+        """Show a stage while the context is open."""
 
 
 class ReportBuild:
-    """Makes tables of some transitions in a folder. ``mine`` takes the rows of the queues that are wanted."""
+    """A builder of tables in a folder, from transitions. ``select`` returns the rows of the chosen queues."""
 
     def __init__(
         self,
@@ -76,31 +76,31 @@ class ReportBuild:
         self.transitions = transitions
         self.out = out
         self.wishes = wishes
-        self.mine = own
+        self.select = own
         self.made: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
-        """Return a table, which is made and written unless it was."""
+        """Return a table. Create and write it at the first call."""
         if name not in self.made:
-            self.made[name] = tables.write(self.mine(TABLES[name](self)), self.out, name)
+            self.made[name] = tables.write(self.select(TABLES[name](self)), self.out, name)
         return self.made[name]
 
-    def all(self, telling: ReportText) -> Mapping[str, DataFrame]:
-        """Make every table, in order."""
-        for name in self._wanted():
-            with telling.stage(name.replace("_", " ")) as stage:
+    def all(self, progress: Progress) -> Mapping[str, DataFrame]:
+        """Create every table, in order."""
+        for name in self._names():
+            with progress.stage(name.replace("_", " ")) as stage:
                 self.table(name)
                 rows = tables.rows(self.out, name)
                 stage.note = f"{rows:,} row{'' if rows == 1 else 's'}"
         return self.made
 
-    def _wanted(self) -> Iterator[str]:
+    def _names(self) -> Iterator[str]:
         requested = ("asked", "live", "ledgers")
         return (name for name in TABLES if self.wishes.store is not None or name not in requested)
 
 
 def audited(build: ReportBuild) -> DataFrame:
-    """Audit, and ask the store for the tasks that have no end, if it can be asked."""
+    """Return the audit, with the current states of unfinished tasks from the store, if it is to be queried."""
     grace = build.wishes.grace
     if build.wishes.store is None:
         return audit(build.transitions, grace_seconds=grace)
@@ -114,10 +114,10 @@ def _live_states_of(build: ReportBuild) -> DataFrame:
 
 
 def _live(build: ReportBuild) -> DataFrame:
-    """Return what the store said; of what it did not have any more, what the journal has noted in the meantime.
+    """Return the states from the store, and for tasks that it does not have, the later states in the journal.
 
-    A task that ended behind the transitions may be forgotten before it is asked for. Where that part of the journal has
-    holes already, nobody knows: ``unknown``.
+    A task that ended after the transitions may be forgotten before the store is queried. If that part of the journal
+    has gaps, the state is ``unknown``.
     """
     requested = build.table("asked")
     absent = requested.where("state is null").select("key", "task_id")
@@ -128,12 +128,12 @@ def _live(build: ReportBuild) -> DataFrame:
     result = requested.join(
         noted.agg(F.max_by("state", "seq").alias("noted")), ["key", "task_id"], "left"
     )
-    nobody_knows = F.lit("unknown" if _cut(build.transitions, later) else None)
-    return result.withColumn("state", F.coalesce("state", "noted", nobody_knows)).drop("noted")
+    default = F.lit("unknown" if _has_gaps(build.transitions, later) else None)
+    return result.withColumn("state", F.coalesce("state", "noted", default)).drop("noted")
 
 
-def _cut(transitions: DataFrame, later: DataFrame) -> bool:
-    """Tell whether anything is missing between the last of some transitions and the last of later ones."""
+def _has_gaps(transitions: DataFrame, later: DataFrame) -> bool:
+    """Return whether a number is missing between the last of some transitions and the last of later ones."""
     ends = transitions.groupBy("run", "shard").agg(F.max("seq").alias("end"))
     counts = (
         later.where("event != 'damaged'")
@@ -145,9 +145,9 @@ def _cut(transitions: DataFrame, later: DataFrame) -> bool:
 
 
 def _ledgers(build: ReportBuild) -> DataFrame:
-    books = ledgers(build.transitions.sparkSession, **build.wishes.store or {})
-    result = against(build.table("conservation"), books)
-    # What the audit knows nothing of has no journal; what no ledger knows is told.
+    stored = ledgers(build.transitions.sparkSession, **build.wishes.store or {})
+    result = against(build.table("conservation"), stored)
+    # A queue that the audit does not know has no journal; a queue without a ledger is shown.
     return result.where("coalesce(ledger_published != more_published, true)")
 
 
@@ -195,4 +195,4 @@ TABLES: dict[str, Callable[[ReportBuild], DataFrame]] = {
     "failures": lambda build: failures(build.transitions),
     "capacity": _capacity,
 }
-"""by their names, in an order in which each is behind what it is made of"""
+"""by name, each after the tables that it depends on"""

@@ -1,4 +1,4 @@
-"""What a report tells, taken from the tables: as much as a page has room for, in plain values."""
+"""The content of a report: the rows of the tables that fit on a page, as plain values."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.pipeline.audit import ANOMALIES
 from taskqueue_spark.pipeline.durations import steps
+from taskqueue_spark.pipeline.tables import first_rows
 from taskqueue_spark.report.build import ReportBuild
-from taskqueue_spark.report.verdict import COUNTED, LIVE, Verdict, verdict_of
+from taskqueue_spark.report.numbers import STEPS
+from taskqueue_spark.report.outcome import COUNTED, LIVE, Outcome, outcome_of
 
 _MOST = 200
-"""rows of a table in the report"""
+"""maximum number of rows of a table in the report"""
 _KEYS = 8
-"""queues that are told over time, the busiest"""
+"""maximum number of queues with values over time, the busiest"""
 _POINTS = 80
-"""of a plot"""
-_LENGTHS = (
-    0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400,
-)  # fmt: skip
-"""seconds that a person reads off an axis"""
+"""maximum number of points of a plot"""
 _DAY = 86_400
 _BEGINS = ("published", "redriven", "discarded")
-"""what follows on no live state"""
+"""events that follow on no live state"""
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """From when to when, and how much."""
+    """The time span and size of the transitions."""
 
     since: datetime | None
     until: datetime | None
@@ -41,34 +39,34 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long that is."""
+        """The length of the time span."""
         if self.since is None or self.until is None:
             return 0.0
         return (self.until - self.since).total_seconds()
 
 
-class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
-    """What was audited."""
+class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of the audit."""
 
     total: dict[str, Any]
-    """over all queues: ``queues``, what is counted of them, and whether all are ``balanced`` and ``complete``"""
+    """over all queues: their number (``queues``), counts, and whether all are ``balanced`` and ``complete``"""
     conservation: list[dict[str, Any]]
-    """of some queues: first those that are not as they must be, then the busiest"""
+    """rows of some queues: first those with a fault, then the busiest"""
     anomalies: dict[str, int]
     lost: list[dict[str, Any]]
-    """some of the lost tasks"""
+    """the first lost tasks"""
     gaps: list[dict[str, Any]]
     missing: int
     damaged: int
     asked: bool
-    """whether the store was asked"""
+    """whether the store was queried"""
     ledgers: list[dict[str, Any]] = []
     short: int = 0
-    """how many tasks fewer the ledgers have as published than the journal has"""
+    """number of published tasks in the journal that the ledgers do not have"""
 
-    def verdict(self, rules: Iterable[Mapping[str, Any]] = ()) -> Verdict:
-        """Return what it comes to."""
-        return verdict_of(
+    def outcome(self, rules: Iterable[Mapping[str, Any]] = ()) -> Outcome:
+        """Return the outcome of the checks."""
+        return outcome_of(
             self.total,
             rules=rules,
             anomalies=self.anomalies,
@@ -79,16 +77,14 @@ class ReportContent(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def length_of(seconds: float, points: int = _POINTS, *, least: float = 0) -> float:
-    """Return a length of windows, so that they are not more than so many."""
-    for length in _LENGTHS:
-        if length >= least and seconds / length <= points:
-            return length
-    return _DAY * -(-seconds // (points * _DAY))
+def length_of(seconds: float, points: int = _POINTS, *, least: float = 0.05) -> float:
+    """Return a length of windows, at least ``least`` seconds, so that there are at most ``points`` windows."""
+    fitting = (step for step in STEPS if step >= least and seconds / step <= points)
+    return next(fitting, _DAY * -(-seconds // (points * _DAY)))
 
 
 def extent(transitions: DataFrame) -> Extent:
-    """Look how much there is of tasks, and of when."""
+    """Return the time span and size of the transitions of tasks."""
     rows = transitions.where(F.col("task_id") != "")
     result = rows.agg(
         F.min("ts").alias("since"),
@@ -100,8 +96,8 @@ def extent(transitions: DataFrame) -> Extent:
     return Extent(**_only_row(result))
 
 
-def build_content(build: ReportBuild, damaged: int) -> ReportContent:
-    """Audit, and take what a verdict is made of."""
+def audit_content(build: ReportBuild, damaged: int) -> AuditContent:
+    """Run the audit, and return the values for its outcome."""
     table = build.table("conservation")
     total = _only_row(
         table.agg(
@@ -113,51 +109,35 @@ def build_content(build: ReportBuild, damaged: int) -> ReportContent:
     wrong = (F.col("lost") > 0) | ~F.col("balanced")
     shown = _rows(table.withColumn("wrong", wrong), "-wrong", "-published", "key")
     conservation = [{name: row[name] for name in table.columns} for row in shown]
-    odd = (
-        build.table("audit")
-        .select(F.explode("anomalies").alias("name"))
-        .groupBy("name")
-        .agg(F.count("*").alias("count"))
-    )
+    odd = build.table("audit").selectExpr("explode(anomalies) as name").groupBy("name").count()
     counts = {row["name"]: row["count"] for row in odd.toArrow().to_pylist()}
     lost = build.table("audit").where(F.col("verdict") == "lost")
+    columns = ("key", "task_id", "life", "reason", "last_event", "last_at")
     gaps = build.table("gaps")
-    missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0)).alias("missing"))
-    store = build.wishes.store is not None
-    return ReportContent(
+    ledgers = build.table("ledgers") if build.wishes.store is not None else None
+    return AuditContent(
         total=total,
         conservation=conservation,
         anomalies={name: counts.get(name, 0) for name in ANOMALIES},
-        lost=_rows(
-            lost.select("key", "task_id", "life", "reason", "last_event", "last_at"),
-            "key",
-            "task_id",
-            most=20,
-        ),
+        lost=_rows(lost.select(*columns), "key", "task_id", most=20),
         gaps=_rows(gaps, "run", "shard", "first", most=20),
-        missing=_only_row(missing)["missing"],
+        missing=_sum(gaps, "missing"),
         damaged=damaged,
-        asked=store,
-        ledgers=_rows(build.table("ledgers"), "more_published", "key") if store else [],
-        short=_short(build) if store else 0,
+        asked=ledgers is not None,
+        ledgers=_rows(ledgers, "more_published", "key") if ledgers is not None else [],
+        short=_sum(ledgers, "greatest(-more_published, 0)") if ledgers is not None else 0,
     )
 
 
-def _short(build: ReportBuild) -> int:
-    less = F.sum(F.greatest(-F.col("more_published"), F.lit(0)))
-    short: int = _only_row(build.table("ledgers").agg(F.coalesce(less, F.lit(0)).alias("short")))[
-        "short"
-    ]
-    return short
+def report_content(
+    build: ReportBuild, damaged: int, source: str, where: str = ""
+) -> dict[str, Any]:
+    """Return the report. Every value is text, a number, a time, a list or a mapping.
 
-
-def gathered(build: ReportBuild, damaged: int, source: str, where: str = "") -> dict[str, Any]:
-    """Return the report: every value is text, a number, a time, a list or a mapping.
-
-    ``source``: what it is from, in words; ``where``: the same as options of a command.
+    ``source``: the source of the transitions, as text; ``where``: the same as options of a command.
     """
-    result = extent(build.mine(build.transitions))
-    account_of = build_content(build, damaged)
+    result = extent(build.select(build.transitions))
+    account = audit_content(build, damaged)
     rules = sorted(_rows(build.table("rules")), key=lambda row: int(row["rule"].strip("R") or 0))
     throughput = _rows(_whole(build.table("throughput")), "-published", "key")
     keys = [row["key"] for row in throughput[:_KEYS]]
@@ -166,9 +146,9 @@ def gathered(build: ReportBuild, damaged: int, source: str, where: str = "") -> 
         "made_at": datetime.now(UTC),
         "source": source,
         "where": where,
-        "verdict": msgspec.to_builtins(account_of.verdict(rules)),
+        "verdict": msgspec.to_builtins(account.outcome(rules)),
         "extent": msgspec.structs.asdict(result) | {"seconds": result.seconds},
-        "account": msgspec.structs.asdict(account_of),
+        "account": msgspec.structs.asdict(account),
         "rules": rules,
         "violations": _rows(build.table("violations"), "rule", "key", "seq", most=50),
         "figures": _headline_metrics(build),
@@ -187,7 +167,7 @@ def gathered(build: ReportBuild, damaged: int, source: str, where: str = "") -> 
 
 
 def _headline_metrics(build: ReportBuild) -> dict[str, Any]:
-    """Return what is told at first sight, over all queues."""
+    """Return the headline figures over all queues."""
     latency = _whole(build.table("latency")).agg(
         F.coalesce(F.sum("executions"), F.lit(0)).alias("executions"),
         F.max("queue_wait_p95").alias("wait_p95"),
@@ -201,7 +181,7 @@ def _headline_metrics(build: ReportBuild) -> dict[str, Any]:
 
 
 def _concurrency(build: ReportBuild) -> list[dict[str, Any]]:
-    """Return what is told of queues, and then of workers: neither takes the other's place."""
+    """Return the rows of queues and then of workers, each with its own limit."""
     workers = build.table("concurrency").where("worker is not null")
     return [
         *_rows(_of_queues(build), "-executions", "key"),
@@ -214,17 +194,17 @@ def _of_queues(build: ReportBuild) -> DataFrame:
 
 
 def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, Any]:
-    """Return per window how many came and went, over all queues and for the busiest."""
+    """Return the number of tasks that were published and ended per window, over all queues and for the busiest."""
     if result.since is None:
         return {"seconds": 1.0, "start": None, "windows": 0, "all": _series({}, 0), "keys": []}
     length = length_of(result.seconds)
     origin = result.since.timestamp() // length * length
     position = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
     event, before = F.col("event"), F.col("before_state")
-    # A task that is first seen later than its beginning was there already.
+    # A task whose first event is not its beginning was live before.
     was = F.coalesce(before.isin(*LIVE), ~event.isin(*_BEGINS))
     counted = (
-        build.mine(steps(build.transitions))
+        build.select(steps(build.transitions))
         .groupBy(
             F.when(F.col("key").isin(*keys), F.col("key")).alias("key"), position.alias("place")
         )
@@ -261,7 +241,7 @@ _SERIES = ("published", "completed", "failed", "redelivered", "change", "earlier
 
 
 def _series(rows: Mapping[int, Mapping[str, Any]], windows: int) -> dict[str, list[int]]:
-    """Return a list per name with a value for each window, and the backlog at the end of each."""
+    """Return for each name a list with a value per window, and the backlog at the end of each window."""
     fields = {name: [int(rows.get(n, {}).get(name, 0)) for n in range(windows)] for name in _SERIES}
     level = sum(fields.pop("earlier"))
     return fields | {"backlog": [level := level + change for change in fields.pop("change")]}
@@ -272,36 +252,22 @@ def _whole(frame: DataFrame) -> DataFrame:
 
 
 def _over_time(frame: DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
-    names = (
-        "queue_wait_p50",
-        "queue_wait_p95",
-        "queue_wait_p99",
-        "run_p50",
-        "run_p95",
-        "run_p99",
-        "end_to_end_p95",
-    )
+    kinds = [f"{kind}_{name}" for kind in ("queue_wait", "run") for name in ("p50", "p95", "p99")]
     rows = frame.where(F.col("window_start").isNotNull() & F.col("key").isin(*keys))
-    return _rows(
-        rows.select("key", "window_start", "tasks", *names),
-        "key",
-        "window_start",
-        most=_POINTS * _KEYS,
-    )
+    rows = rows.select("key", "window_start", "tasks", *kinds, "end_to_end_p95")
+    return _rows(rows, "key", "window_start", most=_POINTS * _KEYS)
+
+
+def _sum(frame: DataFrame, expression: str) -> int:
+    total: int = _only_row(frame.selectExpr(f"coalesce(sum({expression}), 0) as total"))["total"]
+    return total
 
 
 def _only_row(frame: DataFrame) -> dict[str, Any]:
-    """Return the one row that there is."""
+    """Return the row of a table with one row."""
     row: dict[str, Any] = frame.toArrow().to_pylist()[0]
     return row
 
 
 def _rows(frame: DataFrame, *order: str, most: int = _MOST) -> list[dict[str, Any]]:
-    """Return the first rows in an order; ``-name`` orders from the highest."""
-    columns = [
-        frame[name[1:]].desc_nulls_last() if name.startswith("-") else frame[name].asc_nulls_last()
-        for name in order
-    ]
-    frame = frame.orderBy(*columns) if columns else frame
-    matches: list[dict[str, Any]] = frame.limit(most).toArrow().to_pylist()
-    return matches
+    return first_rows(frame, *order, most=most)

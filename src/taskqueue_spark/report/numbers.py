@@ -1,5 +1,5 @@
-"""Numbers as people read them, and the marks of axes."""
-# ruff: noqa: PLR2004 - this is all about where a number begins to read badly
+"""Readable numbers, and the marks of axes."""
+# ruff: noqa: PLR2004 - this module is about magnitudes
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-_STEPS = (
+STEPS = (
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,
     43_200, 86_400,
 )  # fmt: skip
+"""seconds that are readable as steps of an axis"""
 _DAY = 86_400
 _NONE = "-"
 
@@ -29,7 +30,7 @@ def short(number: float) -> str:
 
 
 def seconds(number: float | None) -> str:
-    """Return a time: 0, 0.4 ms, 12 ms, 1.24 s, 2 m 05 s, 3 h 10 m, 2 d 4 h."""
+    """Return a duration: 0, 0.4 ms, 12 ms, 1.24 s, 2 m 05 s, 3 h 10 m, 2 d 4 h."""
     if number is None:
         return _NONE
     if number <= 0:
@@ -48,7 +49,7 @@ def seconds(number: float | None) -> str:
 
 
 def brief(number: float) -> str:
-    """Return a time for an axis: 0, 200 ms, 1.5 s, 20 s, 3 m, 2 h, 4 d."""
+    """Return a duration for an axis: 0, 200 ms, 1.5 s, 20 s, 3 m, 2 h, 4 d."""
     for size, unit in ((_DAY, "d"), (3600, "h"), (60, "m"), (1, "s")):
         if number >= size and (number >= 3 * size or size == 1 or number % size == 0):
             return f"{round(number / size, 2):g} {unit}"
@@ -56,7 +57,7 @@ def brief(number: float) -> str:
 
 
 def rate(number: float | None) -> str:
-    """Return how many a second, a minute, an hour."""
+    """Return a rate per second, minute or hour."""
     if number is None:
         return _NONE
     for size, unit in ((1, "s"), (60, "min"), (3600, "h")):
@@ -75,7 +76,7 @@ def percent(number: float | None) -> str:
 
 
 def clock(moment: datetime | None, *, day: bool = True, fine: bool = False) -> str:
-    """Return a time of day in UTC, with its day and with milliseconds if asked for."""
+    """Return a time in UTC: with its date unless ``day`` is false, with milliseconds if ``fine``."""
     if moment is None:
         return _NONE
     moment = moment.astimezone(UTC)
@@ -94,8 +95,8 @@ def marks(top: float, most: int = 4) -> list[float]:
 
 
 def time_marks(start: datetime, length: float, most: int = 6) -> Iterator[tuple[float, str]]:
-    """Give the marks of an axis of time: seconds from ``start`` and what stands there."""
-    step = next((step for step in _STEPS if length / step <= most), None)
+    """Yield the marks of a time axis: seconds from ``start``, and a label."""
+    step = next((step for step in STEPS if length / step <= most), None)
     step = step or _DAY * math.ceil(length / (_DAY * most))
     form = "%H:%M:%S" if step < 60 else "%H:%M" if step < _DAY else "%d %b"
     base = start.timestamp()

@@ -1,14 +1,11 @@
-"""The page: one file with everything in it, for a browser of any size, light or dark, with no script."""
+"""The page: one self-contained file without scripts, for screens of any size, light or dark."""
 
 from __future__ import annotations
 
-import os
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -18,37 +15,37 @@ from taskqueue_spark.report import numbers
 from taskqueue_spark.report.plots import Series, bars, over_time, ranges
 
 _RULES = {
-    "R0": "An id is one task: published again only after it has ended and was forgotten",
-    "R1": "Nothing is lost, and nothing comes from nowhere",
-    "R2": "Nothing is settled that was not delivered",
-    "R3": "Nothing is delivered after its end",
+    "R0": "An id is published again only after its task has ended and its dedupe_window has passed",
+    "R1": "No task is lost, and none appears without being published",
+    "R2": "Only delivered tasks are settled",
+    "R3": "No task is delivered after its end",
     "R4": "Every task ends once",
-    "R5": "A receipt that is no longer good changes nothing",
-    "R6": "Attempts grow by retries alone, losses by losses alone",
-    "R7": "First deliveries come in order",
-    "R8": "Tasks of one ordering key run one after another",
-    "R9": "Nothing comes before its time",
-    "R10": "Never more in flight than allowed",
-    "R11": "Never more handed out in a time than allowed",
-    "R12": "Nothing is handed out in a pause",
-    "R13": "Nothing is delivered after its deadline",
+    "R5": "A stale receipt changes nothing",
+    "R6": "Only a retry raises the attempt, and only a loss raises the losses",
+    "R7": "First deliveries are in order",
+    "R8": "Tasks of one ordering key run one at a time, in order",
+    "R9": "No scheduled task is delivered before its time",
+    "R10": "Never more tasks in flight than allowed",
+    "R11": "Never more deliveries than the rate limit allows",
+    "R12": "No task is delivered while its queue is paused",
+    "R13": "No task is delivered after its deadline",
 }
 _VERDICTS = (
     ("completed", 2), ("waiting", 1), ("scheduled", 6), ("in_flight", 5), ("dead_lettered", 4), ("expired", 3),
     ("cancelled", 7), ("discarded", 8), ("unknown", 9), ("lost", 10),
 )  # fmt: skip
-"""and their colours in the style sheet"""
+"""verdicts and their colours in the style sheet"""
 _HALF_A_DAY = 43_200
 _ALWAYS = ("published", "completed")
 _LINES = 5
-"""queues in one plot"""
+"""maximum number of queues in one plot"""
 _SPREAD = ("p50", "p95", "p99")
 
 
 def page(fields: Mapping[str, Any]) -> str:
-    """Return the page for what `gathering.gathered` told. Whatever stands in it is escaped."""
+    """Return the page for the result of `content.report_content`. All texts in it are escaped."""
     return _template().render(
-        told=fields,
+        report=fields,
         rules=[row | {"what": _RULES.get(row["rule"], "")} for row in fields["rules"]],
         shares=_shares(fields["account"]["total"]),
         tiles=list(_tiles(fields)),
@@ -62,19 +59,6 @@ def page(fields: Mapping[str, Any]) -> str:
         fairness=_fairness(fields["fairness"]),
         advised=[_advised(row) for row in fields["capacity"]],
     )
-
-
-def written(path: Path, data: bytes) -> None:
-    """Write a file by one rename, so that it is there whole or as it was before."""
-    file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(file, "wb") as out:
-            out.write(data)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 @cache
@@ -92,51 +76,43 @@ def _template() -> Template:
     return environment.get_template("page.html")
 
 
-def _tiles(fields: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
-    """Return what is told at first sight: a figure, what it is, and a remark."""
-    total, figures, seconds = (
-        fields["account"]["total"],
-        fields["figures"],
-        fields["extent"]["seconds"],
-    )
+def _tiles(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the headline figures: a value, its name, and a remark."""
+    total, figures = fields["account"]["total"], fields["figures"]
+    seconds, workers = fields["extent"]["seconds"], fields["extent"]["workers"]
     of = "of the slowest queue" if total["queues"] > 1 else ""
-    done, failed = total["completed"], figures["failed"]
+    done, failed, executions = total["completed"], figures["failed"], figures["executions"]
+    share = f"{numbers.percent(failed / executions)} of executions" if executions else ""
     return [
         (numbers.count(total["published"]), "published", ""),
         (numbers.count(done), "completed", numbers.rate(done / seconds) if seconds else ""),
         (numbers.seconds(figures["wait_p95"]), "wait, p95", of),
         (numbers.seconds(figures["run_p95"]), "run, p95", of),
-        (numbers.count(failed), "attempts failed", _share(failed, figures["executions"])),
-        (numbers.count(total["dead_lettered"]), "given up", "dead letters"),
-        (numbers.count(figures["again"]), "delivered again", "by no fault of theirs"),
-        (numbers.count(figures["peak"]), "at once, at the most", f"{fields['extent']['workers']:,} workers"),
-    ]  # fmt: skip
+        (numbers.count(failed), "attempts failed", share),
+        (numbers.count(total["dead_lettered"]), "dead letters", ""),
+        (numbers.count(figures["again"]), "redelivered", "lost or released by a worker"),
+        (numbers.count(figures["peak"]), "running at once, at most", f"{workers:,} workers"),
+    ]
 
 
 def _part(share: float | None, number: int) -> str:
     return f"{numbers.percent(share)}, {number:,}"
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{numbers.percent(part / whole)} of executions" if whole else ""
-
-
 def _shares(total: Mapping[str, Any]) -> list[tuple[str, int, float, int]]:
-    """Return each verdict with its count, its share of the width and its colour."""
+    """Return each verdict with its count, its share in percent and its colour."""
     totals = [(name, total[name], colour) for name, colour in _VERDICTS]
     whole = sum(total for _, total, _ in totals) or 1
     return [(name, total, 100 * total / whole, colour) for name, total, colour in totals if total]
 
 
 def _flow(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return for all queues, and where there are several for each of the busiest, what came and went."""
+    """Return the plots of all queues together, and of each of the busiest if there are several."""
     if flow["start"] is None:
         return []
     several = flow["keys"] if len(flow["keys"]) > 1 else []
-    return [
-        _of_queue(name, series, flow)
-        for name, series in [("", flow["all"]), *((item["key"], item) for item in several)]
-    ]
+    queues = [("", flow["all"]), *((item["key"], item) for item in several)]
+    return [_of_queue(name, series, flow) for name, series in queues]
 
 
 def _of_queue(key: str, series: Mapping[str, Any], flow: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +133,7 @@ def _of_queue(key: str, series: Mapping[str, Any], flow: Mapping[str, Any]) -> d
             start=start, step=step, unit=_per_second,
         ),
         "backlog": over_time(
-            f"Backlog{of}", f"Tasks that are not ended, {max(series['backlog'], default=0):,} at the most.", [backlog],
+            f"Backlog{of}", f"Tasks that have not ended, at most {max(series['backlog'], default=0):,}.", [backlog],
             start=start, step=step,
         ),
         "rows": [
@@ -173,7 +149,7 @@ def _per_second(number: float) -> str:
 
 
 def _spreads(fields: Mapping[str, Any]) -> list[tuple[str, Markup]]:
-    """Return a plot of ranges for waiting and one for running, with a row per queue."""
+    """Return a plot of waiting times and one of running times, with a range per queue."""
     plots = []
     for column, title, colour in (("queue_wait", "Waiting", 1), ("run", "Running", 2)):
         rows = [
@@ -186,18 +162,13 @@ def _spreads(fields: Mapping[str, Any]) -> list[tuple[str, Markup]]:
             if row[f"{column}_p50"] is not None
         ]
         if rows:
-            about = "; ".join(f"{label}: {text}" for label, _, text in rows)
-            plots.append(
-                (
-                    title,
-                    ranges(f"{title}, per queue", about, rows, unit=numbers.brief, colour=colour),
-                )
-            )
+            plot = ranges(f"{title}, per queue", rows, unit=numbers.brief, colour=colour)
+            plots.append((title, plot))
     return plots
 
 
 def _trends(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return how waiting and running went over time: the spread of one queue, or the p95 of several."""
+    """Return plots of waiting and running over time: three percentiles of one queue, or the p95 of several."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for row in fields["latency_over_time"]:
         by_key.setdefault(row["key"], []).append(row)
@@ -206,7 +177,7 @@ def _trends(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     moments = [row["window_start"] for rows in by_key.values() for row in rows]
     start, step = min(moments), float(fields["window"].split()[0])
     number = int((max(moments) - start).total_seconds() / step) + 1
-    if number < 3 or number > 2000:  # noqa: PLR2004 - a line needs some points, and a page has no room for any number
+    if number < 3 or number > 2000:  # noqa: PLR2004 - a line needs some points, and the page has limited room
         return []
     matches = []
     for column, title in (("queue_wait", "Waiting"), ("run", "Running")):
@@ -240,37 +211,27 @@ def _placed(
 
 
 def _workers(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
-    """Return a bar per worker: how much it had in hand on average."""
+    """Return a bar per worker: the average number of tasks that it ran at once."""
     matches = [row for row in rows if row["worker"] is not None and row["mean"] is not None]
     matches.sort(key=lambda row: -row["executions"])
     if not matches:
         return None
-    results = [
+    shown = [
         (
             f"{row['worker']} · {row['key']}",
             row["mean"],
-            f"{row['mean']:.1f} at once, {row['peak']:,} at most, {row['executions']:,} in all",
+            f"{row['mean']:.1f} at once, at most {row['peak']:,}, {row['executions']:,} in total",
         )
         for row in matches[:12]
     ]
-    return bars(
-        "Work in hand per worker",
-        "; ".join(f"{label}: {text}" for label, _, text in results),
-        results,
-        colour=6,
-    )
+    return bars("Concurrent tasks per worker", shown, colour=6)
 
 
 def _failing(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
     if not rows:
         return None
-    results = [(row["message"], row["attempts"], f"{row['attempts']:,}") for row in rows[:10]]
-    return bars(
-        "Failed attempts by failure",
-        "; ".join(f"{text}: {label}" for label, _, text in results),
-        results,
-        colour=4,
-    )
+    shown = [(row["message"], row["attempts"], f"{row['attempts']:,}") for row in rows[:10]]
+    return bars("Failed attempts by failure", shown, colour=4)
 
 
 def _redrive(row: Mapping[str, Any], where: str) -> str:
@@ -286,20 +247,18 @@ def _advised(row: Mapping[str, Any]) -> str:
 
 
 def _fairness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what is told of a queue where there is more than one member."""
+    """Return the plots of queues with more than one member."""
     matches = []
     for row in rows:
-        if row["members"] < 2:  # noqa: PLR2004 - nobody to be fair to
+        if row["members"] < 2:  # noqa: PLR2004 - no member to compare with
             continue
         contended = bool(row["windows"])
         shares = row["shares"] if contended else row["shares_total"]
-        results = [
+        shown = [
             (share["member"] or f"(no {row['by']})", share["share"] or 0, _part(share["share"], share["deliveries"]))
             for share in shares[:12]
         ]  # fmt: skip
         title = f"Share of deliveries by {row['by']}, {row['key']}"
-        about = "; ".join(f"{label}: {text}" for label, _, text in results)
-        matches.append(
-            dict(row) | {"contended": contended, "plot": bars(title, about, results, colour=1)}
-        )
+        plot = bars(title, shown, colour=1)
+        matches.append(dict(row) | {"contended": contended, "plot": plot})
     return matches

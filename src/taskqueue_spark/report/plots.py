@@ -1,13 +1,14 @@
-"""Plots as SVG, to stand within a page: its style sheet gives them their colours and letters.
+"""Plots as SVG within a page, whose style sheet defines their colours and fonts.
 
-Each is drawn twice, for wide and for narrow screens, so that letters have one size on both; the style sheet shows
-one. What a plot shows is said in its title and description too, and a table stands beside it.
+Each plot is drawn twice, for wide and for narrow screens, so that letters have the same size on both; the style sheet
+shows one of them. The title and the description of a plot contain its values as text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -19,17 +20,17 @@ _WIDE, _NARROW = 960, 400
 _BAR, _GAP = 22, 12
 _DAY = 86_400
 _LETTER = 6.8
-"""the usual width of a letter of 12 px"""
+"""approximate width of a letter of 12 px"""
 Text = Callable[[float], str]
 
 
 class Series(msgspec.Struct, frozen=True):
-    """Values of one thing, one per window; ``None`` where there is none."""
+    """A series of values, one per window; ``None`` for a window without a value."""
 
     name: str
     values: Sequence[float | None]
     colour: int = 1
-    """of the style sheet's"""
+    """number of a colour of the style sheet"""
     area: bool = False
 
 
@@ -45,10 +46,7 @@ def over_time(
 ) -> Markup:
     """Draw lines over time: the values of a window (``step`` seconds) at its middle. ``half``: for half the width."""
     sizes = ((480 if half else _WIDE, 250, "wide"), (_NARROW, 230, "narrow"))
-    return Markup("").join(
-        _svg(title, about, width, height, kind, _lines(series, width, height, start, step, unit))
-        for width, height, kind in sizes
-    )
+    return _both(title, about, sizes, lambda w, h: _lines(series, w, h, start, step, unit))
 
 
 def _lines(  # noqa: PLR0917 - as it is drawn
@@ -57,7 +55,9 @@ def _lines(  # noqa: PLR0917 - as it is drawn
     number = max((len(series.values) for series in series), default=0)
     known = [value for series in series for value in series.values if value is not None]
     ticks = marks(max(known, default=0))
-    remaining = 14 + _LETTER * max(7, *(len(unit(tick)) for tick in ticks))  # the same for most
+    remaining = 14 + _LETTER * max(
+        7, *(len(unit(tick)) for tick in ticks)
+    )  # mostly equal, so that plots are aligned
     right, top, bottom = width - 12, 12, height - 26
     across = (right - remaining) / max(number * step, 1e-9)
 
@@ -89,7 +89,7 @@ def _lines(  # noqa: PLR0917 - as it is drawn
                 yield f'<circle class="dot c{item.colour}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="2.5"/>'
             else:
                 yield f'<polyline class="line c{item.colour}" points="{path}"/>'
-    for place in range(number):  # what the pointer finds
+    for place in range(number):  # areas that show the values under the pointer
         values = [(series.name, series.values[place]) for series in series]
         results = [f"{name} {unit(value)}" for name, value in values if value is not None]
         moment = clock(start + timedelta(seconds=place * step), day=step >= _DAY, fine=step < 1)
@@ -101,7 +101,7 @@ def _lines(  # noqa: PLR0917 - as it is drawn
 
 
 def _runs(points: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[float, float]]]:
-    """Give the stretches without a hole."""
+    """Yield the stretches without a missing value."""
     run: list[tuple[float, float]] = []
     for point in [*points, None]:
         if point is not None:
@@ -111,41 +111,33 @@ def _runs(points: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[f
             run = []
 
 
-def bars(
-    title: str, about: str, rows: Sequence[tuple[str, float, str]], *, colour: int = 1
-) -> Markup:
-    """Draw a bar per row: a label above, and at its end what it comes to (of a value: a number and its text)."""
+def bars(title: str, rows: Sequence[tuple[str, float, str]], *, colour: int = 1) -> Markup:
+    """Draw a bar per row, with its label above and its value at the end. A row has a label, a value and its text."""
     most = max((value for _, value, _ in rows), default=0) or 1
+    pitch = _BAR + _GAP + 10
 
-    def draw(width: int) -> Iterator[str]:
+    def draw(width: int, _height: int) -> Iterator[str]:
         for index, (label, value, text) in enumerate(rows):
-            y = index * (_BAR + _GAP + 10)
+            y = index * pitch
             room = width - 24 - _LETTER * len(text)
             length = max(2.0, room * value / most) if value else 0
             yield f'<text class="label" x="0" y="{y + 12}">{_cut(label, width)}</text>'
             yield f'<rect class="bar c{colour}" x="0" y="{y + 18}" width="{length:.1f}" height="12" rx="2"/>'
             yield f'<text class="value" x="{length + 8:.1f}" y="{y + 28}">{escape(text)}</text>'
 
-    height = len(rows) * (_BAR + _GAP + 10)
-    sizes = ((_WIDE, "wide"), (_NARROW, "narrow"))
-    return Markup("").join(
-        _svg(title, about, width, height, kind, draw(width)) for width, kind in sizes
-    )
+    height = len(rows) * pitch
+    sizes = ((_WIDE, height, "wide"), (_NARROW, height, "narrow"))
+    return _both(title, _about(rows), sizes, draw)
 
 
 def ranges(
-    title: str,
-    about: str,
-    rows: Sequence[tuple[str, Sequence[float], str]],
-    *,
-    unit: Text,
-    colour: int = 1,
+    title: str, rows: Sequence[tuple[str, Sequence[float], str]], *, unit: Text, colour: int = 1
 ) -> Markup:
     """Draw for each row a range over its values (p50, p95, p99), darker towards the first, with one axis for all."""
     most = max((values[-1] for _, values, _ in rows if values), default=0)
     ticks = marks(most, 4)
 
-    def draw(width: int) -> Iterator[str]:
+    def draw(width: int, height: int) -> Iterator[str]:
         right = width - 14
         for tick in ticks:
             x = 2 + (right - 2) * tick / ticks[-1]
@@ -164,10 +156,12 @@ def ranges(
                 )
 
     height = len(rows) * 40 + 28
-    sizes = ((480, "wide"), (_NARROW, "narrow"))
-    return Markup("").join(
-        _svg(title, about, width, height, kind, draw(width)) for width, kind in sizes
-    )
+    sizes = ((480, height, "wide"), (_NARROW, height, "narrow"))
+    return _both(title, _about(rows), sizes, draw)
+
+
+def _about(rows: Sequence[tuple[str, Any, str]]) -> str:
+    return "; ".join(f"{label}: {text}" for label, _, text in rows)
 
 
 def _cut(label: str, width: int) -> Markup:
@@ -176,9 +170,18 @@ def _cut(label: str, width: int) -> Markup:
     return Markup("{}<title>{}</title>").format(cut, label)
 
 
-def _svg(  # noqa: PLR0917 - all of it is needed
-    title: str, about: str, width: int, height: int, kind: str, parts: Iterator[str]
+def _both(
+    title: str,
+    about: str,
+    sizes: Sequence[tuple[int, int, str]],
+    draw: Callable[[int, int], Iterator[str]],
 ) -> Markup:
+    """Return a plot in both sizes: width, height and class."""
+    return Markup("").join(_svg(title, about, size, draw(*size[:2])) for size in sizes)
+
+
+def _svg(title: str, about: str, size: tuple[int, int, str], parts: Iterator[str]) -> Markup:
+    width, height, kind = size
     name = f"p{crc32(f'{title} {kind}'.encode('utf-8', 'replace')):08x}"
     return Markup(  # noqa: S704 - every text within was escaped
         f'<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{name}t {name}d">'

@@ -1,17 +1,17 @@
-"""The streaming service: archives a journal as it grows, keeps figures of windows, and tells what is amiss.
+"""The streaming service: archives a journal as it grows, stores metrics of windows, and raises alerts.
 
-A batch goes through `batches` (archive, fold, commit), `folding` (in Spark) and `advancing` (what is known after
-it); `running` is the process around them, `alerts` says when somebody should look.
+`batches` processes a batch (archive, aggregate, commit), with `aggregate` in Spark and `update` in plain Python.
+`process` is the process around them, and `alerts` reports conditions.
 
 ::
 
-    OUT/transitions/batch=…/date=…/  every transition, once; a batch is seen whole or not at all
-    OUT/damaged/batch=…/             what could not be read
-    OUT/metrics/date=…/HH.parquet    figures per queue and window
+    OUT/transitions/batch=…/date=…/  every transition, once; a batch is visible as a whole or not at all
+    OUT/damaged/batch=…/             entries that could not be read
+    OUT/metrics/date=…/HH.parquet    metrics per queue and window
     OUT/stream/alerts.jsonl          start and end of each episode
-    OUT/stream/status.json           how far it is
-    OUT/stream/state.json, open/     what is known, and the tasks that live
-    OUT/stream/checkpoint/           Spark's own
+    OUT/stream/status.json           the progress
+    OUT/stream/state.json, open/     the state, and the live tasks
+    OUT/stream/checkpoint/           the checkpoint of Spark
 """
 
 from taskqueue_spark.service.options import StreamOptions

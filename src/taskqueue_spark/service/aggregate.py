@@ -1,7 +1,7 @@
-"""From the tasks that live and a batch of transitions: what the batch did, and the tasks that live after it.
+"""Aggregation of a batch in Spark: from the live tasks and the transitions, the counts and the new live tasks.
 
-State operators of Spark in Python are six times slower than a pass over a small table, and keep what they know
-where nobody else can read it. So the tasks that live are a table of their own, which every batch writes anew.
+Stateful operators of Spark in Python are six times slower than a pass over a small table, and other programs cannot
+read their state. Therefore the live tasks are a table, which every batch replaces.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from operator import or_
 from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.columns import DAMAGED, MISSING
 from taskqueue_spark.service.state import ENDS, LIVE, Position, Probe
@@ -24,7 +24,7 @@ OPEN = (
     "key string, task_id string, state string, since timestamp, published_at timestamp, attempt int, "
     "tenant string, worker string, shard int, run string, seq bigint"
 )
-"""the schema of the tasks that live; ``since`` is when they came into their state"""
+"""the schema of the live tasks; ``since`` is the time of the last change of state"""
 _POSITIONS = pa.schema(
     [
         ("run", pa.string()),
@@ -37,45 +37,45 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Read(NamedTuple):
-    """What a batch has of a count."""
+    """The transitions of a run and shard in a batch."""
 
     shard: int
     run: str
     first: int
     last: int
-    """as far as it was read, be that there or missing"""
+    """the last number that was read, whether its transition exists or is missing"""
     different: int
-    """numbers that are there"""
+    """number of transitions"""
     since: float
     until: float
 
 
 class Beginning(NamedTuple):
-    """What a batch has first of a queue."""
+    """The first transition of a queue in a batch."""
 
     shard: int
     whole: bool
-    """whether a queue begins so that has its journal from the first task on"""
+    """whether it can be the first one of the queue"""
     dark: bool
-    """whether its journal was switched off"""
+    """whether the journal of the queue was switched off"""
 
 
 class EventCount(NamedTuple):
-    """How often something happened to a queue within a window."""
+    """The count of an event of a queue in a window."""
 
     key: str
     window: int
     name: str
     position: int | None
-    """the class of a time"""
+    """the class of a duration"""
     number: int
 
 
-def new_ones(batch: DataFrame, positions: Mapping[str, Position], ahead: float) -> DataFrame:
-    """Leave out the transitions that were read before, by their numbers.
+def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: float) -> DataFrame:
+    """Return the transitions that were not read before, by their numbers.
 
-    A number that comes with a later time than all that was read was given a second time, so that is no such; times
-    after ``ahead`` (Unix seconds) are none.
+    A known number with a later time than all known transitions was used again, so it is included, unless its time is
+    after ``ahead`` (Unix seconds).
     """
     if not positions:
         return batch
@@ -96,32 +96,29 @@ def new_ones(batch: DataFrame, positions: Mapping[str, Position], ahead: float) 
 
 
 def unseen_damage(batch: DataFrame, known: DataFrame) -> DataFrame:
-    """Leave out what could not be read before either; ``reason`` tells one such place from another."""
-    result = F.broadcast(known.select(F.col("reason").alias("told")).distinct())
-    same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("told"))
+    """Return a batch without damage that is already known, by its ``reason``."""
+    result = F.broadcast(known.select(F.col("reason").alias("known")).distinct())
+    same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("known"))
     return batch.join(result, same, "left_anti")
 
 
 def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
-    """Say what a batch has of each count, in the order in which they began; and how each queue begins."""
-    there = F.when(F.col("event") != MISSING, F.col("seq"))
-    settings = F.when(F.col("event") == "configured", F.col("reason"))
-    version = F.get_json_object(settings, "$.version").cast("int")
-    first = (F.col("event") == "published") | (version == 1)
-    rows = (
-        transitions.groupBy("shard", "run", "key")
-        .agg(
-            F.min(there).alias("first"),
-            F.max(there).alias("last"),
-            F.max(F.when(F.col("event") == MISSING, F.col("seq"))).alias("behind"),
-            F.count_distinct(there).alias("different"),
-            (F.unix_micros(F.min("ts")) / 1e6).alias("since"),
-            (F.unix_micros(F.max("ts")) / 1e6).alias("until"),
-            F.min_by(first, there).alias("whole"),
-            F.max(F.get_json_object(settings, "$.journal") == "false").alias("dark"),
-        )
-        .collect()
-    )
+    """Return the contents of a batch by run and shard, ordered by time, and the beginning of each queue."""
+    there = f"if(event != '{MISSING}', seq, null)"
+    settings = "if(event = 'configured', reason, null)"
+    version = f"cast(get_json_object({settings}, '$.version') as int)"
+    totals = {
+        "first": f"min({there})",
+        "last": f"max({there})",
+        "behind": f"max(if(event = '{MISSING}', seq, null))",
+        "different": f"count(distinct {there})",
+        "since": "unix_micros(min(ts)) / 1e6D",
+        "until": "unix_micros(max(ts)) / 1e6D",
+        "whole": f"min_by(event = 'published' or {version} = 1, {there})",
+        "dark": f"max(get_json_object({settings}, '$.journal') = 'false')",
+    }
+    aggregates = (F.expr(text).alias(name) for name, text in totals.items())
+    rows = transitions.groupBy("shard", "run", "key").agg(*aggregates).collect()
     of_tasks = [row for row in rows if row.first is not None]
     read: dict[tuple[int, str], Read] = {}
     for row in of_tasks:
@@ -130,7 +127,7 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
         read[position] = item._replace(
             first=min(item.first, row.first),
             last=max(item.last, row.last),
-            different=item.different + row.different,  # a number is of one queue
+            different=item.different + row.different,  # each number belongs to one queue
             since=min(item.since, row.since),
             until=max(item.until, row.until),
         )
@@ -150,54 +147,59 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
 
 
 def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
-    """Put each transition beside what its task was before: ``before``, ``since``; ``ends`` tells a task's last row.
+    """Return each transition with the former state of its task (``before``, ``since``); ``ends`` marks its last row.
 
-    ``live`` has the schema `OPEN`; its tasks are rows of their own, with ``fresh`` 0. A task is one of its run: what
-    another run has of that id is another task.
+    ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0. A task belongs to one run: the same id
+    in another run is another task.
     """
-    known = live.select(
-        "key", "task_id", "state", F.col("since").alias("ts"), "published_at", "attempt", "tenant", "worker",
-        "shard", "run", "seq", F.lit("").alias("event"), F.lit(0).alias("fresh"),
-    )  # fmt: skip
+    task = "partition by key, task_id, run, shard order by fresh, seq"
+    columns = (
+        "key",
+        "task_id",
+        "state",
+        "ts",
+        "published_at",
+        "attempt",
+        "tenant",
+        "worker",
+        "shard",
+        "run",
+        "seq",
+    )
+    known = live.withColumnRenamed("since", "ts").selectExpr(*columns, "'' as event", "0 as fresh")
     fresh = (
-        transitions.where(F.col("task_id") != "")
+        transitions.where("task_id != ''")
         .dropDuplicates(["shard", "run", "seq"])
-        .select(
-            "key", "task_id", "state", "ts",
-            F.when(F.col("event") == "published", F.col("ts")).alias("published_at"),
-            "attempt", "tenant", "worker", "shard", "run", "seq", "event",
-            F.lit(1).alias("fresh"),
-        )
-    )  # fmt: skip
-    task = Window.partitionBy("key", "task_id", "run", "shard").orderBy("fresh", "seq")
-    so_far = task.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    return known.unionByName(fresh).select(
+        .selectExpr("*", "if(event = 'published', ts, null) as published_at", "1 as fresh")
+        .select(*columns, "event", "fresh")
+    )
+    return known.unionByName(fresh).selectExpr(
         "*",
-        F.lag("state").over(task).alias("before"),
-        F.lag("ts").over(task).alias("since"),
-        F.last("published_at", ignorenulls=True).over(so_far).alias("birth"),
-        F.last("tenant", ignorenulls=True).over(so_far).alias("owner"),
-        F.lead("fresh").over(task).isNull().alias("ends"),
+        f"lag(state) over ({task}) as before",
+        f"lag(ts) over ({task}) as since",
+        f"last(published_at, true) over ({task} rows unbounded preceding) as birth",
+        f"last(tenant, true) over ({task} rows unbounded preceding) as owner",
+        f"lead(fresh) over ({task}) is null as ends",
     )
 
 
 def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFrame:
-    """Return the tasks that live after `steps`, but for those of a count that another one took the place of."""
-    homes = [
+    """Return the live tasks after `steps`. ``here`` is false for tasks of a run that another one has replaced."""
+    conditions = [
         (F.col("shard") == shard) & F.col("run").isin(*runs) for shard, runs in current.items()
     ]
-    at_home = reduce(or_, homes)
+    here = reduce(or_, conditions)
     return result.where(F.col("ends") & F.col("state").isin(*LIVE)).select(
         "key", "task_id", "state", F.col("ts").alias("since"), F.col("birth").alias("published_at"), "attempt",
-        F.col("owner").alias("tenant"), "worker", "shard", "run", "seq", at_home.alias("here"),
+        F.col("owner").alias("tenant"), "worker", "shard", "run", "seq", here.alias("here"),
     )  # fmt: skip
 
 
 def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCount]:
-    """Count what the fresh rows of `steps` did, per key and window.
+    """Return the counts of the fresh rows of `steps`, per key and window.
 
-    Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the states that end a task; ``waits`` and ``runs``
-    with the class of the time; and with ``low:`` and ``high:`` before them, what of it lies before and behind a
+    Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the final states; ``waits`` and ``runs`` with the
+    class of the duration; with the prefixes ``low:`` and ``high:``, the counts up to the first and second bound of a
     probe.
     """
     before, state, event = F.col("before"), F.col("state"), F.col("event")

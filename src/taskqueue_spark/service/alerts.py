@@ -1,4 +1,4 @@
-"""When somebody should look: conditions over what is known, and the file that tells each episode once."""
+"""Alerts: conditions of the state, and the file that records each episode once."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import FailureTrend, ServiceBooks, ServiceState, WindowCounts
+from taskqueue_spark.service.state import FailureTrend, QueueCounts, ServiceState, WindowCounts
 from taskqueue_spark.service.windows import failed
 
 _RISES = 100
-"""that are remembered, beside those that are not over"""
+"""maximum number of rises in the state, besides those that have not ended"""
 
 
 def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> None:
-    """Look at the windows that are over and were not looked at, in their order, and note where failures rise.
+    """Check the finished windows that were not checked before, in order, and record where failures rise.
 
-    ``as_of``: the time (Unix seconds) up to which everything that happened is known.
+    ``as_of``: the time (Unix seconds) up to which all transitions are known.
     """
     last = int(as_of // options.window - 1) * options.window
     open_ones = {rise.key: rise for rise in state.rises if not rise.over}
     for key, windows in sorted(state.windows.items()):
-        # The window behind one in which something happened may have nothing, which ends an episode.
+        # The window after one with events may be empty, which ends an episode.
         due = {start for window in windows for start in (window, window + options.window)}
-        for start in sorted(start for start in due if state.judged < start <= last):
+        for start in sorted(start for start in due if state.checked < start <= last):
             trend = _rise(key, windows, start, options)
             if trend is None:
                 if key in open_ones:
@@ -39,7 +39,7 @@ def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> 
             elif key not in open_ones:
                 open_ones[key] = trend
                 state.rises.append(trend)
-    state.judged = max(state.judged, last)
+    state.checked = max(state.checked, last)
     state.rises.sort(key=lambda rise: rise.window)
     state.rises = [
         rise for index, rise in enumerate(reversed(state.rises)) if index < _RISES or not rise.over
@@ -49,7 +49,7 @@ def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> 
 def _rise(
     key: str, windows: dict[int, WindowCounts], start: int, options: StreamOptions
 ) -> FailureTrend | None:
-    """Compare a window with those before it."""
+    """Return a rise if the share of failures in a window is larger than before."""
     bad, all_of_them = failed(windows.get(start, WindowCounts()))
     share = bad / all_of_them if all_of_them else 0.0
     if all_of_them < options.failure_least or share < options.failure_share:
@@ -78,7 +78,7 @@ _log = logging.getLogger("taskqueue.pipeline")
 
 
 class Condition(NamedTuple):
-    """Something that somebody should know. ``kind`` and ``of`` tell its episodes from others'."""
+    """A condition that an operator should know. ``kind`` and ``of`` identify it."""
 
     kind: str
     """imbalance, missing, reset, stuck, waiting or failing"""
@@ -87,15 +87,15 @@ class Condition(NamedTuple):
     text: str
     details: Mapping[str, Any]
     passing: bool = False
-    """it has happened, and has no end of its own"""
+    """whether it is a single event, without an end"""
     episode: int = 0
-    """where more is known of it than that it is so now: its number, higher than those before"""
+    """number of the episode, if known: higher than those of earlier ones"""
     over: bool = False
-    """that episode is"""
+    """whether the episode has ended"""
 
 
 def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> list[Condition]:
-    """Return what is amiss. ``as_of``: the time (Unix seconds) up to which everything that happened is known."""
+    """Return the current conditions. ``as_of``: the time (Unix seconds) up to which all transitions are known."""
     matches = [
         Condition(
             "missing" if gap.kind == "missing" else "reset",
@@ -119,7 +119,7 @@ def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> lis
         Condition(
             "failing",
             rise.key,
-            f"{rise.share:.0%} of {rise.executions} executions failed, before that {rise.usual:.0%}",
+            f"{rise.share:.0%} of {rise.executions} executions failed, compared with {rise.usual:.0%} before",
             {
                 "share": rise.share,
                 "usual": rise.usual,
@@ -140,7 +140,7 @@ def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> lis
 
 
 def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condition]:
-    """Find the tasks that have been in a state for too long, per queue, with the oldest ones as samples."""
+    """Return a condition per queue with tasks that have been in a state for too long; the oldest are samples."""
     limit = dt.datetime.fromtimestamp(as_of - seconds, dt.UTC)
     old = ds.dataset(opened, format="parquet").to_table(
         columns=["key", "task_id", "since", "worker"],
@@ -172,17 +172,17 @@ def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condit
     return matches
 
 
-def _imbalance(key: str, books: ServiceBooks, differing: str | None) -> list[Condition]:
+def _imbalance(key: str, books: QueueCounts, differing: str | None) -> list[Condition]:
     if books.balanced is not False and differing is None:
         return []
     parts = []
     if books.balanced is False:
         if books.adopted:
-            parts.append(f"{books.adopted} were never published, or ended twice")
+            parts.append(f"{books.adopted} tasks were never published, or ended twice")
         if books.doubled:
-            parts.append(f"{books.doubled} were published while they were there")
+            parts.append(f"{books.doubled} tasks were published while they existed")
         if not parts:
-            parts.append(f"{abs(books.imbalance)} are unaccounted for")
+            parts.append(f"{abs(books.imbalance)} tasks are unaccounted for")
     if differing is not None:
         parts.append(differing)
     details = {
@@ -197,18 +197,18 @@ def _imbalance(key: str, books: ServiceBooks, differing: str | None) -> list[Con
 
 
 class Alerts:
-    """Tells conditions once per episode: a line of JSON at its start and one at its end, and the same in the log.
+    """The recorder of alerts: a line of JSON and a log message at the start and at the end of each episode.
 
-    The file is all that is remembered: whoever goes on with it tells nothing twice. A torn last line is taken off.
+    The file is its only state, so a new process repeats no alert. An incomplete last line is removed.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read what was told before."""
+        """Read the file."""
         self._path = path
         self.current: dict[tuple[str, str], str] = {}
-        """the texts of the episodes that last"""
+        """texts of the current episodes"""
         self.reported: list[str] = []
-        """what was told here of that which has no end"""
+        """texts of the single events that this process has reported"""
         self._passed: set[tuple[str, str]] = set()
         self._episodes: dict[tuple[str, str], int] = {}
         whole = b""
@@ -229,7 +229,7 @@ class Alerts:
                 self._passed.add(position)
 
     def report(self, matches: Iterable[Condition], now: float) -> int:
-        """Tell what is new and what has ended; return how many lines that was."""
+        """Record new and ended episodes; return the number of lines."""
         lines: list[dict[str, Any]] = []
         lasting = set()
         for condition in matches:
@@ -245,7 +245,7 @@ class Alerts:
                 condition.episode < value
                 or (condition.episode == value and position not in self.current)
             ):
-                continue  # it was told to its end
+                continue  # the episode was reported and has ended
             if position in self.current and condition.episode > value:
                 lines.append(self._end(position, now))
             if position not in self.current:

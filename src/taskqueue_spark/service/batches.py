@@ -1,8 +1,7 @@
-"""A batch: archived, folded into what is known, committed.
+"""Processing a batch: archive it, update the state, commit.
 
-Everything that a batch leaves is in its place before the state is replaced, which is the one step that commits
-it. A batch that is given again, because a process ended in between, finds its transitions archived and comes to the
-same from there.
+All files of a batch are complete before the state is replaced, which is the step that commits the batch. If a process
+ends earlier, Spark repeats the batch, which finds its transitions in the archive and reaches the same result.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from pathlib import Path
 import msgspec
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls them
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
 from taskqueue_spark.offsets import Offsets
 from taskqueue_spark.service import aggregate
 from taskqueue_spark.service.alerts import check_windows
-from taskqueue_spark.service.balance import StoreAnswers, probe, resolve
+from taskqueue_spark.service.balance import probe, resolve
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import ServiceState, load, save
+from taskqueue_spark.service.state import Probe, ServiceState, load, save
 from taskqueue_spark.service.update import (
     Alive,
     advance,
@@ -38,27 +37,27 @@ from taskqueue_spark.service.windows import write_hours
 
 @dataclass(frozen=True)
 class Batches:
-    """What Spark calls with each batch. It keeps nothing in memory, so any process may go on with the next one."""
+    """The function that Spark calls with each batch. All state is in files, so the process may change in between."""
 
     options: StreamOptions
-    ledgers: Callable[[Sequence[str]], StoreAnswers | None] | None = None
+    ledgers: Callable[[Sequence[str]], Probe | None] | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Work a batch off. Given again, it changes nothing."""
+        """Process a batch. A repeated batch changes nothing."""
         state, now = load(self.options.state), time.time()
         query = msgspec.json.decode((self.options.checkpoint / "metadata").read_bytes())["id"]
         if number <= state.queries.get(query, -1):
             return
         if query not in state.queries:
             sweep(self.options, state, query)
-        batch = aggregate.new_ones(batch, state.positions, horizon_of(now))
+        batch = aggregate.without_known(batch, state.positions, horizon_of(now))
         if state.queries.keys() - {query}:  # a checkpoint was lost
             batch = self._unseen(batch)
         name = _name(query, number)
         self._archive(batch, name)
         state.offsets = ended(self.options.checkpoint / "offsets" / str(number))
         former = state.open
-        self._fold(batch, name, state, now)
+        self._update(batch, name, state, now)
         state.queries[query] = number
         if self.ledgers is not None and state.probe is None and state.books:
             requested = self.ledgers(sorted(state.books))
@@ -66,7 +65,7 @@ class Batches:
                 probe(state, requested)
         save(self.options.state, state)
         for folder in (self.options.folder / "open").iterdir():
-            if folder.name not in {state.open, former}:  # somebody may be reading that
+            if folder.name not in {state.open, former}:  # a reader may still use the former folder
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _unseen(self, batch: DataFrame) -> DataFrame:
@@ -77,12 +76,12 @@ class Batches:
         return aggregate.unseen_damage(batch, result)
 
     def _archive(self, batch: DataFrame, name: str) -> None:
-        """Write the transitions where no reader looks, then show them by one rename."""
+        """Write the transitions to a staging folder, then rename it, so that readers see all of them or none."""
         paths = {
             "transitions": self.options.archive / f"batch={name}",
             DAMAGED: self.options.out / DAMAGED / f"batch={name}",
         }
-        if paths["transitions"].exists():  # shown last: it was all there
+        if paths["transitions"].exists():  # the last step of this method
             return
         staging = self.options.folder / "staging"
         shutil.rmtree(staging, ignore_errors=True)
@@ -94,11 +93,11 @@ class Batches:
         )
         for part in (DAMAGED, "transitions"):
             if (staging / f"kind={part}").exists():
-                _show(staging / f"kind={part}", paths[part])
+                _move_to(staging / f"kind={part}", paths[part])
         shutil.rmtree(staging, ignore_errors=True)
 
-    def _fold(self, batch: DataFrame, name: str, state: ServiceState, now: float) -> None:
-        """Bring what is known up to the batch, whose transitions are read from the archive."""
+    def _update(self, batch: DataFrame, name: str, state: ServiceState, now: float) -> None:
+        """Update the state with a batch, whose transitions are read from the archive."""
         spark = batch.sparkSession
         archived = self.options.archive / f"batch={name}"
         lines = _rows(self.options.out / DAMAGED / f"batch={name}")
@@ -137,9 +136,9 @@ class Batches:
 
 
 def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
-    """Take back a batch that another query has shown and not committed, as nobody will give it again.
+    """Remove a batch that another query has archived but not committed, because it will not be repeated.
 
-    Raises `ConfigurationError` where the archive has more than that which the state does not know.
+    Raises `ConfigurationError` if the archive has more batches that the state does not know.
     """
     known = {
         _name(other, number) for other, last in state.queries.items() for number in range(last + 1)
@@ -163,7 +162,7 @@ def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
 
 
 def ended(path: Path) -> dict[str, int]:
-    """Return where a batch ends, by run and name of each shard; nothing where its offsets are another source's."""
+    """Return the end of a batch, by run and name of each shard; empty for the offsets of another source."""
     try:
         value = msgspec.json.decode(path.read_text().splitlines()[-1])
         indexes = Offsets.of(value).plain
@@ -175,7 +174,7 @@ def ended(path: Path) -> dict[str, int]:
         return {}
 
 
-def _show(written: Path, path: Path) -> None:
+def _move_to(written: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(path, ignore_errors=True)
     written.rename(path)

@@ -1,4 +1,4 @@
-"""What the streaming service can be told."""
+"""Options of the streaming service."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from taskqueue_core.errors import InvalidInput
 
 _LONGEST = 1e9
-"""seconds, some 30 years: what dates and Spark can still count back"""
+"""seconds, some 30 years, which dates and Spark can still subtract"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """What to read, where to keep it and when to raise an alert. Raises `InvalidInput`."""
+    """What to read, where to store it and when to raise an alert. Raises `InvalidInput`."""
 
     out: Path
     """a folder that all machines of the cluster see under this path"""
@@ -23,27 +23,27 @@ class StreamOptions:
     """options of the source; see docs/pipeline.md"""
     format: str = "taskqueue"
     trigger: float = 10.0
-    """seconds between the beginnings of two batches"""
+    """seconds between the starts of two batches"""
     once: bool = False
-    """read what is there now, in as many batches as it takes, and end"""
+    """read the current journal, then stop"""
     max_events: int | None = 500_000
-    """transitions in a batch; ``None`` takes all there are"""
+    """maximum number of transitions in a batch; ``None``: no limit"""
     window: int = 60
     """seconds"""
     stuck_after: float = 600.0
     """seconds in flight after which a task is stuck"""
     waiting_after: float | None = None
-    """seconds a task may wait; ``None`` for any time"""
+    """seconds of waiting after which a task is reported; ``None``: never"""
     failure_share: float = 0.1
-    """of a window's executions, from which on failures may be rising"""
+    """share of failed executions in a window from which on failures may be reported"""
     failure_growth: float = 2.0
-    """how many times the share of the windows before"""
+    """factor by which the share must exceed that of earlier windows"""
     failure_least: int = 20
-    """executions in a window that are too few to tell"""
+    """minimum number of executions in a window for a report"""
     keep: int = 120
-    """windows that shares are compared with, and that can still change"""
+    """number of windows that shares are compared with, and that can still change"""
     ledger: bool = True
-    """compare with the store's ledgers, where it can be asked for them"""
+    """compare with the ledgers of the store, if it has any"""
 
     def __post_init__(self) -> None:
         if {"events", "keys", "endingtimestamp"} & {name.lower() for name in self.source}:
@@ -60,12 +60,12 @@ class StreamOptions:
 
     @property
     def folder(self) -> Path:
-        """Where the service keeps what it needs."""
+        """The folder of the service's own files."""
         return self.out / "stream"
 
     @property
     def checkpoint(self) -> Path:
-        """Where Spark keeps how far it has read."""
+        """The checkpoint of Spark."""
         return self.folder / "checkpoint"
 
     @property
@@ -75,7 +75,7 @@ class StreamOptions:
 
     @property
     def archive(self) -> Path:
-        """Transitions."""
+        """The folder of the transitions."""
         return self.out / "transitions"
 
 

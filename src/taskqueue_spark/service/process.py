@@ -1,4 +1,4 @@
-"""The streaming service as a process: one query, watched until it ends or is asked to."""
+"""The streaming service as a process: one query, which runs until it ends or is stopped."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.options import ReadOptions
-from taskqueue_spark.pipeline.tables import alone
+from taskqueue_spark.pipeline.tables import alone, replace_file
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
 from taskqueue_spark.service.balance import RedisLedgers
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import ServiceState, load, replace
+from taskqueue_spark.service.state import ServiceState, load
 
 _TICK = 0.2
 _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
-"""what is missing is an alert here, and no end"""
+"""missing transitions raise an alert and do not stop the service"""
 _SINCE = "startingtimestamp"
 _TIMES = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-"""what every reader of Parquet takes for a time, and can skip files by; Spark's own is neither"""
+"""a type that all readers of Parquet know, and that can be used to skip files, unlike Spark's default"""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run of the service did."""
+    """The result of a run of the service."""
 
     batches: int
-    """that were worked off by this run"""
+    """number of batches in this run"""
     transitions: int
-    """in the archive"""
+    """number of transitions in the archive"""
     damaged: int
     balanced: bool | None
-    """over all queues, and by the store's ledgers; ``None`` where the journal cannot tell"""
+    """whether all counts and ledgers balance; ``None`` if the journal is incomplete"""
     lost: int
-    """tasks that lived when their store began anew"""
+    """number of live tasks that were lost when their store was reset"""
     alerts: list[str]
-    """what is amiss now, and what this run has told that has no end"""
+    """current alerts, and single events that this run has reported"""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is known to be lost or out of balance."""
+        """Whether no loss and no imbalance is known."""
         return self.balanced is not False and not self.lost
 
 
@@ -60,11 +60,11 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Summary:
-    """Archive and watch a journal until SIGTERM, SIGINT or ``stop``, or with ``once`` until all is read.
+    """Archive and watch a journal until SIGTERM, SIGINT or ``stop``, or with ``once`` until all of it is read.
 
-    ``say`` gets a line per batch. The batch that is being worked on is finished first; whatever ends
-    the process before that, the next run goes on where this one was, and nothing is lost or doubled. Raises Spark's
-    error where the query fails, and `ConfigurationError` where the folder is not the service's, or another one has it.
+    ``say`` is called with a line per batch. The service finishes the current batch before it stops. If the process
+    ends earlier, the next run continues from the same position, and no transition is lost or repeated. Raises Spark's
+    error if the query fails, and `ConfigurationError` if the folder is not one of the service, or is in use.
     """
     for folder in (options.archive, options.folder / "open"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def run(
 
 
 def _locked(folder: Path) -> AbstractContextManager[None]:
-    return alone(folder, folder / "lock", "service is at work in")
+    return alone(folder, folder / "lock", "service is using")
 
 
 def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
@@ -96,8 +96,8 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     settings = dict(options.source)
     if options.format == "taskqueue":
         settings = _DEFAULTS | settings
-        if _begun(options):
-            # That said where to begin. Now it goes on, and leaves out nothing of what came meanwhile.
+        if _has_state(options):
+            # --since only applies to the first run; a later one must not skip transitions.
             settings = {name: value for name, value in settings.items() if name.lower() != _SINCE}
         if options.max_events is not None:
             settings.setdefault("maxEventsPerTrigger", str(options.max_events))
@@ -109,23 +109,23 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     return writer.trigger(processingTime=f"{round(options.trigger * 1000)} milliseconds").start()
 
 
-def _begun(options: StreamOptions) -> bool:
+def _has_state(options: StreamOptions) -> bool:
     offsets = options.checkpoint / "offsets"
     return options.state.exists() or (offsets.is_dir() and any(offsets.iterdir()))
 
 
 def _ledgers(options: StreamOptions) -> RedisLedgers | None:
-    """Return who asks the store, where there is one that can be asked."""
+    """Return the query for ledgers, if the source is a store that has them."""
     if options.format != "taskqueue" or not options.ledger:
         return None
     result = ReadOptions.of(options.source)
     if result.backend != "redis":
         return None
-    return RedisLedgers(result.url, result.url_env, result.prefix, result.partitions)
+    return RedisLedgers(result.store)
 
 
 def _finish(query: StreamingQuery) -> None:
-    """Let the batch that is being worked on come to its end, and no other begin."""
+    """Wait for the end of the current batch, so that the query can stop before the next one."""
     before = _latest(query)
     while query.isActive and query.status["isTriggerActive"] and _latest(query) == before:
         query.awaitTermination(_TICK)  # type: ignore[arg-type] # as above
@@ -133,7 +133,7 @@ def _finish(query: StreamingQuery) -> None:
 
 @contextmanager
 def _stop_requested(stop: threading.Event) -> Iterator[threading.Event]:
-    """Set the event at SIGTERM and SIGINT, where this is the main thread."""
+    """Set the event at SIGTERM and SIGINT, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -149,13 +149,13 @@ def _stop_requested(stop: threading.Event) -> Iterator[threading.Event]:
 
 
 def _latest(query: StreamingQuery) -> dict[str, Any] | None:
-    """Return what the query told last, which is at the end of a batch, and now and then while there is none."""
+    """Return the last progress of the query, which it reports after each batch, and from time to time while idle."""
     progress = query.lastProgress
     return None if progress is None else msgspec.json.decode(progress.json)
 
 
 class _Watch:
-    """Looks at a query: a line per batch, status.json, and alerts."""
+    """An observer of a query: it prints a line per batch, and writes status.json and alerts."""
 
     def __init__(self, options: StreamOptions, say: Callable[[str], None]) -> None:
         self._options = options
@@ -167,16 +167,16 @@ class _Watch:
         self._last = -1
         self._lag: int | None = None
         self._known_to: float | None = None
-        """when all that there was had been read, if that is how it is"""
+        """time at which the journal had been read completely, if it has"""
         self._metrics: dict[str, Any] = {}
 
     def update(self, query: StreamingQuery) -> None:
-        """Take note of what the query has told since. Until it tells anything nothing is known of now."""
+        """Process new progress of the query. Without progress, nothing is known about the present."""
         if self._progress(query):
             self._report(running=True)
 
     def end(self, query: StreamingQuery, *, whole: bool) -> Summary:
-        """Take note of the last batches and say what it all came to. ``whole``: all was read that there was."""
+        """Process the last progress, and return the summary. ``whole``: all of the journal was read."""
         self._progress(query)
         if whole:
             self._known_to = max(self._known_to or 0.0, self._began)
@@ -194,7 +194,7 @@ class _Watch:
         )
 
     def _progress(self, query: StreamingQuery) -> bool:
-        """Take note of what the query has told since, and return whether that is anything."""
+        """Process new progress of the query, and return whether there was any."""
         latest = _latest(query)
         if latest is None or latest == self._reported:
             return False
@@ -231,31 +231,29 @@ class _Watch:
         state, matches = self._read_state()
         now = time.time()
         self._alerts.report(matches, now)
-        replace(
-            self._options.folder / "status.json",
-            {
-                "running": running,
-                "at": now,
-                **self._metrics,
-                "lag": self._lag,
-                "transitions": state.transitions,
-                "damaged": state.damaged,
-                "late": state.late,
-                "frontier": state.frontier,
-                "queues": {
-                    key: msgspec.to_builtins(books) | {"balanced": books.balanced}
-                    for key, books in state.books.items()
-                },
-                "alerts": [
-                    {"kind": kind, "of": of, "text": text}
-                    for (kind, of), text in self._alerts.current.items()
-                ],
+        status = {
+            "running": running,
+            "at": now,
+            **self._metrics,
+            "lag": self._lag,
+            "transitions": state.transitions,
+            "damaged": state.damaged,
+            "late": state.late,
+            "frontier": state.frontier,
+            "queues": {
+                key: msgspec.to_builtins(books) | {"balanced": books.balanced}
+                for key, books in state.books.items()
             },
-        )
+            "alerts": [
+                {"kind": kind, "of": of, "text": text}
+                for (kind, of), text in self._alerts.current.items()
+            ],
+        }
+        replace_file(self._options.folder / "status.json", msgspec.json.encode(status))
         return state
 
     def _read_state(self) -> tuple[ServiceState, list[Condition]]:
-        """Return what is known and what is amiss; a batch may be committed meanwhile, which takes files away."""
+        """Return the state and its conditions. Retry if a batch is committed in between, because it deletes files."""
         while True:
             state = load(self._options.state)
             try:
@@ -267,7 +265,7 @@ class _Watch:
 
 
 def _lag(fields: dict[str, Any], former: int | None) -> int | None:
-    """Return how much the journal has that was not read, in the source's unit; as before where that is not told."""
+    """Return how much of the journal was not read, in the unit of the source; the former value if unknown."""
     source = fields["sources"][0] if fields["sources"] else {}
     end, latest = (_json(source.get(name)) for name in ("endOffset", "latestOffset"))
     if not (isinstance(end, dict) and isinstance(latest, dict)):

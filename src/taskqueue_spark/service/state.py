@@ -1,30 +1,30 @@
-"""What the streaming service knows after a batch: one file, replaced whole, which is what commits the batch."""
+"""The state of the streaming service after a batch: one file, whose replacement commits the batch."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark.pipeline.tables import replace_file
 
 VERSION = 1
 LIVE = ("waiting", "scheduled", "in_flight", "dead")
-"""states of a task that its store still has"""
+"""states of tasks that the store still has"""
 ENDS = ("done", "expired", "cancelled", "discarded")
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """How far a count of transitions was read."""
+    """How far the transitions of a run and shard were read."""
 
     last: int
-    """the highest number there was"""
+    """the highest number"""
     missing: int = 0
-    """numbers below it that never came"""
+    """how many lower numbers are missing"""
     since: float
-    """when the first transition was that was read"""
+    """time of the first transition that was read"""
     until: float
 
 
@@ -32,87 +32,87 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     """A break in a journal."""
 
     kind: Literal["missing", "reset", "back"]
-    """transitions that are not there; another count where one was being read, as the store began anew; or numbers that
-    were given a second time, as the store came back without its latest transitions"""
+    """``missing``: missing transitions; ``reset``: another run of the shard, because the store was emptied; ``back``:
+    numbers that were used again, because the store was restored without its latest transitions"""
     shard: int
     run: str
     first: int
     last: int
-    """between these, both included"""
+    """the last number of the gap; ``first`` is the first one"""
     number: int
-    """of transitions that are missing, or whose numbers were given again; of tasks that are gone"""
+    """number of transitions that are missing or whose numbers were used again, or of lost tasks"""
     at: float
 
 
-class ServiceBooks(msgspec.Struct, kw_only=True):
-    """What the journal told of a queue, in tasks; a task that lives again counts again."""
+class QueueCounts(msgspec.Struct, kw_only=True):
+    """The counts of a queue's tasks in the journal. Each life of a task counts."""
 
     published: int = 0
     adopted: int = 0
-    """whose beginning the journal does not have, or that ended when they had ended before"""
+    """tasks whose beginning is not in the journal, or that ended twice"""
     doubled: int = 0
-    """published when they were there"""
+    """tasks that were published while they existed"""
     expired: int = 0
-    """that were live when their store was reset"""
+    """tasks that were live when their store was reset"""
     ended: dict[str, int] = {}
     live: dict[str, int] = {}
     events: dict[str, int] = {}
     whole: bool = True
-    """whether the journal has this queue from its first task on"""
+    """whether the journal contains this queue from its first task on"""
 
     @property
     def imbalance(self) -> int:
-        """Published minus all that is accounted for."""
+        """The number of published tasks that are in no other count."""
         return self.published - sum(self.ended.values()) - sum(self.live.values()) - self.expired
 
     @property
     def balanced(self) -> bool | None:
-        """Whether every task is accounted for; ``None`` where the journal cannot tell."""
+        """Whether every task is accounted for; ``None`` if the journal is incomplete."""
         if not self.whole:
             return None
         return not (self.imbalance or self.adopted or self.doubled)
 
 
 class WindowCounts(msgspec.Struct, kw_only=True):
-    """What happened to a queue in some seconds."""
+    """The counts of a queue in one window."""
 
     events: dict[str, int] = {}
     waits: dict[int, int] = {}
-    """how many tasks waited how long, by the classes of `windows.seconds_of`"""
+    """number of tasks by class of their waiting time, see `windows.seconds_of`"""
     runs: dict[int, int] = {}
 
 
 class FailureTrend(msgspec.Struct, kw_only=True):
-    """A time in which more executions of a queue failed than before."""
+    """A time in which a larger share of a queue's executions failed than before."""
 
     key: str
     window: int
-    """the first one"""
+    """the first window"""
     share: float
     usual: float
-    """the share of the windows before"""
+    """the share of earlier windows"""
     executions: int
     over: bool = False
 
 
 class Probe(msgspec.Struct, kw_only=True):
-    """The ledgers at a moment, which the journal has not been read up to."""
+    """The ledgers at a time up to which the journal has not been read yet."""
 
     runs: dict[int, str]
     """by shard"""
     names: dict[int, str]
-    """of shards, as the source has them"""
+    """names of shards in the source"""
     before: dict[int, int]
     """by shard, the last number before the ledgers were read"""
     after: dict[int, int]
     ledgers: dict[str, dict[str, int]]
     low: dict[str, dict[str, int]] = {}
-    """by key and counter, what the journal told up to ``before``"""
+    """by key and counter, the count in the journal up to ``before``"""
     high: dict[str, dict[str, int]] = {}
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue's ledger, and between what the journal's counts were at that moment."""
+    """A queue's ledger, with bounds of the journal's counts at that time."""
 
     runs: dict[int, str]
     ledger: dict[str, int]
@@ -121,44 +121,44 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceState(msgspec.Struct, kw_only=True):
-    """What is known after a batch."""
+    """The state after a batch."""
 
     version: int = VERSION
     queries: dict[str, int] = {}
-    """by query, its last batch; there is a second one where a checkpoint was lost"""
+    """the last batch of each query; a lost checkpoint leads to a second query"""
     open: str = ""
-    """the folder of the tasks that live"""
+    """the folder of the live tasks"""
     transitions: int = 0
     damaged: int = 0
     frontier: float = 0.0
-    """when the last transition was that was read, but for times that are yet to come"""
+    """time of the last transition that was read, without times in the future"""
     positions: dict[str, Position] = {}
     """by ``run/shard``"""
     offsets: dict[str, int] = {}
-    """by ``run/name``, where the last batch ended, as far as the source's offsets tell"""
-    books: dict[str, ServiceBooks] = {}
+    """by ``run/name``, the end of the last batch, if the source has such offsets"""
+    books: dict[str, QueueCounts] = {}
     windows: dict[str, dict[int, WindowCounts]] = {}
-    """by key and start, the latest ones"""
+    """by key and start, the latest windows"""
     gaps: list[Gap] = []
-    """the latest ones"""
+    """the latest of them"""
     horizon: int = 0
-    """windows that began before are closed"""
+    """windows that began earlier are closed"""
     late: int = 0
-    """transitions of windows that were closed: they are in the archive and in no window"""
+    """number of transitions of closed windows: they are in the archive, but in no window"""
     rises: list[FailureTrend] = []
-    """the latest ones"""
-    judged: int = 0
-    """the last window that was looked at for such"""
+    """the latest of them"""
+    checked: int = msgspec.field(default=0, name="judged")
+    """the last window that was checked for rising failures"""
     probe: Probe | None = None
     baselines: dict[str, Baseline] = {}
     differing: dict[str, str] = {}
-    """by key, how the live ledger differs from the journal"""
+    """by key, how the ledger of the store differs from the journal"""
 
     def current(self) -> dict[int, list[str]]:
-        """Return by shard the counts that may go on: none began after they were last heard of.
+        """Return by shard the runs that may continue: no other run began after their last transition.
 
-        A store that was emptied and a process that was started anew begin another count, and what lived in the
-        former is gone.
+        A store that was emptied and a process that was restarted begin a new run, and the live tasks of the former
+        run are gone.
         """
         of: dict[int, list[tuple[str, Position]]] = {}
         for location, position in self.positions.items():
@@ -171,12 +171,12 @@ class ServiceState(msgspec.Struct, kw_only=True):
         }
 
     def position(self, run: str, shard: int) -> Position | None:
-        """Return how far a count was read."""
+        """Return how far a run was read."""
         return self.positions.get(f"{run}/{shard}")
 
 
 def load(path: Path) -> ServiceState:
-    """Return what was saved, or what is known at the beginning. Raises `ConfigurationError` if it is not ours."""
+    """Return the saved state, or an empty one. Raises `ConfigurationError` for a file of another kind."""
     try:
         state = msgspec.json.decode(path.read_bytes(), type=ServiceState)
     except FileNotFoundError:
@@ -191,16 +191,5 @@ def load(path: Path) -> ServiceState:
 
 
 def save(path: Path, state: ServiceState) -> None:
-    """Replace what was saved, at once and durably."""
-    replace(path, msgspec.json.encode(state))
-
-
-def replace(path: Path, content: bytes | str | Any) -> None:
-    """Write a file such that everybody sees the former or the new one whole."""
-    data = content if isinstance(content, bytes) else msgspec.json.encode(content)
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Replace the state by one rename, durably."""
+    replace_file(path, msgspec.json.encode(state))

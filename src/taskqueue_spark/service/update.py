@@ -1,4 +1,4 @@
-"""What is known after a batch, from what was known before and what the batch has. Plain Python: no Spark, no clock."""
+"""The new state, from the former state and the counts of a batch. Plain Python, without Spark and without a clock."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from taskqueue_spark.service.state import (
     ENDS,
     Gap,
     Position,
-    ServiceBooks,
+    QueueCounts,
     ServiceState,
     WindowCounts,
 )
 
 _HOUR = 3600
 _GAPS = 100
-"""breaks that are remembered"""
+"""maximum number of gaps in the state"""
 _AHEAD = 60.0
-"""seconds by which the clock of a store may be ahead of this one's"""
+"""seconds by which the clock of a store may be ahead of the local one"""
 
 
 class Alive(msgspec.Struct, frozen=True):
-    """How many tasks of a queue are in a state; ``here`` tells those apart whose store began anew since."""
+    """The number of tasks of a queue in a state. ``here`` is false for tasks of a store that was reset."""
 
     key: str
     state: str
@@ -34,12 +34,12 @@ class Alive(msgspec.Struct, frozen=True):
 
 
 def horizon_of(now: float) -> float:
-    """Return behind which time (Unix seconds) nothing can have happened: no clock is that far ahead."""
+    """Return the latest possible time of a transition (Unix seconds), with tolerance for a clock that is ahead."""
     return now + _AHEAD
 
 
 def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> bool:
-    """Note how far each count was read; return whether anything is missing. ``now``: in Unix seconds."""
+    """Record how far each run was read; return whether a transition is missing. ``now``: in Unix seconds."""
     cut = False
     ahead = horizon_of(now)
     for item in read:
@@ -55,10 +55,12 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
                 number=min(item.different, known.last - item.first + 1), at=item.since,
             )  # fmt: skip
             state.gaps.append(back)
-        # What was cut off before anybody read it is nothing that happened now.
+        # Transitions that were removed before the first read are no new gap.
         if lacking and former:
             _missing(state, item, known, lacking)
-        heard = item if item.different or known is None else known  # what is missing has no time
+        heard = (
+            item if item.different or known is None else known
+        )  # missing transitions have no time
         since, until = min(heard.since, ahead), min(heard.until, ahead)
         state.positions[position] = Position(
             last=item.last if again or known is None else max(item.last, known.last),
@@ -77,7 +79,7 @@ def _missing(state: ServiceState, item: Read, known: Position | None, lacking: i
         number=lacking, at=item.since,
     )  # fmt: skip
     latest = state.gaps[-1] if state.gaps else None
-    # the latest one goes on
+    # Extend the latest gap.
     if (
         latest is not None
         and (latest.kind, latest.run, latest.shard, latest.last + 1)
@@ -99,9 +101,9 @@ def advance(
     beginnings: Mapping[str, Beginning],
     cut: bool,
 ) -> set[int]:
-    """Bring what is known up to a batch, of which `note_positions` was told; return the hours whose windows changed.
+    """Update the state with a batch, after `note_positions`. Return the hours whose windows changed.
 
-    Hours are the Unix seconds of their beginnings. ``cut``: something is missing, so no queue's books can be whole.
+    Hours are the Unix seconds of their beginnings. ``cut``: transitions are missing, so no queue's counts are complete.
     """
     torn = {
         shard
@@ -111,7 +113,7 @@ def advance(
     }
     for key, begin in beginnings.items():
         books = state.books.setdefault(
-            key, ServiceBooks(whole=begin.whole and begin.shard not in torn)
+            key, QueueCounts(whole=begin.whole and begin.shard not in torn)
         )
         books.whole &= not begin.dark
     if cut:
@@ -119,15 +121,15 @@ def advance(
             books.whole = False
     hours = set()
     for count in counts:
-        _count(state.books.setdefault(count.key, ServiceBooks(whole=False)), count)
+        _count(state.books.setdefault(count.key, QueueCounts(whole=False)), count)
         if _in_window(state, count):
             hours.add(count.window - count.window % _HOUR)
-    _take_stock(state, alive)
+    _update_live(state, alive)
     resolve(state)
     return hours
 
 
-def _take_stock(state: ServiceState, alive: Iterable[Alive]) -> None:
+def _update_live(state: ServiceState, alive: Iterable[Alive]) -> None:
     gone = 0
     for books in state.books.values():
         books.live = {}
@@ -146,7 +148,7 @@ def _take_stock(state: ServiceState, alive: Iterable[Alive]) -> None:
 
 
 def without_old_windows(state: ServiceState, seconds: int, keep: int) -> None:
-    """Forget the windows that can change no more: whole hours, as these are written whole."""
+    """Remove the windows that can no longer change, in whole hours, because files contain whole hours."""
     horizon = max(state.horizon, int(state.frontier - seconds * keep) // _HOUR * _HOUR)
     state.horizon = horizon
     for key, windows in list(state.windows.items()):
@@ -163,7 +165,7 @@ def _lacking(item: Read, known: Position | None) -> int:
     return max(0, item.first - expected) + max(0, within)
 
 
-def _count(books: ServiceBooks, count: EventCount) -> None:
+def _count(books: QueueCounts, count: EventCount) -> None:
     if count.name.startswith("event:"):
         event = count.name.removeprefix("event:")
         books.events[event] = books.events.get(event, 0) + count.number

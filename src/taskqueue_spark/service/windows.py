@@ -1,4 +1,4 @@
-"""Figures of windows: counts, rates and how long tasks waited and ran, as Parquet of one file per hour."""
+"""Metrics of windows: counts, rates, waiting and running times, in one Parquet file per hour."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from taskqueue_spark.columns import TASK_EVENTS
+from taskqueue_spark.pipeline.tables import replace_file
 from taskqueue_spark.service.state import WindowCounts
 
 LEAST = 0.001
-"""seconds, of the first class of times"""
+"""upper limit of the first class of durations, in seconds"""
 _GROWTH = 1.1
 CLASSES_PER_E = 1 / math.log(_GROWTH)
-"""times fall into classes, each a tenth longer than the one before: so figures of batches can be added up"""
+"""durations are counted in classes, each 10 % longer than the previous one, so that counts of batches can be added"""
 _HOUR = 3600
 
 METRICS = pa.schema(
@@ -35,16 +36,16 @@ METRICS = pa.schema(
         ),
     ]
 )
-"""one row per queue and window in which something happened; rates are per second, times are seconds"""
+"""one row per queue and window with events; rates are per second, durations in seconds"""
 
 
 def seconds_of(index: int) -> float:
-    """Return the middle of a class of times, which is within 5 % of all of them."""
+    """Return the middle of a class of durations, which is within 5 % of all of them."""
     return LEAST * math.exp((index + 0.5) / CLASSES_PER_E)
 
 
 def quantile(classes: Mapping[int, int], share: float) -> float | None:
-    """Return the time (seconds) within which a share of the times is; ``None`` where there are none."""
+    """Return a quantile of durations (seconds); ``None`` without durations."""
     due = share * sum(classes.values())
     for index in sorted(classes):
         due -= classes[index]
@@ -54,7 +55,7 @@ def quantile(classes: Mapping[int, int], share: float) -> float | None:
 
 
 def failed(window: WindowCounts) -> tuple[int, int]:
-    """Return how many executions of a window failed, and how many there were."""
+    """Return the number of failed executions of a window, and of all."""
     bad = window.events.get("retried", 0) + window.events.get("dead_lettered", 0)
     return bad, bad + window.events.get("acked", 0)
 
@@ -65,7 +66,7 @@ def write_hours(
     seconds: int,
     hours: Iterable[int],
 ) -> None:
-    """Write the files of some hours (Unix seconds of their beginnings) anew, each replaced at once."""
+    """Replace the files of some hours, which are given by the Unix seconds of their beginnings."""
     for hour in hours:
         rows = [
             _row(key, start, seconds, window)
@@ -76,9 +77,9 @@ def write_hours(
         moment = dt.datetime.fromtimestamp(hour, dt.UTC)
         path = folder / f"date={moment:%Y-%m-%d}"
         path.mkdir(parents=True, exist_ok=True)
-        temporary = path / f".{moment:%H}.new"
-        pq.write_table(pa.Table.from_pylist(rows, schema=METRICS), temporary)
-        temporary.replace(path / f"{moment:%H}.parquet")
+        buffer = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(rows, schema=METRICS), buffer)
+        replace_file(path / f"{moment:%H}.parquet", buffer.getvalue().to_pybytes())
 
 
 def _row(key: str, start: int, seconds: int, window: WindowCounts) -> dict[str, object]:

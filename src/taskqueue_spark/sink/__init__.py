@@ -1,1 +1,1 @@
-"""Publishing rows of a DataFrame as tasks: `writing` first, then what it is made of."""
+"""Publishing the rows of a DataFrame as tasks; `writer` is the entry point."""

@@ -1,4 +1,4 @@
-"""One partition's tasks on their way into the store: in order, waiting for room, and again where an answer was lost."""
+"""Publishing the tasks of one partition: in order, with waiting for full queues, and with retries."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from taskqueue_core.tasks import Confirmation, Published, Task
 from taskqueue_spark.sink.options import SinkOptions
 
 _HELD = 10_000
-"""tasks that wait for room in their queues while those of other queues pass; with more nothing is read on"""
+"""maximum number of tasks that wait for full queues; beyond it, no further rows are read"""
 _HELD_BYTES = 64 * 1024 * 1024
-"""and what their payloads may have"""
+"""maximum size of their payloads"""
 _CHUNK_BYTES = 1024 * 1024
-"""what the payloads of one publish may have, unless it is of one task"""
+"""maximum size of the payloads in one publish, unless it has a single task"""
 _SLICE = 30.0
-"""seconds of waiting for room after which it is looked whether there was any progress"""
+"""seconds of waiting for a full queue, after which progress is checked"""
 _PAUSE = RetryPolicy(base=0.1, cap=5.0)
 _log = logging.getLogger("taskqueue.spark")
 _RESET = "queue_reset"
-"""the code of the error that says that what the store held is gone"""
+"""code of the error of a store that has lost its data"""
 
 
 class Feed:
-    """Publishes chunks of tasks. An async context manager, which has published all that it was given at its end.
+    """A publisher of chunks of tasks. An async context manager, which has published all tasks when it ends.
 
-    Tasks of one queue are stored in the order in which they came (of one tenant, where a tenant alone was refused), so
-    no more than one chunk is under way; the next can be made ready meanwhile. Those that are refused for want of room
-    wait, and with them what comes for their queue after them.
+    The tasks of a queue are stored in the order in which they arrive (those of a tenant, if only a tenant's limit was
+    reached). Therefore only one chunk is in progress at a time, while the next one is prepared. Tasks that a full
+    queue refuses wait, and so do later tasks of the same queue.
     """
 
     def __init__(self, backend: Backend, options: SinkOptions) -> None:
         """Publish to ``backend``, which the caller owns."""
         self.counts: Counter[Published] = Counter()
-        """what became of the tasks; `Published.REFUSED` counts those that had to wait for room"""
+        """results of the tasks; `Published.REFUSED` counts tasks that had to wait for a full queue"""
         self._backend = backend
         self._queue = Queue(backend)
         self._options = options
@@ -74,16 +74,16 @@ class Feed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for what is under way. One failure ends all, and is raised as it is."""
+        """Wait for the tasks in progress. The first failure stops everything, and is raised."""
         try:
             await self._group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     async def send(self, tasks: Sequence[Task]) -> None:
-        """Have tasks published once those before them are; returns when they are on their way.
+        """Publish tasks after all earlier ones. Return once the last chunk was sent.
 
-        A failure of these or of earlier ones cancels the caller: leaving the context raises it.
+        A failure of these or of earlier tasks cancels the caller; leaving the context raises it.
         """
         start = 0
         while start < len(tasks):
@@ -94,12 +94,12 @@ class Feed:
             while sum(map(len, self._held.values())) > _HELD or self._bytes > _HELD_BYTES:
                 self._progress.clear()
                 await self._progress.wait()
-            await self._in_time(len(chunk))
+            await self._wait_for_rate(len(chunk))
             self._under_way = self._group.create_task(self._publish(chunk))
-            await asyncio.sleep(0)  # it is sent before the caller makes the next one ready
+            await asyncio.sleep(0)  # send the chunk before the caller prepares the next one
 
-    async def _in_time(self, number: int) -> None:
-        """Wait until the rate allows so many more."""
+    async def _wait_for_rate(self, number: int) -> None:
+        """Wait until the rate limit allows this number of tasks."""
         if self._options.rate is None:
             return
         now = asyncio.get_running_loop().time()
@@ -109,7 +109,8 @@ class Feed:
 
     async def _publish(self, tasks: Sequence[Task]) -> None:
         for key in {task.key for task in tasks} - self._known:
-            await self._meet(key)
+            await check_window(self._backend, key, self._options.replay_horizon)
+            self._known.add(key)
         if self._held:
             free = [task for task in tasks if task.key not in self._held]
             for task in tasks:
@@ -129,7 +130,7 @@ class Feed:
         self.counts[Published.REFUSED] += 1
 
     async def _wait_for_room(self, key: str) -> None:
-        """Publish what is held of a queue, as it lets it in."""
+        """Publish the waiting tasks of a full queue as it accepts them."""
         held, loop = self._held[key], asyncio.get_running_loop()
         stuck = loop.time()
         while held:
@@ -154,7 +155,7 @@ class Feed:
     async def _retry_until_available(
         self, tasks: Sequence[Task], wait: float
     ) -> Sequence[Confirmation]:
-        """Publish; also through an outage that is no longer than our patience, and where answers are lost."""
+        """Publish tasks. Retry during an outage, and after a lost response, for as long as the option ``wait`` says."""
         if not tasks:
             return ()
         loop = asyncio.get_running_loop()
@@ -173,7 +174,7 @@ class Feed:
             attempt += 1
 
     def _settle(self, tasks: Sequence[Task], answers: Sequence[Confirmation]) -> list[Task]:
-        """Count answers. Return the tasks that can be let in later; raise for those that can't be."""
+        """Count the results. Return the refused tasks to retry; raise for tasks that cannot be accepted later."""
         refused: list[Task] = []
         for task, answer in zip(tasks, answers, strict=True):
             if answer.status is Published.REFUSED:
@@ -190,14 +191,9 @@ class Feed:
             self.counts[answer.status] += 1
         return refused
 
-    async def _meet(self, key: str) -> None:
-        """Look at a queue before its first task."""
-        await demand_window(self._backend, key, self._options.replay_horizon)
-        self._known.add(key)
 
-
-async def demand_window(backend: Backend, key: str, horizon: float | None) -> None:
-    """Raise `ConfigurationError` where a queue is known to forget its tasks before the last replay may come."""
+async def check_window(backend: Backend, key: str, horizon: float | None) -> None:
+    """Raise `ConfigurationError` if a queue forgets ids earlier than a replay may happen."""
     if horizon is None or not has(backend, Capability.CONTROL):
         return
     window = (await control_of(backend).settings(key)).dedupe_window
@@ -209,7 +205,7 @@ async def demand_window(backend: Backend, key: str, horizon: float | None) -> No
 
 
 def _chunk(tasks: Sequence[Task], start: int, number: int) -> list[Task]:
-    """Return what is published at once, from a place on: at least one task."""
+    """Return the next chunk from an index on, with at least one task."""
     chunk: list[Task] = []
     remaining = _CHUNK_BYTES
     for task in islice(tasks, start, start + number):
@@ -241,7 +237,7 @@ _TYPES = {"int": "long", "str": "string"}
 def messages_of(
     df: DataFrame, write: Callable[[Iterator[pa.RecordBatch]], Any], kind: type[M]
 ) -> list[M]:
-    """Write every partition, and return the messages: dataclasses of a kind, of numbers and text."""
+    """Write every partition and return its messages, which are dataclasses with numbers and text."""
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([asdict(write(batches))])

@@ -1,165 +1,92 @@
-"""What the sink can be told: the options of ``df.write.format("taskqueue")``, read and checked."""
+"""Options of ``df.write.format("taskqueue")``."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, Self, cast
 
 import msgspec
 
-from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.limits import check_name
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_spark.option_values import OptionValues
 from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore
 
-_OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
-"""options that Spark puts among ours, beside those with a dot"""
-_CHUNKS = range(1, 1001)
-_DAY = 86_400.0
-_DIGITS = 9
+SINK_OPTIONS = (
+    "resource", "queue", "chunkSize", "wait", "rateLimit", "writers", "replayHorizon", "onInvalid", "invalidPath",
+    "onConflict",
+)  # fmt: skip
+REDRIVE_OPTIONS = ("resource", "queue", "action", "chunkSize")
+_YEAR = 365 * 86_400.0
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How tasks are published. Durations are seconds."""
+    """Options for publishing. Durations are in seconds."""
 
     store: SparkStore
     queue: str | None = None
     """the key of rows without one"""
     chunk: int = 250
-    """tasks of one publish at most, fewer where they are large: what others wait for are a few milliseconds"""
+    """maximum number of tasks in one publish, so that other clients wait for a few milliseconds only"""
     wait: float = 3600.0
-    """how long without any progress a queue may refuse for want of room, or the store be out of reach"""
+    """how long to wait without progress for a full queue, or for a store that is unavailable"""
     rate: float | None = None
     """tasks per second that one partition may publish"""
     replay_horizon: float | None = None
-    """how long after its end a task must be known still: rows that are older are not published again"""
+    """how long after its end a task's id must still be known; older rows are not published again"""
     on_invalid: Literal["fail", "skip"] = "fail"
     invalid_path: str | None = None
-    """a folder for the rows that were skipped, each with its reason"""
+    """a folder for the skipped rows, each with its reason"""
     on_conflict: Literal["fail", "count"] = "fail"
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
-        """Read options. Raises `InvalidInput` or `ConfigurationError` that name what is wrong, never the value."""
-        given = given_options(options, _NAMES[cls])
-        if (queue := given.get("queue")) is not None:
-            check_name("option queue", queue)
-        rate, writers = _number(given, "rateLimit", None, 0.001), given.get("writers")
+        """Read options. Raises `InvalidInput` or `ConfigurationError`, which name the option and never its value."""
+        given = OptionValues(options, (*SINK_OPTIONS, *STORE_OPTIONS))
+        rate, writers = given.number("rateLimit", 0.001, _YEAR), given.whole("writers", 1, 100_000)
         if (rate is None) != (writers is None):
             raise ConfigurationError(
-                "options rateLimit and writers: one is set; allowed: both or neither: the rate is of the whole job, "
-                "and writers says how many of its partitions are written at the same time"
+                "options rateLimit and writers: one is set; allowed: both or neither. rateLimit is the rate of the "
+                "whole job, and writers the number of its partitions that are written at the same time"
             )
-        if rate is not None:
-            rate /= _whole(given, "writers", 1, range(1, 100_001))
-        on_invalid = _parse_choice(given, "onInvalid", "fail", "skip")
-        if given.get("invalidpath") is not None and on_invalid == "fail":
+        on_invalid = given.choice("onInvalid", "fail", "skip")
+        if given.text("invalidPath") is not None and on_invalid == "fail":
             raise ConfigurationError("option invalidPath: set; allowed with: onInvalid=skip")
+        wait = given.number("wait", 0, _YEAR)
         return cls(
             store=SparkStore.read(options),
-            queue=queue,
-            chunk=_whole(given, "chunkSize", 250, _CHUNKS),
-            wait=_number(given, "wait", 3600.0, 0) or 0.0,
-            rate=rate,
-            replay_horizon=_number(given, "replayHorizon", None, 0),
+            queue=given.queue(),
+            chunk=given.whole("chunkSize", 1, 1000) or 250,
+            wait=3600.0 if wait is None else wait,
+            rate=rate / writers if rate and writers else None,
+            replay_horizon=given.number("replayHorizon", 0, _YEAR),
             on_invalid=cast("Literal['fail', 'skip']", on_invalid),
-            invalid_path=given.get("invalidpath"),
-            on_conflict=cast(
-                "Literal['fail', 'count']", _parse_choice(given, "onConflict", "fail", "count")
-            ),
-        )
+            invalid_path=given.text("invalidPath"),
+            on_conflict=cast("Literal['fail', 'count']", given.choice("onConflict", "fail", "count")),
+        )  # fmt: skip
 
 
 class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done with dead letters."""
+    """Options for redriving or discarding dead letters."""
 
     store: SparkStore
     queue: str | None = None
     """the key of rows without one"""
     action: Literal["redrive", "discard"] = "redrive"
     chunk: int = 100
-    """dead letters of one call"""
+    """number of dead letters in one call"""
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
         """Read options, as `SinkOptions.read` does."""
-        given = given_options(options, _NAMES[cls])
-        if (queue := given.get("queue")) is not None:
-            check_name("option queue", queue)
-        action = _parse_choice(given, "action", "redrive", "discard")
+        given = OptionValues(options, (*REDRIVE_OPTIONS, *STORE_OPTIONS))
         return cls(
             store=SparkStore.read(options),
-            queue=queue,
-            action=cast("Literal['redrive', 'discard']", action),
-            chunk=_whole(given, "chunkSize", 100, _CHUNKS),
-        )
+            queue=given.queue(),
+            action=cast("Literal['redrive', 'discard']", given.choice("action", "redrive", "discard")),
+            chunk=given.whole("chunkSize", 1, 1000) or 100,
+        )  # fmt: skip
 
 
-_NAMES = {
-    SinkOptions: (
-        "resource", "queue", "chunkSize", "wait", "rateLimit", "writers", "replayHorizon", "onInvalid", "invalidPath",
-        "onConflict",
-    ),
-    RedriveOptions: ("resource", "queue", "action", "chunkSize"),
-}  # fmt: skip
-
-
-def resource_of(options: Mapping[str, str]) -> Literal["tasks", "dead_letters"]:
-    """Return what is written to: ``tasks`` (they are published), or ``dead_letters`` (redriven or discarded)."""
-    given = {name.lower(): value for name, value in options.items()}
-    return cast(
-        "Literal['tasks', 'dead_letters']",
-        _parse_choice(given, "resource", "tasks", "dead_letters"),
-    )
-
-
-def given_options(options: Mapping[str, str], own: Sequence[str]) -> dict[str, str]:
-    """Return options by their names in small letters.
-
-    Raises `ConfigurationError` for one that is neither among ``mine`` nor of the store: it may be misspelt.
-    """
-    given = {name.lower(): value for name, value in options.items()}
-    names = (*own, *STORE_OPTIONS)
-    known = {name.lower() for name in names} | _OF_SPARK
-    unknown = sorted(name for name in given if name not in known and "." not in name)
-    if unknown:
-        shown = ", ".join(name[:50] for name in unknown)
-        raise ConfigurationError(f"unknown options: {shown}; allowed: {', '.join(names)}")
-    if given.get("path"):
-        raise ConfigurationError("option path: set; allowed: save() and load() without one")
-    return given
-
-
-def _parse_choice(given: Mapping[str, str], name: str, *allowed: str) -> str:
-    text = given.get(name.lower(), allowed[0]).lower()
-    if text not in allowed:
-        raise InvalidInput(f"option {name}", "an unknown value", " or ".join(allowed))
-    return text
-
-
-def _number(
-    given: Mapping[str, str], name: str, default: float | None, least: float
-) -> float | None:
-    text = given.get(name.lower())
-    if text is None:
-        return default
-    allowed = f"a number from {least:g} to {365 * _DAY:g}"
-    try:
-        number = float(text)
-    except ValueError:
-        raise InvalidInput(f"option {name}", "text that is not a number", allowed) from None
-    if not math.isfinite(number) or not least <= number <= 365 * _DAY:
-        raise InvalidInput(f"option {name}", "a number out of range", allowed)
-    return number
-
-
-def _whole(given: Mapping[str, str], name: str, default: int, allowed: range) -> int:
-    text = given.get(name.lower())
-    if text is None:
-        return default
-    names = f"a whole number from {allowed[0]} to {allowed[-1]}"
-    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS:
-        raise InvalidInput(f"option {name}", "text that is not a whole number", names)
-    if int(text) not in allowed:
-        raise InvalidInput(f"option {name}", "a number out of range", names)
-    return int(text)
+def resource_of(options: Mapping[str, str]) -> str:
+    """Return the resource to write: ``tasks`` (publish) or ``dead_letters`` (redrive or discard)."""
+    return OptionValues(options).choice("resource", "tasks", "dead_letters")

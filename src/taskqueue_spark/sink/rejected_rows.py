@@ -1,8 +1,7 @@
-"""Rows that are no tasks, put aside as Parquet with the reason of each, so that somebody can mend them.
+"""Rows that are not valid tasks, written to Parquet files with their reasons, so that they can be corrected.
 
-A partition writes a file that readers do not see (its name begins with a dot); the commit of the job gives it its
-name, so there is one file per partition whatever failed and was tried again in between. What else the job wrote, as by
-a task that was killed or a copy that was slower, is removed.
+A partition writes a hidden file (its name begins with a dot). The commit of the job renames it, so there is one file
+per partition, even if Spark retried a task. All other files of the job, for example of a killed task, are removed.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ class _RejectedPath(NamedTuple):
     path: str
 
 
-class Aside:
-    """Writes the rows of one partition. A context manager: where it fails, nothing stays behind."""
+class RejectedRows:
+    """A writer for the rejected rows of one partition. A context manager, which removes the file after an error."""
 
     def __init__(self, folder: str | None, job: str) -> None:
-        """Write into ``folder``: a path that the driver sees too, or a URI that Arrow knows; ``None``: nowhere."""
+        """Write into ``folder``, a path that the driver sees too, or a URI for Arrow; ``None``: write nothing."""
         self._folder = folder
         self._job = job
         self._writer: pq.ParquetWriter | None = None
         self.name = ""
-        """of the hidden file; nothing where there is none"""
+        """name of the hidden file; empty without one"""
 
     def put(self, batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> None:
-        """Keep some rows of a batch."""
+        """Write some rows of a batch with their reasons."""
         if self._folder is None or not rows:
             return
         part = batch.take(pa.array(rows, pa.int64()))
@@ -67,19 +66,19 @@ class Aside:
 
 
 def reveal(folder: str, hidden: str, name: str) -> None:
-    """Give a hidden file its name, in place of one that has it. One that is revealed already is left alone."""
+    """Rename a hidden file, and replace a file of that name. A file that was already renamed is left alone."""
     position = _path_of(folder)
     with contextlib.suppress(FileNotFoundError):
         position.system.move(f"{position.path}/{hidden}", f"{position.path}/{name}.parquet")
 
 
 def job_of(hidden: str) -> str:
-    """Return the job that wrote a hidden file."""
+    """Return the id of the job that wrote a hidden file."""
     return hidden[1:].partition("-")[0]
 
 
 def sweep(folder: str, job: str) -> None:
-    """Remove all that a job wrote and nobody revealed."""
+    """Remove the hidden files of a job."""
     position = _path_of(folder)
     for file in position.system.get_file_info(fs.FileSelector(position.path, allow_not_found=True)):
         if file.base_name.startswith(f".{job}-"):
@@ -98,5 +97,5 @@ def _path_of(folder: str) -> _RejectedPath:
         return _RejectedPath(*fs.FileSystem.from_uri(folder))
     except (pa.ArrowException, OSError) as error:
         raise ConfigurationError(
-            f"option invalidPath: cannot be used ({type(error).__name__}); allowed: a path or a URI that Arrow knows"
+            f"option invalidPath: cannot be used ({type(error).__name__}); allowed: a path or a URI that Arrow supports"
         ) from None

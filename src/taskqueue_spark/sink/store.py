@@ -1,8 +1,8 @@
-"""Which store a job of Spark reads and writes, as options say it, and how its processes open it.
+"""The store that a Spark job reads or writes, and how the processes of the job open it.
 
-Options travel with the job and Spark shows them, so a password is never among them: it is in the environment of the
-processes that need it, as ever (TASKQUEUE_REDIS_PASSWORD, TASKQUEUE_REDIS_PASSWORD_FILE), or in a variable with the
-whole URL, whose name the option ``urlEnv`` has. On a cluster Spark passes variables on by ``spark.executorEnv.NAME``.
+Spark sends options to every process of the job and shows them, so they never contain a password. A password is in the
+environment of the processes that need it (TASKQUEUE_REDIS_PASSWORD, TASKQUEUE_REDIS_PASSWORD_FILE), or in a variable
+with the whole URL, which the option ``urlEnv`` names. On a cluster, ``spark.executorEnv.NAME`` sets such variables.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.migration import ShardedBackend
 from taskqueue_core.queue import open_backend
 from taskqueue_redis.config import RedisSettings
+from taskqueue_spark.option_values import OptionValues
 
 STORE_OPTIONS = ("backend", "url", "urlEnv", "prefix", "partitions")
 _REDIS, _SERVER = "redis", "server"
@@ -31,7 +32,7 @@ _opening = threading.Lock()
 
 
 class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend by its word, and what differs from the settings in the environment. Holds no secret."""
+    """A backend by its name, and the settings that differ from those in the environment. It holds no secret."""
 
     name: str = _REDIS
     url: str | None = None
@@ -40,13 +41,17 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int | None = None
 
     @classmethod
-    def read(cls, options: Mapping[str, str]) -> Self:
-        """Read the options of `STORE_OPTIONS`, whatever their case. Raises `InvalidInput` or `ConfigurationError`."""
-        given = {name.lower(): value for name, value in options.items()}
-        token, url, variable = given.get("backend", _REDIS), given.get("url"), given.get("urlenv")
+    def read(cls, options: Mapping[str, str], name: str | None = None) -> Self:
+        """Read the options of `STORE_OPTIONS`. ``name``: the backend, in place of the option.
+
+        Raises `InvalidInput` or `ConfigurationError`.
+        """
+        given = OptionValues(options)
+        name = name or given.get("backend", _REDIS)
+        url, variable, prefix = given.text("url"), given.text("urlEnv"), given.text("prefix")
         if url is not None and variable is not None:
             raise ConfigurationError("options url and urlEnv: both are set; allowed: one of them")
-        if (url or variable) and token not in _URLS:
+        if (url or variable) and name not in _URLS:
             raise ConfigurationError(
                 "option url: set; allowed with the backends redis and server: others have settings of their own"
             )
@@ -54,25 +59,18 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(
                 "option url",
                 "a URL with a password, which Spark would show",
-                "a URL without one: TASKQUEUE_REDIS_PASSWORD has it, or option urlEnv names a variable with the URL",
+                "a URL without one: set the password in TASKQUEUE_REDIS_PASSWORD, or set option urlEnv to the name of "
+                "an environment variable that holds the URL",
             )
-        partitions = given.get("partitions")
-        if partitions is not None and not (partitions.isascii() and partitions.isdigit()):
-            raise InvalidInput("option partitions", "text that is not a whole number", "1 to 1024")
-        if token != _REDIS and (given.get("prefix") is not None or partitions is not None):
+        partitions = given.whole("partitions", 1, 1024)
+        if name != _REDIS and (prefix is not None or partitions is not None):
             raise ConfigurationError(
                 "options prefix and partitions: set; allowed with: backend=redis"
             )
-        return cls(
-            name=token,
-            url=url,
-            url_env=variable,
-            prefix=given.get("prefix"),
-            partitions=None if partitions is None else int(partitions),
-        )
+        return cls(name=name, url=url, url_env=variable, prefix=prefix, partitions=partitions)
 
     def redis_settings(self) -> RedisSettings:
-        """Return the settings of the Redis that is meant. Raises `ConfigurationError`."""
+        """Return the settings of this Redis store. Raises `ConfigurationError`."""
         if self.name != _REDIS:
             raise ConfigurationError("option backend: not supported here; allowed: redis")
         with self._environment():
@@ -80,9 +78,9 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Backend]:
-        """Open the backend, with shards, hooks and a migration as every process has them, and close it.
+        """Open the backend as every process does, with its shards, hooks and migration, and close it at the end.
 
-        Raises `ConfigurationError`, for one that lives in a single process too: nobody would see what is written.
+        Raises `ConfigurationError`, also for a backend of a single process: no other process would see its tasks.
         """
         with self._environment():
             backend = open_backend(self.name)
@@ -98,7 +96,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
-        """Have backends that are made meanwhile read the options as if the environment said so."""
+        """Set the options as environment variables, for a backend that is opened in this context."""
         url = self.url
         if self.url_env is not None:
             url = os.environ.get(self.url_env)
@@ -127,7 +125,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def positions_of(backend: Backend) -> Control:
-    """Return the control that knows queues as a journal calls them: each shard by its own name."""
+    """Return the control that names queues as a journal does: each shard by its own name."""
     inner = getattr(backend, "inner", backend)
     if isinstance(inner, ShardedBackend):
         return inner.members[0].control

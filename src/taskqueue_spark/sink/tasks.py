@@ -1,4 +1,4 @@
-"""From rows to tasks: which columns there may be, and how a batch of Arrow becomes tasks quickly."""
+"""Rows to tasks: the allowed columns, and a fast conversion of Arrow batches."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
     "not_before": _TIME,
     "max_attempts": _WHOLE,
 }
-"""the columns of tasks, and the types that each may have. A time is a timestamp or Unix seconds; a payload JSON text"""
+"""the columns of tasks and their types. A time is a timestamp or Unix seconds; a payload is JSON text"""
 _DEFAULTS = {"payload": b"null", "priority": DEFAULT_PRIORITY}
-"""for rows with a null there"""
+"""values in place of null"""
 _ALWAYS = ("id", "key", "payload")
 _MICROSECONDS = 1_000_000
 
 
 class Rows(NamedTuple):
-    """What a batch of rows came to."""
+    """The tasks and the invalid rows of a batch."""
 
     tasks: list[Task]
-    """in their order"""
     bad: list[int]
-    """the rows that are no tasks"""
+    """indexes of the rows that are not valid tasks"""
     errors: list[InvalidInput]
-    """why not; without their values"""
+    """their errors, which do not quote values"""
 
 
 def check_columns(
@@ -53,7 +52,7 @@ def check_columns(
     allowed: dict[str, tuple[type[spark.DataType], ...]],
     needed: Sequence[str],
 ) -> None:
-    """Raise `InvalidInput` for a schema that lacks a column, or has one of another name or type."""
+    """Raise `InvalidInput` if a schema lacks a column, or has a column of another name or type."""
     for field in schema.fields:
         if field.name not in allowed:
             raise InvalidInput(
@@ -79,7 +78,7 @@ def check_columns(
 
 
 class TaskReader(msgspec.Struct, frozen=True):
-    """Makes tasks of the rows of one schema."""
+    """A converter of rows with one schema to tasks."""
 
     names: tuple[str, ...]
     queue: str | None
@@ -93,7 +92,7 @@ class TaskReader(msgspec.Struct, frozen=True):
         return cls(tuple(schema.names), queue)
 
     def read(self, batch: pa.RecordBatch) -> Rows:
-        """Return the tasks of a batch, and which rows are none."""
+        """Return the tasks and the invalid rows of a batch."""
         number = batch.num_rows
         columns = {name: self._column(name, batch) for name in COLUMNS if name in self.names}
         columns["id"] = columns.pop("task_id")
@@ -105,7 +104,7 @@ class TaskReader(msgspec.Struct, frozen=True):
             return _one_by_one(columns)
 
     def _column(self, name: str, batch: pa.RecordBatch) -> list[Any]:
-        """Return the values of a column as a task wants them."""
+        """Return the values of a column as a task takes them."""
         column = batch.column(self.names.index(name))
         if name in {"deadline", "not_before"}:
             return _seconds(column)
@@ -121,7 +120,7 @@ class TaskReader(msgspec.Struct, frozen=True):
 def _tasks(columns: dict[str, list[Any]]) -> list[Task]:
     id_, key, payload = (columns[name] for name in ("id", "key", "payload"))
     more = {name: values for name, values in columns.items() if name not in _ALWAYS}
-    if not more:  # most often
+    if not more:  # the most frequent case
         return [
             Task(id=item, key=queue, payload=text)
             for item, queue, text in zip(id_, key, payload, strict=True)

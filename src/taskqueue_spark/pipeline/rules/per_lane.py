@@ -1,6 +1,6 @@
-"""What hand-outs may follow on each other: R7, R8, R10 and R11. They look at a lane: what depends on each other.
+"""Rules about the order of deliveries: R7, R8, R10 and R11. Each compares the entries of a lane.
 
-An entry is a hand-out's part in a lane, or its end's: at a ``position`` of the lane's order.
+An entry of a lane is a delivery or its end, at a ``position`` in the order of the lane.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LANE = ("run", "shard", "key", "rule", "lane")
 _DUST = 1e-6
 FIELDS = {
     "lane": "string",
-    "part": "long",  # of a rule that is told of once per part of a lane, which
+    "part": "long",  # part of a lane, for a rule that is reported once per part
     "position": "long",
-    "step": "int",  # how many more are in flight; of R8, -1 for an end
-    "value": "long",  # the number of the hand-out; of R8, of what is hidden behind it
-    "behind": "boolean",  # it overtakes nobody
+    "step": "int",  # change of the number in flight; for R8, -1 for an end
+    "value": "long",  # number of the delivery; for R8, of the next missing transition
+    "behind": "boolean",  # it may be late, but overtakes no other entry
     "limit": "double",
     "rate": "double",
     "at": "double",  # seconds since the limit was set
@@ -31,12 +31,12 @@ FIELDS = {
 
 
 class LaneEntry(NamedTuple):
-    """What a step may be in a lane."""
+    """An entry of a step in a lane."""
 
     rule: str
     condition: Column
     fields: dict[str, Column]
-    """of `FIELDS`; null where they are not told"""
+    """some of `FIELDS`; the others are null"""
 
 
 def _entry(rule: str, condition: Column, **fields: Column) -> LaneEntry:
@@ -44,10 +44,10 @@ def _entry(rule: str, condition: Column, **fields: Column) -> LaneEntry:
 
 
 def entries() -> list[LaneEntry]:
-    """Return what the rows of `steps` with their task's ``owner`` and what history adds of their settings may be."""
+    """Return the kinds of entries, for the rows of `steps` with the columns that `history` adds."""
     given, seq = F.col("event") == "delivered", F.col("seq")
     tenant, entity = F.coalesce("owner.tenant", F.lit("")), F.col("owner.ordering_key")
-    # The first hand-out of a task comes straight after that which made it available.
+    # The first delivery of a task directly follows the event that made it available.
     came = F.col("before_event").isin("published", "available") & (F.col("before_attempt") == 1)
     first = given & came & (F.col("attempt") == 1) & F.col("owner").isNotNull() & ~F.col("hidden")
     fair = F.coalesce(F.exists("spans.order", lambda order: order == "fair"), F.expr("false"))
@@ -74,7 +74,7 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[LaneEntry]:
     most, rate = f"{prefix}max_inflight", f"{prefix}rate"
     ever = F.exists(f"spans.{most}", lambda limit: limit > 0)
     remaining = F.least(F.col("after_seq"), Holes.after(seq))
-    # What a tenant had in flight when its limit was set does not count.
+    # Tasks that a tenant had in flight when its limit was set do not count.
     held = F.concat(lane, F.lit("/"), span["seq"].cast("string")) if prefix else lane
     limited = given & (span[most] > 0 if prefix else ever)
     part = {"part": span["seq"]}
@@ -92,7 +92,7 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[LaneEntry]:
 
 
 def broken(result: DataFrame) -> DataFrame:
-    """Return the entries that break their rule, with ``text``; those that have one do already."""
+    """Return the entries that break their rule, with ``text``. An entry that already has a text breaks it too."""
     lane = Window.partitionBy(*LANE).orderBy("position", "step")
     before, until = (
         lane.rowsBetween(Window.unboundedPreceding, -1),
@@ -121,11 +121,11 @@ def broken(result: DataFrame) -> DataFrame:
         F.col("text"),
         F.when(
             rule.isin("R7", "R8") & (F.col("_earlier") > F.col("value")),
-            "came before one that was there earlier",
+            "delivered before a task that was available earlier",
         ),
         F.when(
             (rule == "R8") & taken,
-            F.concat(F.lit("handed out before the end of "), holder["task_id"]),
+            F.concat(F.lit("delivered before the end of "), holder["task_id"]),
         ),
         F.when(
             (rule == "R10") & out & (F.col("_running") > F.col("limit")),

@@ -1,148 +1,121 @@
-"""What a step may follow on: R0 to R6, R9, R12 and R13. They look at a transition and the one before of its task."""
+"""Rules about single steps: R0 to R6, R9, R12 and R13. They compare a transition with the previous one of its task."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.capabilities import QueueSettings
-from taskqueue_spark.pipeline.task_steps import ENDED, OVER
+from taskqueue_spark.pipeline.task_steps import ENDED, OVER, name_list
 
 ROUNDING = 0.002
-"""the store may keep times in milliseconds"""
-_HANDED_BACK = ("redelivered", "lost")
-_SETTLED = ("acked", "dead_lettered", *_HANDED_BACK)
+"""seconds: a store may keep times in milliseconds"""
 _DEFAULTS = QueueSettings()
-_POISON = "max_losses_exceeded"
+_RELEASED = ("redelivered", "lost")
+_SETTLED = f"event in ({name_list(('acked', 'dead_lettered', *_RELEASED))})"
+_OVER, _ENDED = (f"before_state in ({name_list(names)})" for names in (OVER, ENDED))
+_GIVEN = "event in ('delivered', 'available')"
+_WINDOW = f"coalesce(array_min(spans.dedupe_window), {_DEFAULTS.dedupe_window})"
+_GONE = "(unix_micros(ts) - unix_micros(before_ts)) / 1e6D"
+_EARLY = "(unix_micros(before_due_at) - unix_micros(ts)) / 1e6D"
+_DUE_ATTEMPT = "if(event = 'retried', before_attempt + 1, before_attempt)"
+_LOST = "(event = 'lost' or (event = 'dead_lettered' and reason = 'max_losses_exceeded'))"
+_DUE_LOSSES = (
+    f"case when event in ('retried', 'redriven') then 0 "
+    f"when {_LOST} then before_losses + 1 else before_losses end"
+)
+_MAX_LOSSES = f"coalesce(array_max(spans.max_losses), {_DEFAULTS.max_losses})"
+
+
+class _Rule(NamedTuple):
+    """A way to break a rule, as expressions of SQL over the rows of `steps` and the settings of their queues."""
+
+    name: str
+    condition: str
+    text: str
+    """what happened, with ``{expressions}``"""
+    looks_back: bool = True
+    """whether the rule needs to know that nothing is hidden before the step"""
+
+
+_RULES = (
+    _Rule("R0", f"event = 'published' and not {_OVER}", "published while it was {before_state}"),
+    _Rule(
+        "R0", f"event = 'published' and {_OVER} and not blind and {_GONE} < {_WINDOW} - {ROUNDING}",
+        f"accepted again {{round({_GONE}, 3)}} s after its end",
+    ),
+    _Rule(
+        "R1", "before_seq is null and not (begins or event = 'retried')", "{event}, but the task was never published",
+    ),
+    _Rule(
+        "R2", f"{_SETTLED} and coalesce(before_state in ('waiting', 'scheduled'), before_seq is null)",
+        "{event}, but no worker had the task",
+    ),
+    _Rule("R3", f"{_GIVEN} and {_ENDED} and before_state != 'expired'", "{event} after its end: it was {before_state}"),
+    _Rule(
+        "R4", f"(({_SETTLED} or event in ('expired', 'cancelled')) and {_ENDED}) "
+        "or (event in ('redriven', 'discarded') and before_state != 'dead')",
+        "{event}, but it was already {before_state}",
+    ),
+    _Rule(
+        "R5", "event = 'delivered' and before_state = 'in_flight'", "delivered again before the last delivery ended",
+    ),
+    _Rule(
+        "R5", f"{_SETTLED} and before_state = 'in_flight' and worker != before_worker",
+        "{event} by another worker than the one that had the task",
+    ),
+    _Rule("R13", f"{_GIVEN} and before_state = 'expired'", "{event} after its deadline"),
+    _Rule(
+        "R6", f"event != 'published' and attempt != {_DUE_ATTEMPT}",
+        "attempt {attempt} by {event} after {before_attempt}",
+    ),
+    _Rule(
+        "R6", f"event != 'published' and losses != {_DUE_LOSSES}",
+        "losses {losses} by {event} after {before_losses}",
+    ),
+    _Rule(
+        "R9", "event in ('available', 'delivered') and before_state = 'scheduled' and before_due_at is not null "
+        f"and {_EARLY} > {ROUNDING}",
+        f"{{round({_EARLY}, 4)}} s too early",
+    ),
+    _Rule("R9", "event = 'delivered' and before_state = 'scheduled'", "delivered while it was scheduled"),
+    _Rule(
+        "R6", "event = 'published' and (attempt != 1 or losses != 0)",
+        "published as attempt {attempt} with {losses} losses", looks_back=False,
+    ),
+    _Rule(
+        "R6", f"event = 'delivered' and losses > {_MAX_LOSSES} and not blind and not unset",
+        "delivered after {losses} losses", looks_back=False,
+    ),
+    _Rule(
+        "R12", "event = 'delivered' and span.paused and not blind", "delivered while its queue was paused",
+        looks_back=False,
+    ),
+)  # fmt: skip
 
 
 def broken() -> list[tuple[str, Column, Column]]:
-    """Return each way to break a rule: the rule, whether a row does so, and a text.
+    """Return each way to break a rule: the rule, a condition on a row, and a text.
 
-    For the rows of `steps` with what history adds of their queue's settings. What has something hidden before it breaks
-    none that looks back.
+    The rows are those of `steps` with what `history` adds of their queue's settings. A rule that looks back is silent
+    if something is hidden before the step.
     """
     return [
-        (rule, F.coalesce(condition & (~F.col("hidden") if looks_back else F.expr("true")), F.expr("false")), text)
-        for looks_back, rules in ((True, [*_identity(), *_ends(), *_counts(), *_times()]), (False, _alone()))
-        for rule, condition, text in rules
-    ]  # fmt: skip
-
-
-_Rules = list[tuple[str, Column, Column]]
-
-
-def _identity() -> _Rules:
-    event, before = F.col("event"), F.col("before_state")
-    window = F.coalesce(F.array_min("spans.dedupe_window"), F.lit(_DEFAULTS.dedupe_window))
-    gone_for = _seconds("ts") - _seconds("before_ts")
-    first, begins = F.col("before_seq").isNull(), F.col("begins") | (event == "retried")
-    nobody = F.coalesce(before.isin("waiting", "scheduled"), first)
-    return [
         (
-            "R0",
-            (event == "published") & ~before.isin(*OVER),
-            _text_of("published while it was ", before),
-        ),
-        (
-            "R0",
-            (event == "published")
-            & before.isin(*OVER)
-            & ~F.col("blind")
-            & (gone_for < window - ROUNDING),
-            _text_of("accepted again ", F.round(gone_for, 3), " s after its end"),
-        ),
-        ("R1", first & ~begins, _text_of("phantom: ", event, ", and nobody published it")),
-        ("R2", event.isin(*_SETTLED) & nobody, _text_of(event, ", and nobody had it")),
+            rule.name,
+            F.expr(f"coalesce({'not hidden and ' * rule.looks_back}({rule.condition}), false)"),
+            _text_of(rule.text),
+        )
+        for rule in _RULES
     ]
 
 
-def _ends() -> _Rules:
-    event, before, worker = F.col("event"), F.col("before_state"), F.col("worker")
-    ended = before.isin(*ENDED)
-    again = event.isin(*_SETTLED, "expired", "cancelled") & ended
-    revived = event.isin("redriven", "discarded") & (before != "dead")
-    given = event.isin("delivered", "available")
-    others = event.isin(*_SETTLED) & (before == "in_flight") & (worker != F.col("before_worker"))
-    return [
-        (
-            "R3",
-            given & ended & (before != "expired"),
-            _text_of(event, " after its end: it was ", before),
-        ),
-        ("R4", again | revived, _text_of(event, ", and it was ", before, " already")),
-        (
-            "R5",
-            (event == "delivered") & (before == "in_flight"),
-            F.lit("handed out again, and nobody had given it back"),
-        ),
-        ("R5", others, _text_of(event, " by another worker than had it")),
-        ("R13", given & (before == "expired"), _text_of(event, " after its deadline")),
+def _text_of(text: str) -> Column:
+    """Return a text with the values of its expressions in braces."""
+    parts = text.replace("}", "{").split("{")
+    columns = [
+        F.expr(part).cast("string") if n % 2 else F.lit(part) for n, part in enumerate(parts)
     ]
-
-
-def _counts() -> _Rules:
-    event, attempt, losses = F.col("event"), F.col("attempt"), F.col("losses")
-    before, lost = F.col("before_attempt"), F.col("before_losses")
-    poisoned = (event == "dead_lettered") & (F.col("reason") == _POISON)
-    expected = F.when(event == "retried", before + 1).otherwise(before)
-    grown = F.when((event == "lost") | poisoned, lost + 1).otherwise(lost)
-    reset = event.isin("retried", "redriven")
-    due = F.when(reset, 0).otherwise(grown)
-    later = event != "published"
-    return [
-        (
-            "R6",
-            later & (attempt != expected),
-            _text_of("attempt ", attempt, " by ", event, " after ", before),
-        ),
-        (
-            "R6",
-            later & (losses != due),
-            _text_of("losses ", losses, " by ", event, " after ", lost),
-        ),
-    ]
-
-
-def _times() -> _Rules:
-    event, due = F.col("event"), F.col("before_due_at")
-    early = _seconds("before_due_at") - _seconds("ts")
-    comes = event.isin("available", "delivered") & (F.col("before_state") == "scheduled")
-    return [
-        (
-            "R9",
-            comes & due.isNotNull() & (early > ROUNDING),
-            _text_of("came ", F.round(early, 4), " s early"),
-        ),
-        ("R9", comes & (event == "delivered"), F.lit("handed out while it was scheduled")),
-    ]
-
-
-def _alone() -> _Rules:
-    event, attempt, losses = F.col("event"), F.col("attempt"), F.col("losses")
-    most = F.coalesce(F.array_max("spans.max_losses"), F.lit(_DEFAULTS.max_losses))
-    fresh = (event == "published") & ((attempt != 1) | (losses != 0))
-    paused = F.col("span.paused")
-    return [
-        ("R6", fresh, _text_of("published as attempt ", attempt, " with ", losses, " losses")),
-        (
-            "R6",
-            (event == "delivered") & (losses > most) & ~F.col("blind") & ~F.col("unset"),
-            _text_of("delivered after ", losses, " losses"),
-        ),
-        (
-            "R12",
-            (event == "delivered") & paused & ~F.col("blind"),
-            F.lit("handed out while its queue was paused"),
-        ),
-    ]
-
-
-def _seconds(column: str) -> Column:
-    return F.unix_micros(column) / 1e6
-
-
-def _text_of(*parts: str | Column) -> Column:
-    return F.concat(
-        *(F.lit(part) if isinstance(part, str) else part.cast("string") for part in parts)
-    )
+    return F.concat(*columns)

@@ -1,4 +1,4 @@
-"""What the checks come to, in plain sentences."""
+"""The outcome of all checks, in plain sentences."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import msgspec
 Kind = Literal["lost", "unbalanced", "violated", "unknown", "balanced", "empty"]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
 LIVE = ("waiting", "scheduled", "in_flight")
-"""verdicts on what has no end, by the names of its states"""
+"""verdicts of unfinished tasks, which are the names of their states"""
 COUNTED = ("published", "earlier", *_ENDS, *LIVE, "unknown", "lost")
-"""what the conservation table counts of each queue"""
+"""the counts of the conservation table"""
 _TITLES: dict[Kind, str] = {
     "lost": "Tasks were lost",
     "unbalanced": "The counts do not balance",
     "violated": "Every task is accounted for, but rules were broken",
-    "unknown": "Nothing is known to be lost, but not everything is known",
+    "unknown": "No task is known to be lost, but the journal is incomplete",
     "balanced": "Every task is accounted for",
-    "empty": "There is nothing to look at",
+    "empty": "There are no tasks to check",
 }
 
 
@@ -27,14 +27,14 @@ _ODD = {
     "orphan": "never published",
     "duplicate_ack": "completed twice",
     "conflict": "ended in two ways",
-    "after_end": "went on after the end",
+    "after_end": "continued after the end",
     "not_delivered": "settled without being delivered",
     "published_again": "published again while alive",
 }
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job came to."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of the checks of a journal."""
 
     kind: Kind
     title: str
@@ -42,11 +42,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether no check found anything wrong. What is unknown is not wrong."""
+        """Whether no check found a fault. Unknown results are no fault."""
         return self.kind not in {"lost", "unbalanced", "violated"}
 
 
-def verdict_of(
+def outcome_of(
     total: Mapping[str, Any],
     *,
     rules: Iterable[Mapping[str, Any]] = (),
@@ -55,12 +55,12 @@ def verdict_of(
     damaged: int = 0,
     store_checked: bool = False,
     short: int = 0,
-) -> Verdict:
-    """Return the verdict on what all queues come to: ``queues``, each of `COUNTED`, ``balanced`` and ``complete``.
+) -> Outcome:
+    """Return the outcome for the totals of all queues: ``queues``, each of `COUNTED`, ``balanced`` and ``complete``.
 
-    ``rules``: each rule with its ``count`` of violations. ``gaps``: transitions that are missing.
-    ``store_checked``: whether the store was asked where tasks without an end are. ``short``: how many tasks fewer
-    the ledgers of the store have as published than the journal has; what they have more is from before it.
+    ``rules``: each rule with its ``count`` of violations. ``gaps``: number of missing transitions. ``store_checked``:
+    whether the store was queried for unfinished tasks. ``short``: number of published tasks in the journal that the
+    ledgers of the store do not have. Tasks that only the ledgers have are older than the journal.
     """
     violations = sum(rule["count"] for rule in rules)
     odd = {name: count for name, count in (anomalies or {}).items() if count}
@@ -83,10 +83,10 @@ def verdict_of(
     ]
     if not total["queues"]:
         sentences = [
-            "The journal has no task in this time, or none of these queues.",
+            "The journal has no tasks of this time and these queues.",
             *sentences[1:],
         ]
-    return Verdict(kind=kind, title=_TITLES[kind], sentences=sentences)
+    return Outcome(kind=kind, title=_TITLES[kind], sentences=sentences)
 
 
 def _describe_balance(total: Mapping[str, int], *, store_checked: bool) -> Iterable[str]:
@@ -95,9 +95,9 @@ def _describe_balance(total: Mapping[str, int], *, store_checked: bool) -> Itera
     yield f"Of {_tasks(begun)}, {_listed(ends) or 'none has ended'}."
     if live := [_many(total[name], _state_name(name)) for name in LIVE if total[name]]:
         observed = (
-            "as the store says"
+            "according to the store"
             if store_checked
-            else "as their last transitions say; the store was not asked"
+            else "according to their last transitions; the store was not queried"
         )
         yield f"{_listed(live).capitalize()}: {observed}."
 
@@ -106,11 +106,11 @@ def _faults(
     total: Mapping[str, int], odd: Mapping[str, int], violations: int, short: int
 ) -> Iterable[str]:
     if total["lost"]:
-        yield f"{_tasks(total['lost']).capitalize()} {_is(total['lost'])} in no state and had no end: lost."
+        yield f"{_tasks(total['lost']).capitalize()} {_is(total['lost'])} lost: neither ended nor in the store."
     elif total["balanced"] and not short:
-        yield "Each task has exactly one verdict, and none is lost."
+        yield "Each task has exactly one verdict, and no task is lost."
     if not total["balanced"]:
-        yield "What was published is not the sum of the verdicts."
+        yield "The number of published tasks is not the sum of the verdicts."
     if short:
         yield f"{_tasks(short).capitalize()} of the journal {_is(short)} not in the ledger of the store."
     for name, count in odd.items():
@@ -125,7 +125,7 @@ def _missing(total: Mapping[str, int], gaps: int, damaged: int, *, complete: boo
     if damaged:
         yield f"{damaged:,} of its entries cannot be read."
     if total["unknown"]:
-        yield f"Of {_tasks(total['unknown'])} the end may be in what is missing, so it is unknown."
+        yield f"The end of {_tasks(total['unknown'])} is unknown, because it may be in the missing part."
     elif not complete:
         yield "Their content is unknown: no loss was found, but tasks may have been lost."
 
