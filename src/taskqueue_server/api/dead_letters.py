@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -131,72 +132,56 @@ _CONFIRM = Query(
     "the queue's key, where all are discarded, or a filter says which",
 )
 _EXAMPLE = {"filter": {"error": "timeout", "older_than": 600}}
+_operation = partial(Operation, tag="dead letters", verb="admin")
 OPERATIONS = (
-    Operation(
+    _operation(
         id="dead_letters_page",
         method="GET",
         path=_KEY,
         handler=page,
-        verb="admin",
         query=(LIMIT, AFTER, *_FILTER),
         answers={200: DeadLettersOut},
-        problems=(503,),
-        tag="dead letters",
         tells=("Link",),
     ),
-    Operation(
+    _operation(
         id="dead_letters_redrive",
         method="POST",
         path=f"{_KEY}/redrive",
         handler=redrive,
-        verb="admin",
         body=Selection,
         answers={200: Acted},
-        problems=(503,),
-        tag="dead letters",
         example=_EXAMPLE,
     ),
-    Operation(
+    _operation(
         id="dead_letters_discard",
         method="POST",
         path=f"{_KEY}/discard",
         handler=discard,
-        verb="admin",
         query=(_CONFIRM,),
         body=Selection,
         answers={200: Acted},
-        problems=(503,),
-        tag="dead letters",
         example={"ids": ["order-4711"]},
     ),
-    Operation(
+    _operation(
         id="dead_letters_one",
         method="GET",
         path=_KEY + "/{id}",
         handler=get_dead_letter,
-        verb="admin",
         answers={200: DeadLetterOut},
-        problems=(404, 503),
-        tag="dead letters",
+        problems=(404,),
     ),
-    Operation(
+    _operation(
         id="dead_letters_redrive_one",
         method="POST",
         path=_KEY + "/{id}/redrive",
         handler=redrive_one,
-        verb="admin",
         answers={200: Count},
-        problems=(503,),
-        tag="dead letters",
     ),
-    Operation(
+    _operation(
         id="dead_letters_discard_one",
         method="DELETE",
         path=_KEY + "/{id}",
         handler=discard_one,
-        verb="admin",
         answers={200: Count},
-        problems=(503,),
-        tag="dead letters",
     ),
 )

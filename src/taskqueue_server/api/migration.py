@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -108,6 +109,7 @@ _FORCE = (
     Query("force", {"type": "boolean", "default": False}, "though something is left behind"),
     Query("confirm", {"const": "force"}, "`force`, where it is forced"),
 )
+_operation = partial(Operation, tag="migration", verb="admin")
 OPERATIONS = (
     Operation(
         id="migration_limits",
@@ -117,29 +119,25 @@ OPERATIONS = (
         answers={200: LimitsOut},
         tag="server",
     ),
-    Operation(
+    _operation(
         id="migration_look",
         method="GET",
         path="/v1/migration",
         handler=get_migration,
-        verb="admin",
         scope=Scope.SERVER,
         answers={200: MigrationOut},
-        problems=(404, 503),
-        tag="migration",
+        problems=(404,),
     ),
     *(
-        Operation(
+        _operation(
             id=f"migration_{called}",
             method="POST",
             path=f"/v1/migration/{name}",
             handler=handler,
-            verb="admin",
             scope=Scope.SERVER,
             query=query,
             answers={200: MigrationOut},
-            problems=(404, 409, 503),
-            tag="migration",
+            problems=(404, 409),
         )
         for name, called, handler, query in (
             ("start", "begin", begin, ()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.responses import Response
 
@@ -58,60 +59,40 @@ async def purge(call: RequestContext) -> Response:
 
 _KEY = "/v1/queues/{key}"
 _CONFIRM = Query("confirm", NAME, "the queue's key, once more", required=True, example="emails")
+_operation = partial(Operation, tag="queues", verb="admin")
 OPERATIONS = (
-    Operation(
+    _operation(
         id="queues_queues",
         method="GET",
         path="/v1/queues",
         handler=queues,
-        verb="admin",
         scope=Scope.HANDLER,
         query=(LIMIT, AFTER),
         answers={200: QueuesOut},
         tells=("Link",),
-        problems=(503,),
-        tag="queues",
     ),
-    Operation(
-        id="queues_queue",
-        method="GET",
-        path=_KEY,
-        handler=queue,
-        verb="admin",
-        answers={200: QueueOut},
-        problems=(503,),
-        tag="queues",
-    ),
-    Operation(
+    _operation(id="queues_queue", method="GET", path=_KEY, handler=queue, answers={200: QueueOut}),
+    _operation(
         id="queues_ledger",
         method="GET",
         path=f"{_KEY}/ledger",
         handler=ledger,
-        verb="admin",
         answers={200: LedgerOut},
-        problems=(503,),
-        tag="queues",
     ),
-    Operation(
+    _operation(
         id="queues_total",
         method="GET",
         path="/v1/ledger",
         handler=total,
-        verb="admin",
         scope=Scope.SERVER,
         answers={200: LedgerOut},
-        problems=(503,),
-        tag="queues",
     ),
-    Operation(
+    _operation(
         id="queues_purge",
         method="POST",
         path=f"{_KEY}/purge",
         handler=purge,
-        verb="admin",
         query=(_CONFIRM,),
         answers={200: Count},
-        problems=(503,),
-        tag="queues",
     ),
 )

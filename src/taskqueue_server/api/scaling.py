@@ -77,7 +77,6 @@ OPERATIONS = (
                 "how many tasks one worker runs at once",
             ),
         ),
-        problems=(503,),
         tag="queues",
     ),
 )

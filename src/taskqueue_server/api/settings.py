@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from starlette.responses import Response
 
@@ -125,57 +126,49 @@ _IF_MATCH = Query(
     "the `ETag` of the settings that are to be replaced",
     example='"3"',
 )
+_operation = partial(Operation, tag="queues", verb="admin")
 OPERATIONS = (
-    Operation(
+    _operation(
         id="settings_read",
         method="GET",
         path=f"{_KEY}/settings",
         handler=read,
-        verb="admin",
         answers={200: QueueSettings},
-        tag="queues",
         tells=("ETag",),
-        problems=(503,),
     ),
-    Operation(
+    _operation(
         id="settings_replace",
         method="PUT",
         path=f"{_KEY}/settings",
         handler=replace,
-        verb="admin",
         body=QueueSettings,
         answers={200: QueueSettings},
-        tag="queues",
         tells=("ETag",),
         headers=(_IF_MATCH,),
-        problems=(409, 412, 503),
+        problems=(409, 412),
         example={"version": 3, "max_inflight": 10},
     ),
-    Operation(
+    _operation(
         id="settings_reset",
         method="DELETE",
         path=f"{_KEY}/settings",
         handler=reset,
-        verb="admin",
         query=(_VERSION,),
         headers=(_IF_MATCH,),
         answers={200: QueueSettings},
-        tag="queues",
         tells=("ETag",),
-        problems=(409, 412, 503),
+        problems=(409, 412),
     ),
     *(
-        Operation(
+        _operation(
             id=f"settings_{name}",
             method="POST",
             path=f"{_KEY}/{name}",
             handler=handler,
-            verb="admin",
             query=(_INTAKE_PAUSED,),
             answers={200: QueueSettings},
-            tag="queues",
             tells=("ETag",),
-            problems=(409, 503),
+            problems=(409,),
         )
         for name, handler in (("pause", pause), ("resume", resume))
     ),

@@ -102,7 +102,6 @@ OPERATIONS = (
         scope=Scope.HANDLER,
         query=(LIMIT, AFTER),
         answers={200: WorkersOut},
-        problems=(503,),
         tag="workers",
         tells=("Link",),
     ),
@@ -114,6 +113,5 @@ OPERATIONS = (
         verb="admin",
         scope=Scope.SERVER,
         answers={200: Maintained},
-        problems=(503,),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -159,6 +160,7 @@ async def cancel(call: RequestContext) -> Response:
 
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
 _RETRIED = {201: ConfirmationOut, 200: ConfirmationOut}
+_operation = partial(Operation, tag="tasks", verb=("publish", "admin"))
 OPERATIONS = (
     Operation(
         id="tasks_publish",
@@ -172,7 +174,6 @@ OPERATIONS = (
         body=TaskIn,
         example=_EXAMPLE,
         answers=_CONFIRMATIONS,
-        problems=(503,),
     ),
     Operation(
         id="tasks_retry",
@@ -185,7 +186,6 @@ OPERATIONS = (
         body=RetryIn,
         example={"task": _EXAMPLE, "delay": 60, "token": "run 7"},
         answers=_RETRIED,
-        problems=(503,),
     ),
     Operation(
         id="tasks_again",
@@ -197,39 +197,32 @@ OPERATIONS = (
         body=RetryTaskIn,
         example={"delay": 60, "token": "run 7"},
         answers=_RETRIED,
-        problems=(409, 503),
+        problems=(409,),
     ),
-    Operation(
+    _operation(
         id="tasks_status",
         method="GET",
         path="/v1/tasks/{key}/{id}",
         handler=status,
-        verb=("publish", "admin"),
-        tag="tasks",
         query=(WAIT,),
         answers={200: TaskStatus},
-        problems=(404, 429, 503),
+        problems=(404, 429),
     ),
-    Operation(
+    _operation(
         id="tasks_result",
         method="GET",
         path="/v1/tasks/{key}/{id}/result",
         handler=result,
-        verb=("publish", "admin"),
-        tag="tasks",
         query=(WAIT,),
         answers={200: None},
-        problems=(404, 429, 503),
+        problems=(404, 429),
     ),
-    Operation(
+    _operation(
         id="tasks_cancel",
         method="DELETE",
         path="/v1/tasks/{key}/{id}",
         handler=cancel,
-        verb=("publish", "admin"),
-        tag="tasks",
         answers={200: Cancelled},
-        problems=(503,),
     ),
 )
 
@@ -261,28 +254,22 @@ def _object(pairs: Iterator[tuple[str, bytes | None]]) -> Iterator[bytes]:
 
 
 LOOKUPS = (
-    Operation(
+    _operation(
         id="lookups_statuses",
         method="POST",
         path="/v1/queues/{key}/statuses",
         handler=statuses,
-        verb=("publish", "admin"),
         body=Ids,
         answers={200: StatusesOut},
-        problems=(503,),
-        tag="tasks",
         example={"ids": ["order-4711"]},
     ),
-    Operation(
+    _operation(
         id="lookups_results",
         method="POST",
         path="/v1/queues/{key}/results",
         handler=results,
-        verb=("publish", "admin"),
         body=Ids,
         answers={200: dict[str, dict[str, Any]]},
-        problems=(503,),
-        tag="tasks",
         example={"ids": ["order-4711"]},
     ),
 )
