@@ -75,7 +75,7 @@ class TestStaying:
         """Security 6: who asks for it need not wait until somebody looks."""
         async with guarded(path) as it, it.worker("w1", "a", token=A) as worker:
             write(path, entry(B))
-            it.context.reload()
+            it.context.access.ask_to_reload()
             assert await worker.closed(1.5) == 4001
 
     @pytest.mark.parametrize("text", ["[[token]]\nname = 'x'\n", "[[", None])

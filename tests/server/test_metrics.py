@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.config import Settings
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
@@ -25,9 +26,9 @@ from taskqueue_core.tasks import (
     Task,
 )
 from taskqueue_memory import MemoryBackend
-from taskqueue_server.context.server import VERSION
+from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.metrics import exporter, store_metrics
-from taskqueue_server.metrics.http import RequestLogMiddleware
+from taskqueue_server.metrics.http import ServerMiddleware
 from taskqueue_server.metrics.process_metrics import MOST_KEYS, OTHER, Local
 from tests.server.access import ADMIN, A, bearer, everybody
 from tests.server.support import eventually, http, problem, receipts, running
@@ -325,6 +326,9 @@ class TestBounds:
         """Fault K1: an error that nobody made a problem of is answered with 500, and so counted, not as given up."""
         local = Local(registry := CollectorRegistry(), lambda: 1.0)
 
+        context = ServerContext(MemoryBackend(), Settings())
+        scope = {"type": "http", "scheme": "http", "headers": [(b"host", b"localhost")]}
+
         async def fail(*_: object) -> None:
             raise RuntimeError
 
@@ -332,6 +336,6 @@ class TestBounds:
             raise AssertionError
 
         with pytest.raises(RuntimeError):
-            await RequestLogMiddleware(fail, local)({"type": "http"}, unused, unused)
+            await ServerMiddleware(fail, context, local)(scope, unused, unused)
         labels = {"method": OTHER, "path": OTHER, "status": "5xx"}
         assert registry.get_sample_value("taskqueue_http_requests_total", labels) == 1

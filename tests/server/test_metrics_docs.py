@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from taskqueue_server.api import scaling, table
-from taskqueue_server.api.scaling import ScalingOut
+from taskqueue_server.api.queues import ScalingOut
 from taskqueue_server.logs import FIELDS
 from tests.server.support import http, running
 

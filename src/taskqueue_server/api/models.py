@@ -333,14 +333,8 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, dead_letter: DeadLetter) -> DeadLetterOut:
         """Share the payload's bytes."""
-        return cls(
-            task=to_wire_task(dead_letter.task),
-            attempt=dead_letter.attempt,
-            losses=dead_letter.losses,
-            reason=dead_letter.reason,
-            failed_at=dead_letter.failed_at,
-            history=dead_letter.history,
-        )
+        fields = msgspec.structs.asdict(dead_letter) | {"task": to_wire_task(dead_letter.task)}
+        return cls(**fields)
 
 
 class DeadLettersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,7 +22,7 @@ async def health(call: RequestContext) -> Response:
     """Say whether the store can serve. Its details are for those who show a token, where tokens are asked for."""
     context, request = call.context, call.request
     told = await _health(context)
-    known = context.identify(token_of(request), peer_of(request)) is not None
+    known = context.access.identify(token_of(request), peer_of(request)) is not None
     details = told.details if known else {}
     body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=details)
     return answer(body, 200 if told.ok else 503)

@@ -13,7 +13,6 @@ from taskqueue_server.api import (
     dead_letters,
     migration,
     queues,
-    scaling,
     settings,
     system,
     tasks,
@@ -28,7 +27,7 @@ from taskqueue_server.worker_socket import asyncapi
 async def describe(call: RequestContext) -> Response:
     """Return this description."""
     known: Description = call.request.app.state.description
-    return answer(known.document(open_to_all=not call.context.authenticates))
+    return answer(known.document(open_to_all=not call.context.access.authenticates))
 
 
 class Description:
@@ -70,7 +69,6 @@ OPERATIONS = (
     *dead_letters.OPERATIONS,
     *system.OPERATIONS,
     *migration.OPERATIONS,
-    *scaling.OPERATIONS,
     Operation(
         id="table_describe",
         method="GET",

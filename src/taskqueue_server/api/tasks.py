@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
@@ -23,10 +25,18 @@ from taskqueue_server.api.models import (
     StatusesOut,
     TaskIn,
 )
-from taskqueue_server.api.wait import WAIT, seconds, waited
+from taskqueue_server.context.waiters import MAX_WAIT
 from taskqueue_server.problems import ProblemError, refusal_status, retry_after
 from taskqueue_server.routing.bodies import JSON
-from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer, spliced
+from taskqueue_server.routing.operations import (
+    Operation,
+    Query,
+    RequestContext,
+    Scope,
+    answer,
+    spliced,
+    unauthenticated,
+)
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 _STATUS = {
@@ -35,6 +45,48 @@ _STATUS = {
     Published.CONFLICT: 409,
 }
 _CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), *map(refusal_status, Refusal)), ConfirmationOut)
+
+
+WAIT = Query(
+    "wait",
+    {"type": "integer", "minimum": 0, "maximum": MAX_WAIT, "default": 0},
+    "how many seconds to wait for the end of the task",
+    example=20,
+)
+
+
+def seconds(call: RequestContext) -> int:
+    """Return for how long the query asks to wait. Raises `InvalidInput`."""
+    return call.number("wait", 0, MAX_WAIT, lowest=0)
+
+
+async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> bool:
+    """Wait ``most`` seconds, if the task may still end; tell whether anything can have changed.
+
+    Raises `ProblemError` where too many wait, and where who asks may not any more.
+    """
+    if not most or status is None or not status.state.live:
+        return False
+    with call.watch_access() as dismissed:
+        gone = _client_left(call, dismissed)
+        await call.context.waiters.wait(status.key, status.task_id, most, gone, call.client_name)
+    if dismissed.is_set():
+        raise unauthenticated()
+    return True
+
+
+async def _client_left(call: RequestContext, dismissed: asyncio.Event) -> None:
+    """Return when nobody is there any more who would read the answer, or who may."""
+    await first_completed(_hung_up(call), _set(dismissed))
+
+
+async def _hung_up(call: RequestContext) -> None:
+    while (await call.request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 async def publish(call: RequestContext) -> Response:

@@ -44,15 +44,17 @@ def peer_of(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
 
 
-def login_cookie(
-    connection: HTTPConnection, token: str, origins: Collection[str] | None = None
-) -> str:
+def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str]) -> str:
     """Return the ``Set-Cookie`` that begins a session. It is not checked here whether the token is any good.
 
     ``origins`` are those of the settings (as the server's own, unless given): behind a proxy that ends TLS they tell
     that browsers come by https.
     """
-    return session_cookie(token, secure=_is_secure(connection, _origins(connection, origins)))
+    scheme, origin = connection.url.scheme, connection.headers.get("origin", "")
+    secure = scheme == "https" or (
+        origin.startswith("https:") and is_own_origin(connection.headers, scheme, origins)
+    )
+    return session_cookie(token, secure=secure)
 
 
 def logout_cookie(connection: HTTPConnection) -> str:
@@ -70,21 +72,6 @@ def session_cookie(token: str, *, secure: bool) -> str:
 def _cookie(value: str, more: str, *, secure: bool) -> str:
     name, flag = (_SECURE, "; Secure") if secure else (_COOKIE, "")
     return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{flag}{more}"
-
-
-def _is_secure(connection: HTTPConnection, origins: Collection[str]) -> bool:
-    origin = connection.headers.get("origin", "")
-    scheme = connection.url.scheme
-    return scheme == "https" or (
-        origin.startswith("https:") and is_own_origin(connection.headers, scheme, origins)
-    )
-
-
-def _origins(connection: HTTPConnection, given: Collection[str] | None) -> Collection[str]:
-    if given is not None:
-        return given
-    matches: Collection[str] = connection.app.state.context.settings.origins
-    return matches
 
 
 def _session_of(connection: HTTPConnection) -> str | None:

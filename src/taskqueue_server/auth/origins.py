@@ -7,6 +7,9 @@ from collections.abc import Collection
 
 from starlette.datastructures import Headers
 
+from taskqueue_core.config import Settings
+from taskqueue_server.problems import ProblemError
+
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LOOPBACK = re.compile(
     rf"(?:localhost|127(?:\.{_OCTET}){{3}}|\[::1\])(?::[0-9]{{1,5}})?", re.IGNORECASE
@@ -30,12 +33,20 @@ def host_problem(headers: Headers, allowed: Collection[str], *, loopback: bool) 
     return None
 
 
-def is_allowed_origin(headers: Headers, scheme: str, listed: Collection[str]) -> bool:
-    """Whether there is no ``Origin`` header, or one that is on the list or where the request went."""
+def refusal(
+    headers: Headers, scheme: str, settings: Settings, *, loopback: bool
+) -> ProblemError | None:
+    """Return why an HTTP request is refused for its host or origin; ``None`` if it is not.
+
+    A request may come without ``Origin`` header, from a listed origin, or from a page of this server.
+    """
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=loopback):
+        return ProblemError(421, "wrong_host", wrong)
     origins = headers.getlist("origin")
-    if not origins:
-        return True
-    return len(origins) == 1 and (origins[0] in listed or origins[0] == _target(headers, scheme))
+    allowed = (*settings.origins, _target(headers, scheme))
+    if origins and (len(origins) > 1 or origins[0] not in allowed):
+        return ProblemError(403, "origin", "cross-site request rejected")
+    return None
 
 
 def is_own_origin(headers: Headers, scheme: str, listed: Collection[str]) -> bool:

@@ -45,11 +45,6 @@ class Connections:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more may come in of whom nothing is known."""
-        return self.has_room_for(known=False)
-
     def has_room_for(self, *, known: bool) -> bool:
         """Whether one more may come in; strangers cannot keep out one that is ``known`` by its token."""
         return len(self._members) < self._max_connections and (

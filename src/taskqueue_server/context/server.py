@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import control_of, dead_letters_of, has
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.config import Settings
-from taskqueue_core.hooks import Hooks, Identity
+from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_server.auth.access import AccessControl
@@ -26,6 +29,19 @@ try:
     VERSION = version("taskqueue-backends")
 except PackageNotFoundError:  # run from a source tree
     VERSION = "0"
+
+
+T = TypeVar("T")
+
+
+async def read_each(
+    read: Callable[[str], Awaitable[T]], keys: Sequence[str], at_once: int
+) -> list[T]:
+    """Return what ``read`` returns for each key; at most ``at_once`` calls are in progress."""
+    results: list[T] = []
+    for start in range(0, len(keys), at_once):
+        results += await gather_all(map(read, keys[start : start + at_once]))
+    return results
 
 
 class ServerContext:
@@ -58,19 +74,6 @@ class ServerContext:
         self.extension_state: dict[str, object] = {}
         """what extensions keep, by extension name: see `taskqueue_server.routing.extensions.Extension.open`"""
         self._drained_at = 0.0
-
-    def identify(self, token: str | None, peer: str) -> Identity | None:
-        """Say who a token stands for, ``None`` where nobody knows it: see `AccessControl.identify`."""
-        return self.access.identify(token, peer)
-
-    @property
-    def authenticates(self) -> bool:
-        """Whether anything says who may come in; without it everybody may, on loopback only."""
-        return self.access.authenticates
-
-    def reload(self) -> None:
-        """Have the tokens file read anew, soon, whether it changed or not."""
-        self.access.ask_to_reload()
 
     @property
     def drain_remaining(self) -> float:

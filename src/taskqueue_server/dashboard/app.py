@@ -6,9 +6,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from taskqueue_server.dashboard import dead_letters, formatting, login, queues, tasks
-from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, render
+from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, render, static
 from taskqueue_server.dashboard.snapshot import LISTED
-from taskqueue_server.dashboard.static_files import static
 from taskqueue_server.dashboard.stream import live
 from taskqueue_server.dashboard.views import DashboardView, sees_all
 from taskqueue_server.routing.extensions import Extension

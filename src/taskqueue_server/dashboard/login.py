@@ -17,7 +17,7 @@ _TOKEN = 4096
 async def ask(call: RequestContext) -> Response:
     """Show the form; where nobody is asked, go on."""
     wanted = local_path(call.request.query_params.get("next"))
-    if not call.context.authenticates:
+    if not call.context.access.authenticates:
         return see_other(call, wanted)
     return await render(call, "login.html", wanted=wanted, error=None)
 
@@ -27,10 +27,12 @@ async def login(call: RequestContext) -> Response:
     _demand_own_page(call)
     form = await read_form(call)
     wanted, token = local_path(form.text("next")), form.text("token")
-    if not call.context.authenticates:
+    if not call.context.access.authenticates:
         return see_other(call, wanted)
     identity = (
-        call.context.identify(token, peer_of(call.request)) if 0 < len(token) <= _TOKEN else None
+        call.context.access.identify(token, peer_of(call.request))
+        if 0 < len(token) <= _TOKEN
+        else None
     )
     if identity is None:
         said = "Unknown token. Check that it was copied completely and is not revoked."
@@ -39,7 +41,9 @@ async def login(call: RequestContext) -> Response:
         said = "This token is valid, but it lacks the right admin, which the dashboard needs."
         return await render(call, "login.html", 403, wanted=wanted, error=said)
     response = see_other(call, wanted)
-    response.headers["set-cookie"] = login_cookie(call.request, token)
+    response.headers["set-cookie"] = login_cookie(
+        call.request, token, call.context.settings.origins
+    )
     return response
 
 

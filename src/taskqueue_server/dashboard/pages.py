@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
@@ -18,9 +20,25 @@ from starlette.routing import Route
 from taskqueue_server.context.server import VERSION
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.sampler import StatsPoller
-from taskqueue_server.dashboard.static_files import address
-from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem
+from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem, ProblemError
 from taskqueue_server.routing.operations import RequestContext
+
+_TYPES = {"css": "text/css", "js": "text/javascript"}
+_FOLDER = files("taskqueue_server.dashboard") / "static"
+FILES = {
+    file.name: file.read_bytes()
+    for file in sorted(_FOLDER.iterdir(), key=lambda file: file.name)
+    if file.name.rpartition(".")[2] in _TYPES
+}
+"""by name; they are small and few"""
+_HASHES = {name: hashlib.sha256(text).hexdigest()[:16] for name, text in FILES.items()}
+_FOR_GOOD = "public, max-age=31536000, immutable"
+
+
+def address(name: str) -> str:
+    """Return where a file is."""
+    return f"/static/{name}?v={_HASHES[name]}"
+
 
 _HEADERS = {
     "content-security-policy": (
@@ -107,7 +125,7 @@ async def render(call: RequestContext, template: str, status: int = 200, **names
     shown = number if number.isdecimal() and len(number) <= _DIGITS else "?"
     names = {
         "said": NOTICES[said].format(n=shown) if said in NOTICES else None,
-        "open": not call.context.authenticates,
+        "open": not call.context.access.authenticates,
         "who": call.identity.name if call.identity else None,
         "live": None,
         "shape": None,
@@ -209,3 +227,16 @@ def _to_login(request: Request) -> Response:
     if "hx-request" in request.headers:  # a script would put the page into the place of a part
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})
+
+
+async def static(call: RequestContext) -> Response:
+    """Return a file. Under the address that names its content it may be kept for good."""
+    name = call.request.path_params["name"]
+    if name not in FILES:
+        raise ProblemError(404, "not_found", "nothing found at this path")
+    tag = f'"{_HASHES[name]}"'
+    named = call.request.query_params.get("v") == _HASHES[name]
+    headers = {"etag": tag, "cache-control": _FOR_GOOD if named else "no-cache"}
+    if tag in call.request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(FILES[name], headers=headers, media_type=_TYPES[name.rpartition(".")[2]])

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
-from taskqueue_server.context.server import ServerContext
+from taskqueue_server.context.server import ServerContext, read_each
 from taskqueue_server.context.waiters import LimitedSlots
 from taskqueue_server.dashboard.formatting import of_queue
 from taskqueue_server.dashboard.local_metrics import Percentiles, ProcessGauges
@@ -218,13 +217,12 @@ class StatsPoller:
         health = await backend.health()
         keys = await control.queues()
         run_times = self._recent(backend.now())
-        readings: dict[str, StoreReading] = {}
-        for start in range(0, len(keys), _AT_ONCE):
-            batch = keys[start : start + _AT_ONCE]
-            stats = await gather_all(control.stats(key) for key in batch)
-            settings = await gather_all(control.settings(key) for key in batch)
-            for key, result, rules in zip(batch, stats, settings, strict=True):
-                readings[key] = StoreReading(result, rules, run_times.get(key))
+        stats = await read_each(control.stats, keys, _AT_ONCE)
+        settings = await read_each(control.settings, keys, _AT_ONCE)
+        readings = {
+            queue.key: StoreReading(queue, rules, run_times.get(queue.key))
+            for queue, rules in zip(stats, settings, strict=True)
+        }
         workers = await control.workers()
         return Snapshot(
             number=number, at=backend.now(), readings=readings, workers=workers, health=health

@@ -64,7 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return [worker for worker in self.workers if all(map(may, worker.keys))]
 
 
-class Point(msgspec.Struct, frozen=True):
+class Point(NamedTuple):
     """One queue, or the sum of some, at one moment of the history."""
 
     published: int = 0
@@ -130,13 +130,8 @@ class History:
         while self._rows and self._rows[0].at <= snapshot.at - HISTORY:
             self._rows.popleft()
         points = dict[str, Point]()
-        published, done, waiting, scheduled, in_flight = (
-            last.total.published,
-            last.total.done,
-            0,
-            0,
-            0,
-        )
+        published, done = last.total.published, last.total.done
+        waiting = scheduled = in_flight = 0
         for number, (key, reading) in enumerate(snapshot.readings.items()):
             ledger = reading.ledger
             before = self._before[key].ledger if key in self._before else ledger
@@ -207,11 +202,4 @@ def _between(since: float, before: Point, until: float, after: Point) -> Metrics
 
 
 def _sum(points: Iterable[Point]) -> Point:
-    published = done = waiting = scheduled = in_flight = 0
-    for point in points:
-        published += point.published
-        done += point.done
-        waiting += point.waiting
-        scheduled += point.scheduled
-        in_flight += point.in_flight
-    return Point(published, done, waiting, scheduled, in_flight)
+    return Point(*map(sum, zip(*(point[:5] for point in points), strict=True)))

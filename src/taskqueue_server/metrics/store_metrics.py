@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.tasks import Ledger, QueueStats, State
+from taskqueue_server.context.server import read_each
 from taskqueue_server.metrics.process_metrics import OTHER
-
-T = TypeVar("T")
 
 MOST_LABELS = 200
 """queues with figures of their own: those in which most was published"""
@@ -77,7 +75,7 @@ class StoreMetrics:
         missing = [key for key in keys if key not in metrics.settings]
         try:
             async with asyncio.timeout(self._patience):
-                settings = await _each(self._control.settings, missing)
+                settings = await read_each(self._control.settings, missing, _TOGETHER)
         except Exception:  # noqa: BLE001 - the other figures are as good without
             return
         metrics.settings.update(zip(missing, settings, strict=True))
@@ -91,7 +89,8 @@ class StoreMetrics:
     async def _read(self) -> None:
         try:
             async with asyncio.timeout(_PASS_SECONDS):
-                stats = await _each(self._control.stats, await self._control.queues())
+                keys = await self._control.queues()
+                stats = await read_each(self._control.stats, keys, _TOGETHER)
         except Exception:  # noqa: BLE001 - that there are no figures says it
             self._last = None
         else:
@@ -99,19 +98,6 @@ class StoreMetrics:
             self._last = StoreMetricsReader(at, self._now(), tuple(stats), {})
         finally:
             self._pass = None
-
-
-async def _each(ask: Callable[[str], Awaitable[T]], keys: Sequence[str]) -> list[T]:
-    matches: list[T] = []
-    for start in range(0, len(keys), _TOGETHER):
-        batch = [asyncio.ensure_future(ask(key)) for key in keys[start : start + _TOGETHER]]
-        try:
-            matches += await asyncio.gather(*batch)
-        finally:  # one that failed leaves none of the others behind
-            for waiter in batch:
-                waiter.cancel()
-            await asyncio.gather(*batch, return_exceptions=True)
-    return matches
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -217,37 +203,38 @@ def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Me
         yield family
 
 
-def _settings(shown: Shown, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
-    limit = GaugeMetricFamily(
-        "taskqueue_queue_max_inflight_tasks",
+_LIMITS: dict[str, tuple[str, Callable[[QueueSettings], float | None]]] = {
+    "taskqueue_queue_max_inflight_tasks": (
         "Maximum number of tasks in flight; absent without a limit.",
-        labels=["key"],
-    )
-    rate = GaugeMetricFamily(
-        "taskqueue_queue_rate_limit_tasks_per_second",
+        lambda settings: settings.max_inflight or None,
+    ),
+    "taskqueue_queue_rate_limit_tasks_per_second": (
         "Maximum deliveries per second; absent without a limit.",
-        labels=["key"],
-    )
-    capacity = GaugeMetricFamily(
-        "taskqueue_queue_capacity_tasks",
+        lambda settings: (
+            None if (rate := settings.rate_limit) is None else rate.max_tokens / rate.period
+        ),
+    ),
+    "taskqueue_queue_capacity_tasks": (
         "Maximum number of tasks not yet delivered; absent without a limit.",
-        labels=["key"],
-    )
+        lambda settings: settings.capacity,
+    ),
+}
+
+
+def _settings(shown: Shown, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
+    known = [(key, settings[key]) for key in shown.keys if key in settings]
+    for name, (text, limit_of) in _LIMITS.items():
+        family = GaugeMetricFamily(name, text, labels=["key"])
+        for key, queue in known:
+            if (limit := limit_of(queue)) is not None:
+                family.add_metric([key], limit)
+        yield family
     paused = GaugeMetricFamily(
         "taskqueue_queue_paused",
         "1 if deliveries or intake of the queue are paused, else 0.",
         labels=["key", "what"],
     )
-    for key in shown.keys:
-        result = settings.get(key)
-        if result is None:
-            continue
-        if result.max_inflight:
-            limit.add_metric([key], result.max_inflight)
-        if result.rate_limit is not None:
-            rate.add_metric([key], result.rate_limit.max_tokens / result.rate_limit.period)
-        if result.capacity is not None:
-            capacity.add_metric([key], result.capacity)
-        paused.add_metric([key, "deliveries"], int(result.paused))
-        paused.add_metric([key, "intake"], int(result.intake_paused))
-    yield from (limit, rate, capacity, paused)
+    for key, queue in known:
+        paused.add_metric([key, "deliveries"], int(queue.paused))
+        paused.add_metric([key, "intake"], int(queue.intake_paused))
+    yield paused

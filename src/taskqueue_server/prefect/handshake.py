@@ -40,7 +40,7 @@ class Guest:
         self.context = context
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
-        self.identity = self._identified() if context.authenticates else None
+        self.identity = self._identified() if context.access.authenticates else None
         """who it is, where a header says so"""
         self.slot: QuotaSlot | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
@@ -84,7 +84,7 @@ class Guest:
         return self.identity is None or self.slot is not None
 
     def _identified(self) -> Identity | None:
-        identity = self.context.identify(self.token, self.peer)
+        identity = self.context.access.identify(self.token, self.peer)
         return identity if identity is not None and "consume" in identity.verbs else None
 
 

@@ -50,7 +50,7 @@ async def _visit(guest: Guest) -> PrefectSessionEnd:
     context.registry.identify(guest, guest.worker_id)
     info = ConnectionInfo(connection_id=guest.connection_id, worker_id=guest.worker_id, keys=keys)
     with context.access.watch_access(guest.token, guest.peer, may_stay) as dismissed:
-        identity = context.identify(guest.token, guest.peer)
+        identity = context.access.identify(guest.token, guest.peer)
         if identity is None or not may_stay(identity):
             return await _reject(guest)
         try:

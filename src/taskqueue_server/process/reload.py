@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
+import signal
 import ssl
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from taskqueue_core.config import Settings, load_settings
@@ -16,6 +21,7 @@ from taskqueue_server.process import systemd
 
 LIVE = frozenset({"allowed_hosts", "drain", "grace", "log_level", "origins"})
 """settings that act at once; all others need a restart"""
+_STDIN = 0
 _log = logging.getLogger("taskqueue.server")
 
 Reread = Callable[[], Settings]
@@ -55,7 +61,7 @@ def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None
     Connections that are open stay as they are; a bad certificate is logged, and the last good one stays.
     """
     context.settings = settings
-    context.reload()
+    context.access.ask_to_reload()
     set_level(settings.log_level)
     if tls is not None and settings.tls_certificate is not None:
         try:
@@ -77,3 +83,31 @@ def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = No
             adopt(context, settings, tls)
     finally:
         systemd.ready()
+
+
+@contextlib.contextmanager
+def signals(end: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
+    """Call these on signals as long as the context is open. Does nothing unless this is the main thread.
+
+    Without ``reload``, SIGHUP does what it did before. A SIGHUP because the terminal was closed ends the server too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = os.isatty(_STDIN)
+
+    def hang_up() -> None:
+        gone = before and not os.isatty(_STDIN)
+        (end if gone or reload is None else reload)()
+
+    handlers = {signal.SIGTERM: end, signal.SIGINT: end}
+    if reload is not None:
+        handlers[signal.SIGHUP] = hang_up
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)

@@ -27,8 +27,7 @@ from taskqueue_server.context.server import ServerContext
 from taskqueue_server.logs import set_up_logs
 from taskqueue_server.process import systemd
 from taskqueue_server.process.listeners import listen, url_of
-from taskqueue_server.process.reload import Reread, adopt, reload, rereader
-from taskqueue_server.process.signals import signals
+from taskqueue_server.process.reload import Reread, adopt, reload, rereader, signals
 from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProtocol
 from taskqueue_server.routing.extensions import Extension, load_extensions
 from taskqueue_server.worker_socket.fairness import AT_ONCE, have_room, let_wait

@@ -34,8 +34,7 @@ from taskqueue_server.process.channel import (
     plain,
 )
 from taskqueue_server.process.listeners import Port
-from taskqueue_server.process.reload import Reread, reload_settings
-from taskqueue_server.process.signals import signals
+from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
 """seconds; a process that ends by itself before them has not served"""

@@ -55,11 +55,6 @@ async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> Async
         await chunks.aclose()
 
 
-async def read(request: Request, kind: str = JSON) -> bytes:
-    """Return the whole body. Raises `ProblemError`."""
-    return b"".join([chunk async for chunk in stream(request, kind)])
-
-
 def decode(kind: type[T], body: bytes) -> T:
     """Decode JSON into a model. Raises `ProblemError` that names the field and never shows its value."""
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))

@@ -39,18 +39,18 @@ class RequestContext:
     def __init__(self, request: Request, verbs: Sequence[str] = ()) -> None:
         self.request = request
         self.context: ServerContext = request.app.state.context
-        self._verbs = verbs
+        self.verbs = verbs
         self.identity: Identity | None = None
         """who asks; nobody in particular where the operation is for everybody"""
 
     @property
     def client_name(self) -> str | None:
         """The name of who asks, if anybody is told from anybody here."""
-        return self.identity.name if self.context.authenticates and self.identity else None
+        return self.identity.name if self.context.access.authenticates and self.identity else None
 
     def is_allowed(self, key: str) -> bool:
         """Whether who asks may do this with ``key``."""
-        verbs, identity = self._verbs, self.identity
+        verbs, identity = self.verbs, self.identity
         return not verbs or (
             identity is not None and any(identity.is_allowed(verb, key) for verb in verbs)
         )
@@ -58,7 +58,7 @@ class RequestContext:
     def demand(self, key: str) -> None:
         """Raise `ProblemError` unless who asks may do this with ``key``."""
         if not self.is_allowed(key):
-            raise _forbidden(f"this token may not {_either(self._verbs)} with this key")
+            raise _forbidden(f"this token may not {_either(self.verbs)} with this key")
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
         """Keep an eye on who asks, for an answer that takes long: the event is set once that one's rights change."""
@@ -124,7 +124,7 @@ class RequestContext:
 
     async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, for as long as who asks has its rights. Raises `ProblemError`."""
-        if self.identity is None:
+        if self.identity is None or not self.context.access.authenticates:
             async for chunk in bodies.stream(self.request, kind, limit):
                 yield chunk
             return
@@ -228,8 +228,10 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
         request.scope["taskqueue.operation"] = operation
         try:
             call = RequestContext(request, operation.verbs)
-            _authorize(call, operation)
-            _check_query(request, operation)
+            if operation.verb:
+                _authorize(call, operation)
+            if request.scope["query_string"]:
+                _check_query(request, operation)
             return await operation.handler(call)
         except Exception as error:  # noqa: BLE001 - every error becomes a problem document
             return respond(problem_of(error))
@@ -238,13 +240,10 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
 
 
 def _authorize(call: RequestContext, operation: Operation) -> None:
-    verbs = operation.verbs
-    if not verbs:
-        return
-    request = call.request
-    if request.method not in _SAFE and by_cookie(request):
-        _demand_own_page(call)
-    call.identity = identity = call.context.identify(token_of(request), peer_of(request))
+    request, access, verbs = call.request, call.context.access, call.verbs
+    if access.authenticates and request.method not in _SAFE and by_cookie(request):
+        _require_own_page(call)
+    call.identity = identity = access.identify(token_of(request), peer_of(request))
     if identity is None:
         raise unauthenticated()
     request.scope["taskqueue.identity"] = identity.name
@@ -261,7 +260,7 @@ def _check_query(request: Request, operation: Operation) -> None:
     strict = operation.strict
     if strict is None:
         strict = operation.path.startswith(_STRICT)
-    if not (strict and request.query_params):
+    if not strict:
         return
     names = [name for name, _ in request.query_params.multi_items()]
     known = {query.name for query in operation.query}
@@ -278,11 +277,10 @@ def unauthenticated() -> ProblemError:
     return ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
 
 
-def _demand_own_page(call: RequestContext) -> None:
-    # A browser shows the session whatever page asks, and says with every unsafe request which one that was.
-    request, context = call.request, call.context
-    own = is_own_origin(request.headers, request.url.scheme, context.settings.origins)
-    if context.authenticates and not own:
+def _require_own_page(call: RequestContext) -> None:
+    # A browser sends the session cookie from any page, and names that page's origin with every unsafe request.
+    request, settings = call.request, call.context.settings
+    if not is_own_origin(request.headers, request.url.scheme, settings.origins):
         raise ProblemError(
             403,
             "origin",

@@ -98,7 +98,7 @@ class SocketAdmission:
 
     async def _admit(self, hello: Hello) -> None:
         token = self._token if self._known else hello.token
-        identity = self._context.identify(token, self._peer)
+        identity = self._context.access.identify(token, self._peer)
         if identity is None or "consume" not in identity.verbs:
             await self._refuse("unauthenticated", "may not consume", CLOSE_UNAUTHENTICATED)
             return

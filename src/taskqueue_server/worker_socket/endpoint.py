@@ -22,8 +22,8 @@ async def socket(websocket: WebSocket) -> None:
     refused = refusal(context, websocket, SUBPROTOCOL) or _not_ready(context)
     identity = None
     # Without the header the token may come with the hello.
-    if refused is None and context.authenticates and shows_header(websocket):
-        identity = context.identify(token_of(websocket), peer_of(websocket))
+    if refused is None and context.access.authenticates and shows_header(websocket):
+        identity = context.access.identify(token_of(websocket), peer_of(websocket))
         refused = _stranger(identity)
     try:
         if refused is not None:
@@ -45,7 +45,9 @@ async def socket(websocket: WebSocket) -> None:
 def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
     """Say why a request is refused, by what it names: the server, a page, the protocol. ``None`` where it is not."""
     headers, settings = websocket.headers, context.settings
-    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not context.authenticates):
+    if wrong := host_problem(
+        headers, settings.allowed_hosts, loopback=not context.access.authenticates
+    ):
         return ProblemError(421, "wrong_host", wrong)
     # Where the request went is no page's excuse here: the dashboard opens no such socket.
     origins = headers.getlist("origin")
