@@ -1,4 +1,4 @@
-"""The application, for any ASGI server."""
+"""Build the ASGI application of the server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OWN = (*OPERATIONS, *http.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATION
 def create_app(
     backend: Backend, settings: Settings, extensions: Sequence[Extension] = ()
 ) -> Starlette:
-    """Create the server's application. It owns ``backend`` and closes it at the end.
+    """Create the server's application, which owns ``backend`` and closes it at the end.
 
     The lifespan runs maintenance and drains connections. The caller chooses the extensions; see `load_extensions`.
 

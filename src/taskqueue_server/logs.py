@@ -1,4 +1,4 @@
-"""Logs: one line per event, of fields that are on a list, so that nothing else can ever get in."""
+"""Structured logs: one line per event, with an allowlist of fields so that no secret can be logged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIELDS = frozenset(
         "worker_id",
     }
 )
-"""what a log line may carry beside its message; never a payload, a token or a task's own text"""
+"""fields that a log line may have besides its message; never a payload, a token or the text of a task"""
 Form = Literal["auto", "text", "json"]
 _HEAD = ["timestamp", "level", "logger", "event"]
 _TEXT = 200
@@ -51,9 +51,9 @@ _encode = json.JSONEncoder(default=str).encode
 def set_up_logs(
     stream: TextIO | None = None, level: int = logging.INFO, form: Form = "auto"
 ) -> None:
-    """Write logs of this package and its server program to ``stream`` (standard error), unless that was done before.
+    """Write logs of this package and of uvicorn to ``stream`` (default: standard error), unless logging is configured.
 
-    ``form``: an object or pairs per line; ``auto``: few words on a terminal, elsewhere pairs.
+    ``form``: JSON objects or key=value pairs, one per line; ``auto``: short lines on a terminal, pairs elsewhere.
     """
     if logging.getLogger().handlers or logging.getLogger("taskqueue").handlers:
         return
@@ -65,7 +65,7 @@ def set_up_logs(
     ours.addHandler(handler)
     ours.setLevel(level)
     ours.propagate = False
-    # Below a warning the server program logs addresses as they came, tokens in queries included.
+    # Below WARNING, uvicorn logs URLs as the client sent them, including tokens in the query.
     program = logging.getLogger("uvicorn")
     program.addHandler(handler)
     program.setLevel(logging.WARNING)
@@ -73,14 +73,14 @@ def set_up_logs(
 
 
 def set_level(name: str) -> None:
-    """Log from this level on, such as ``info``, if it is here that logs are written."""
+    """Set the lowest level to log, such as ``info``, if `set_up_logs` configured the logs."""
     ours = logging.getLogger("taskqueue")
     if ours.handlers:
         ours.setLevel(logging.getLevelNamesMapping()[name.upper()])
 
 
 def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.Formatter:
-    """Return the formatter: time, level, logger, message and the fields on the list; ``for_people`` in few words."""
+    """Return the formatter: time, level, logger, message and the allowed fields; ``for_people`` in short lines."""
     pairs = structlog.processors.KeyValueRenderer(key_order=_HEAD, drop_missing=True)
     machine = _json if as_json else pairs
     time = "%H:%M:%S" if for_people else "iso"

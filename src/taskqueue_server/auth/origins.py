@@ -1,4 +1,4 @@
-"""Which names a server answers to, and which pages may speak to it: none of another site, unless it is listed."""
+"""Checks of the ``Host`` and ``Origin`` headers against DNS rebinding and cross-site requests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PORT = re.compile(r":[0-9]{1,5}\Z")
 
 
 def host_problem(headers: Headers, allowed: Collection[str], *, loopback: bool) -> str | None:
-    """Say what is wrong with the ``Host`` header; ``None`` if nothing is.
+    """Return what is wrong with the ``Host`` header; ``None`` if nothing is.
 
-    With ``loopback`` it must name this machine: a page whose name was rebound to it has another. Else it must be
-    ``allowed``, with its port or without; where nothing is listed every name is.
+    With ``loopback`` it must be a loopback name, which protects against DNS rebinding. Otherwise it must be among the
+    ``allowed`` names, with or without its port; an empty list allows every name.
     """
     hosts = headers.getlist("host")
     host = hosts[0].lower() if len(hosts) == 1 else ""
     if loopback:
         fine = _LOOPBACK.fullmatch(host) is not None
-        return None if fine else "the Host header must be a loopback name"
+        return None if fine else "the Host header must be a loopback name, such as localhost"
     if not host or (allowed and not {host, _PORT.sub("", host)} & set(allowed)):
-        return "the Host header is not a name of this server"
+        return "the Host header is not in TASKQUEUE_ALLOWED_HOSTS of this server"
     return None
 
 
@@ -50,9 +50,9 @@ def refusal(
 
 
 def is_own_origin(headers: Headers, scheme: str, listed: Collection[str]) -> bool:
-    """Whether there is an ``Origin`` header, and it is this server's: where the request went.
+    """Return whether the ``Origin`` header is that of this server.
 
-    Behind a proxy that ends TLS it is the one on the list that has the name of the ``Host`` header.
+    Behind a proxy that ends TLS, it must be a listed origin whose name equals the ``Host`` header.
     """
     origins = headers.getlist("origin")
     if len(origins) != 1:

@@ -1,4 +1,4 @@
-"""What all connections and requests of one server share."""
+"""Server-wide state: the backend, the open connections, and whether the server is shutting down."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskqueue_server.context.waiters import ResultWaiters
 _log = logging.getLogger("taskqueue.server")
 _HANDOVER_SECONDS = 2.0
 _SETTLE_SECONDS = 0.5
-"""for closing sockets and handing back, once the time to drain is over"""
+"""for closing sockets and releasing deliveries after the drain timeout"""
 
 try:
     VERSION = version("taskqueue-backends")
@@ -45,15 +45,15 @@ async def read_each(
 
 
 class ServerContext:
-    """The backend with its capabilities, who is connected, and whether the server is on its way out."""
+    """Server-wide state: the backend, its capabilities, open connections, and whether the server is shutting down."""
 
     def __init__(
         self, backend: Backend, settings: Settings, registry: Connections | None = None
     ) -> None:
-        """Own ``backend``.
+        """Take ownership of ``backend``.
 
-        Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for a tokens
-        file that is no good.
+        Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for an invalid
+        tokens file.
         """
         if not isinstance(backend, InstrumentedBackend):
             backend = InstrumentedBackend(backend, Hooks())
@@ -68,28 +68,28 @@ class ServerContext:
         self.registry = registry if registry is not None else Connections()
         self.started = False
         self.startup_error: Exception | None = None
-        """why it could not start, or did not end in order"""
+        """why the server could not start, or did not end cleanly"""
         self.draining = asyncio.Event()
         self.waiters = ResultWaiters(self.control, self.hooks, self.draining)
         self.extension_state: dict[str, object] = {}
-        """what extensions keep, by extension name: see `taskqueue_server.routing.extensions.Extension.open`"""
+        """state of extensions by their name: see `taskqueue_server.routing.extensions.Extension.open`"""
         self._drained_at = 0.0
 
     @property
     def drain_remaining(self) -> float:
-        """Seconds that workers still have to settle what they run."""
+        """Seconds that workers still have to settle what they are running."""
         return max(0.0, self._drained_at - asyncio.get_running_loop().time())
 
     @property
     def handover(self) -> float:
-        """Seconds in which a worker that was sent away may take what it runs to another server of the same store."""
+        """Seconds in which a disconnected worker may move its deliveries to another server of the same store."""
         movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
         return _HANDOVER_SECONDS if movable else 0.0
 
     async def drain(self) -> None:
-        """Let nobody in, tell every worker, wait until all have settled or ``settings.drain`` is over. Idempotent.
+        """Stop accepting connections, ask every worker to leave, and wait until they have settled or the drain timeout.
 
-        Each connection closes itself; what its worker still runs and takes nowhere else is handed back.
+        Each connection closes itself and releases deliveries that its worker neither settles nor moves. Idempotent.
         """
         if not self.draining.is_set():
             self._drained_at = asyncio.get_running_loop().time() + self.settings.drain

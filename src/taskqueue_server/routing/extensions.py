@@ -36,7 +36,7 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True):
     if the extension cannot work. The server enters the returned context before the first request, and exits it after
     the last request and before it closes the backend. Handlers find its value in ``context.extension_state[name]``."""
     operations: tuple[Operation, ...] = ()
-    """routed, authorized, counted and described like the server's own operations"""
+    """operations that are routed, authorized, counted and documented like the server's own"""
     tags: Mapping[str, str] = {}
     """description of each tag of the operations"""
     pages: tuple[Operation, ...] = ()
