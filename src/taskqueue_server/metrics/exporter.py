@@ -1,4 +1,4 @@
-"""The server's metrics, for Prometheus: what this process saw and what the store says, in a registry of their own."""
+"""Metrics of one server for Prometheus: those of the process and those of the store."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from taskqueue_server.prefect.handshake import Guest
 from taskqueue_server.worker_socket.admission import SocketAdmission
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""the folder in which the processes of one port share what they count; to be set before they start"""
+"""environment variable with the folder in which processes of one port share metrics; set before they start"""
 _SHARE_SECONDS = 1.0
 _OPEN = "application/openmetrics-text"
 _BOOKKEEPING = "_created"
 
 
 class Metrics:
-    """Of one server. With several processes on one port each tells what all of them count."""
+    """Metrics of one server. With several processes on one port, each exports the counts of all."""
 
     def __init__(self, context: ServerContext) -> None:
-        """Begin to count."""
+        """Start to count."""
         self._context = context
         self._registry = CollectorRegistry()
         self.local = Local(self._registry, context.backend.now)
@@ -43,7 +43,7 @@ class Metrics:
         context.hooks.register(self.local)
 
     async def share(self) -> None:
-        """Share what this process counts with the others, until cancelled; then stop counting."""
+        """Write this process's metrics to the shared folder until cancelled; then stop counting."""
         try:
             while self._folder is not None:
                 self._refresh()
@@ -54,9 +54,9 @@ class Metrics:
             await self._store.close()
 
     async def render(self, identity: Identity, accept: str) -> tuple[bytes, str]:
-        """Return the metrics as far as somebody may see them, and their content type.
+        """Return the metrics that the identity may see, and their content type.
 
-        What is not about single queues is for those who may see all of them.
+        Metrics that are not about single queues require access to all queues.
         """
 
         def may(key: str) -> bool:
@@ -67,7 +67,7 @@ class Metrics:
         figures = await self._store.latest()
         shown = None
         if figures is not None:
-            # With many queues this takes a while, and so does the rest: others have the event loop meanwhile.
+            # With many queues, filtering and encoding take long: use a thread, to keep the event loop responsive.
             shown = await asyncio.to_thread(Shown.of, figures, may)
             await self._store.complete(figures, shown.keys)
         encode, media_type = choose_encoder(_wanted(accept))
@@ -91,7 +91,7 @@ class Metrics:
 
 
 class _View:
-    """What one scrape gets."""
+    """The metrics of one scrape."""
 
     def __init__(
         self,
@@ -116,22 +116,22 @@ class _View:
 
 
 def _wanted(accept: str) -> str:
-    """Return what the library is asked for: what came it may choke on."""
+    """Return a normalized Accept header, because the library fails on some of them."""
     kinds = {name.partition(";")[0].strip().lower() for name in accept.split(",")}
     return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
 
 
 def _shares() -> bool:
-    # The library decides when it is imported.
+    # The library decides this when it is imported.
     return bool(getattr(values.ValueClass, "_multiprocess", False)) and bool(os.environ.get(FOLDER))
 
 
 def _bury(folder: Path) -> None:
-    """Forget the gauges of processes that are gone; what they have counted stays."""
+    """Drop the gauges of processes that have ended; their counters remain."""
     for file in folder.glob("gauge_live*_*.db"):
         number = file.stem.rpartition("_")[2]
         if number.isdigit() and not lives(int(number)):
-            with contextlib.suppress(FileNotFoundError):  # another process was first
+            with contextlib.suppress(FileNotFoundError):  # another process may have removed it
                 mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""What is noted of each HTTP request and of each socket that is refused: one line of the log, and the metrics."""
+"""The middleware of the server, which logs and counts requests and sockets, and the operation ``/metrics``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
 
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
-"""asked for all the time, by programs"""
+"""polled frequently by monitoring, so logged at DEBUG"""
 _ALARMING = {401, 403, 421}
 _ALARMING_ENDS = {CLOSE_PROTOCOL, CLOSE_UNAUTHENTICATED}
 _UNREMARKABLE_ENDS = {CLOSE_CLEAN, 1001, CLOSE_RESTART}
 _DISCONNECTED = 499
-"""the status of a request that its sender gave up, as others write it"""
+"""status of a request that the client aborted, as nginx logs it"""
 _FAILED = 500
 TIME_HEADER = "taskqueue-time"
 _log = logging.getLogger("taskqueue.access")
@@ -124,7 +124,7 @@ def _log_fields(scope: Scope) -> dict[str, str]:
 
 
 async def metrics(call: RequestContext) -> Response:
-    """Return metrics as Prometheus' text, or as OpenMetrics where that is asked for."""
+    """Return metrics in Prometheus' text format, or in OpenMetrics format if the client accepts it."""
     known: Metrics = call.request.app.state.metrics
     accept = call.request.headers.get("accept", "")
     text, media_type = await known.render(call.identity or OPEN, accept)

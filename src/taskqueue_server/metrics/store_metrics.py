@@ -1,4 +1,4 @@
-"""What the store says about its queues, the same on every replica. Read once for all who scrape at about one time."""
+"""Metrics of the store's queues, the same on every replica; concurrent scrapes share one read."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from taskqueue_server.context.server import read_each
 from taskqueue_server.metrics.process_metrics import OTHER
 
 MOST_LABELS = 200
-"""queues with figures of their own: those in which most was published"""
+"""maximum number of queues with their own labels: those with the most published tasks"""
 _FRESH = 1.0
-"""seconds for which what was read will do"""
+"""seconds for which a reading is fresh"""
 _PATIENCE = 3.0
-"""seconds that a scrape waits for the store"""
+"""maximum number of seconds that a scrape waits for the store"""
 _PASS_SECONDS = 30.0
 _STALE = 15.0
-"""seconds after which what was read is no more told, if a pass takes so long"""
+"""seconds after which a reading is too old to be exported"""
 _TOGETHER = 50
-"""queues that are asked about at once"""
+"""maximum number of concurrent calls to the store"""
 _FLOW = {
     "published": "Tasks that were published.",
     "delivered": "Deliveries to workers.",
@@ -34,24 +34,24 @@ _FLOW = {
 
 
 class StoreMetricsReader(msgspec.Struct, eq=False):
-    """What one pass over the queues found."""
+    """The statistics of all queues at one time."""
 
     read_at: float
-    """of the event loop"""
+    """by the event loop's clock"""
     now: float
-    """of the store"""
+    """by the store's clock"""
     queues: tuple[QueueStats, ...]
     settings: dict[str, QueueSettings]
-    """of the queues that were asked about so far"""
+    """settings of the queues read so far"""
 
 
 class StoreMetrics:
-    """Reads them, one pass at a time, however many ask."""
+    """Reader of the store's statistics: one read at a time, shared by concurrent scrapes."""
 
     def __init__(
         self, control: Control, now: Callable[[], float], patience: float = _PATIENCE
     ) -> None:
-        """Read by ``control``, on a store whose time is ``now``. Who asks waits for ``patience`` seconds at most."""
+        """Read with ``control`` from a store whose time is ``now``. A scrape waits at most ``patience`` seconds."""
         self._control = control
         self._now = now
         self._patience = patience
@@ -60,7 +60,7 @@ class StoreMetrics:
         self._pass: asyncio.Task[None] | None = None
 
     async def latest(self) -> StoreMetricsReader | None:
-        """Return figures that are about a second old, or older if the store is slow; none where it is away."""
+        """Return statistics at most about a second old, older if the store is slow; ``None`` if it is unavailable."""
         loop = asyncio.get_running_loop()
         if self._pass is None and loop.time() - self._asked_at >= _FRESH:
             self._asked_at = loop.time()
@@ -71,17 +71,17 @@ class StoreMetrics:
         return None if reader is None or loop.time() - reader.read_at > _STALE else reader
 
     async def complete(self, metrics: StoreMetricsReader, keys: Sequence[str]) -> None:
-        """Add the settings of some queues, as far as the store tells them in time."""
+        """Add the settings of these queues, if the store returns them in time."""
         missing = [key for key in keys if key not in metrics.settings]
         try:
             async with asyncio.timeout(self._patience):
                 settings = await read_each(self._control.settings, missing, _TOGETHER)
-        except Exception:  # noqa: BLE001 - the other figures are as good without
+        except Exception:  # noqa: BLE001 - the other metrics are valid without settings
             return
         metrics.settings.update(zip(missing, settings, strict=True))
 
     async def close(self) -> None:
-        """End a pass that is under way."""
+        """Cancel a read in progress."""
         if self._pass is not None:
             self._pass.cancel()
             await asyncio.gather(self._pass, return_exceptions=True)
@@ -91,7 +91,7 @@ class StoreMetrics:
             async with asyncio.timeout(_PASS_SECONDS):
                 keys = await self._control.queues()
                 stats = await read_each(self._control.stats, keys, _TOGETHER)
-        except Exception:  # noqa: BLE001 - that there are no figures says it
+        except Exception:  # noqa: BLE001 - the metric taskqueue_store_up reports it
             self._last = None
         else:
             at = asyncio.get_running_loop().time()
@@ -101,14 +101,14 @@ class StoreMetrics:
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What somebody may see of the figures: some queues by themselves, and the sum of the others."""
+    """The statistics that an identity may see: some queues by name, the others summed."""
 
     queues: tuple[QueueStats, ...]
     others: tuple[QueueStats, ...]
 
     @classmethod
     def of(cls, metrics: StoreMetricsReader, may: Callable[[str], bool]) -> Shown:
-        """Take the busiest queues that ``may`` be seen."""
+        """Select the busiest queues among those for which ``may`` is true."""
         stats = [queue for queue in metrics.queues if may(queue.key)]
         if len(stats) > MOST_LABELS:
             stats.sort(key=lambda stats: (-stats.ledger.published, stats.key))
@@ -116,7 +116,7 @@ class Shown(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> list[str]:
-        """The queues that are shown by themselves."""
+        """The queues that are shown by name."""
         return [queue.key for queue in self.queues]
 
 
@@ -129,7 +129,7 @@ def _age(stats: QueueStats, now: float) -> float:
 
 
 def _summed(others: Sequence[QueueStats]) -> QueueStats:
-    """Add up what gauges tell."""
+    """Return the sum of the gauges."""
     names = Ledger.__struct_fields__
     ledger = Ledger(**{name: sum(getattr(item.ledger, name) for item in others) for name in names})
     return QueueStats(
@@ -141,7 +141,7 @@ def _summed(others: Sequence[QueueStats]) -> QueueStats:
 
 
 def families(metrics: StoreMetricsReader | None, shown: Shown | None) -> Iterator[Metric]:
-    """Make the metrics. Without figures there is only one, that says so."""
+    """Yield the metrics. Without statistics, only ``taskqueue_store_up``."""
     up = GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.")
     up.add_metric([], 0 if metrics is None else 1)
     yield up
@@ -151,7 +151,7 @@ def families(metrics: StoreMetricsReader | None, shown: Shown | None) -> Iterato
     number.add_metric([], len(shown.queues) + len(shown.others))
     yield number
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
-    # The sum of the others would go down with each queue that leaves them, which no counter may.
+    # A sum over the other queues would decrease when a queue leaves them, which a counter must not.
     yield from _counters(shown.queues)
     yield from _gauges(rows, shown, metrics.now)
     yield from _settings(shown, metrics.settings)

@@ -1,6 +1,6 @@
 """One of several server processes on one port: ``python -m taskqueue_server.process.child CHANNEL LISTENER``.
 
-Both are numbers of open files. `taskqueue_server.process.supervisor` starts it, and it ends when that has gone.
+Both arguments are file descriptors. `taskqueue_server.process.supervisor` starts the process, which stops with it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ REFUSED = 2
 
 
 def main() -> int:
-    """Serve until told to end, and return the exit code."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # settings come with an order
+    """Serve until ordered to stop, and return the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends new settings as an order
     channel, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with listener:
         return asyncio.run(_serve(channel, listener))
@@ -48,7 +48,7 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     coming = orders(reader)
     begin = await anext(coming, None)
     if not isinstance(begin, Begin):
-        return 0  # the first process has gone
+        return 0  # the supervisor has ended
     sys.path[:] = begin.path
     settings = settings_of(begin.settings)
     set_up_logs(form=settings.log_format)
@@ -90,7 +90,7 @@ async def _follow(coming: AsyncIterator[Order], server: ServerProcess) -> None:
 
 
 def _clean_up(*, orphan: bool) -> None:
-    """Remove the files that the first process would have removed: of this one, and of those that ended before."""
+    """Without a supervisor, remove the metrics files of this process and of those that ended before it."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not orphan or folder is None:
         return
@@ -99,7 +99,7 @@ def _clean_up(*, orphan: bool) -> None:
             pid = int(file.stem.rpartition("_")[2])
             if pid == os.getpid() or not lives(pid):
                 file.unlink(missing_ok=True)
-        Path(folder).rmdir()  # which works for the last one
+        Path(folder).rmdir()  # succeeds only for the last process
 
 
 if __name__ == "__main__":

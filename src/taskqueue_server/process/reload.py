@@ -1,4 +1,4 @@
-"""Settings that change while the server runs: on SIGHUP, which ``systemctl reload`` sends."""
+"""Signals, and settings that change while the server runs: SIGHUP (``systemctl reload``) reads them again."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from taskqueue_server.logs import set_level
 from taskqueue_server.process import systemd
 
 LIVE = frozenset({"allowed_hosts", "drain", "grace", "log_level", "origins"})
-"""settings that act at once; all others need a restart"""
+"""settings that apply at once; all others need a restart"""
 _STDIN = 0
 _log = logging.getLogger("taskqueue.server")
 
 Reread = Callable[[], Settings]
-"""reads the settings as they are now, or raises `ConfigurationError`"""
+"""reads the current settings, or raises `ConfigurationError`"""
 
 
 def rereader(given: Mapping[str, Any]) -> Reread:
-    """Return what reads the settings as they were read at the start: ``given`` goes before all of them."""
+    """Return a function that reads the settings as at startup: ``given`` overrides the environment and files."""
 
     def read() -> Settings:
         return load_settings(Settings).model_copy(update=dict(given))
@@ -38,9 +38,9 @@ def rereader(given: Mapping[str, Any]) -> Reread:
 
 
 def reload_settings(current: Settings, read: Reread) -> Settings | None:
-    """Return ``current`` with what may change and has changed; None where the settings cannot be read.
+    """Return ``current`` with the changed live settings; ``None`` if the settings are invalid.
 
-    What changed but needs a restart is named in the logs, and so is what is wrong. Never a value.
+    Logs the names of settings that need a restart, and the error of invalid ones, but never a value.
     """
     try:
         new = read()
@@ -49,16 +49,16 @@ def reload_settings(current: Settings, read: Reread) -> Settings | None:
         return None
     changed = [n for n in Settings.model_fields if getattr(current, n) != getattr(new, n)]
     if late := [name for name in changed if name not in LIVE]:
-        _log.warning("needs a restart", extra={"settings": " ".join(late)})
+        _log.warning("changed settings need a restart", extra={"settings": " ".join(late)})
     live = {name: getattr(new, name) for name in changed if name in LIVE}
     _log.info("settings reloaded", extra={"settings": " ".join(live) or "unchanged"})
     return current.model_copy(update=live)
 
 
 def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
-    """Have a server go by settings that `reload_settings` returned, and by its tokens and certificate as they are now.
+    """Apply settings that `reload_settings` returned to a running server, and reload its tokens and certificate.
 
-    Connections that are open stay as they are; a bad certificate is logged, and the last good one stays.
+    Open connections are not affected. An invalid certificate is logged, and the current one stays in force.
     """
     context.settings = settings
     context.access.ask_to_reload()
@@ -75,7 +75,7 @@ def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None
 
 
 def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = None) -> None:
-    """Read the settings anew, and have a running server go by them; bad ones change nothing."""
+    """Read the settings again and apply them to the running server; invalid ones change nothing."""
     systemd.reloading()
     try:
         settings = reload_settings(context.settings, read)
@@ -87,9 +87,9 @@ def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = No
 
 @contextlib.contextmanager
 def signals(end: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
-    """Call these on signals as long as the context is open. Does nothing unless this is the main thread.
+    """Call ``end`` on SIGTERM and SIGINT, and ``reload`` on SIGHUP, during the block; only in the main thread.
 
-    Without ``reload``, SIGHUP does what it did before. A SIGHUP because the terminal was closed ends the server too.
+    Without ``reload``, SIGHUP keeps its handler. SIGHUP because the terminal was closed also ends the server.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

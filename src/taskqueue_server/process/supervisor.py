@@ -1,4 +1,4 @@
-"""Several server processes on one port, and the one that starts them, restarts them and ends them."""
+"""Several server processes on one port, and the supervisor that starts, restarts and stops them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from taskqueue_server.process.listeners import Port
 from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
-"""seconds; a process that ends by itself before them has not served"""
+"""a process that exits earlier counts as a failed start"""
 TRIES = 5
-"""that many in a row that have not served end everything"""
+"""number of failed starts in a row after which the supervisor gives up"""
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _LATE = 10.0
-"""seconds beyond the time to drain after which a process is killed: its event loop is stuck"""
+"""seconds after the drain timeout at which a process is killed because its event loop must be stuck"""
 _AT_ONCE = 5.0
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 _log = logging.getLogger("taskqueue.server")
 
 
 class Processes:
-    """Starts so many servers as ``settings.processes`` says, and stays until the last has ended. Runs once."""
+    """Supervisor of ``settings.processes`` server processes until the last one has ended. Runs once."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Processes:
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
     ) -> None:
-        """``on_ready`` gets the URL once all of them accept connections; with ``read``, SIGHUP reads settings anew."""
+        """``on_ready`` gets the URL once all processes are ready; with ``read``, SIGHUP reads the settings again."""
         self._settings = settings
         self._backend = name or settings.backend
         self._on_ready = on_ready
@@ -71,10 +71,10 @@ class Processes:
         self._fault: TaskQueueError | None = None
 
     async def run(self) -> None:
-        """Serve until `stop`, or until a signal comes if this is the main thread.
+        """Serve until `stop`, or until a signal if this is the main thread.
 
-        Raises `ConfigurationError` for what cannot work, and `TaskQueueError` where processes end as soon as they
-        were started.
+        Raises `ConfigurationError` for invalid settings, and `TaskQueueError` if processes keep exiting right after
+        their start.
         """
         await self._demand_a_shared_store()
         with (
@@ -90,7 +90,7 @@ class Processes:
             raise self._fault
 
     def stop(self) -> None:
-        """Have all of them drain, and when asked again end at once."""
+        """Make all processes drain; the second call stops them at once."""
         if self._ending.is_set():
             self._at_once.set()
         else:
@@ -100,7 +100,7 @@ class Processes:
             child.send(StopProcess(at_once=self._at_once.is_set()))
 
     def reload(self) -> None:
-        """Read the settings anew, once for all of them."""
+        """Read the settings again, once for all processes."""
         systemd.reloading()
         try:
             settings = None if self._read is None else reload_settings(self._settings, self._read)
@@ -125,7 +125,7 @@ class Processes:
             await backend.aclose()
 
     async def _supervise(self, index: int, port: Port, metrics: str) -> None:
-        """Have a process in this place until the end."""
+        """Keep one process running until shutdown."""
         vain = 0
         while not self._ending.is_set():
             began = time.monotonic()
@@ -133,7 +133,7 @@ class Processes:
                 self._present[index] = child
                 served = await self._watch(index, child)
             del self._present[index]
-            with contextlib.suppress(FileNotFoundError):  # who answers a scrape buries, too
+            with contextlib.suppress(FileNotFoundError):  # a scrape may have removed the files
                 mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
@@ -150,14 +150,14 @@ class Processes:
                 )
                 self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
-            level = logging.ERROR if code else logging.WARNING  # 0: somebody asked it to
+            level = logging.ERROR if code else logging.WARNING  # 0: stopped by a signal
             _log.log(level, "server process exited; starting another", extra=shown)
             with contextlib.suppress(TimeoutError):
                 pause = min(_PAUSE * 2**vain, _LONGEST_PAUSE)
                 await asyncio.wait_for(self._ending.wait(), pause)
 
     async def _watch(self, index: int, child: _Child) -> bool:
-        """Stay with a process until its end. Return whether it has served."""
+        """Read the messages of a process until it ends. Return whether it accepted connections."""
         served = False
         limit = asyncio.create_task(self._limit(child))
         try:
@@ -188,7 +188,7 @@ class Processes:
             self._on_ready(url)
 
     async def _limit(self, child: _Child) -> None:
-        """Kill what does not end though it should: its event loop must be stuck."""
+        """Kill a process that does not exit in time because its event loop is stuck."""
         await self._ending.wait()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _LATE)
@@ -219,7 +219,7 @@ class Processes:
                     pass_fds=files,
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**retained, "PROMETHEUS_MULTIPROC_DIR": metrics},
-                    process_group=0,  # a terminal's Ctrl-C is for the first process alone, which passes it on
+                    process_group=0,  # Ctrl-C reaches only the supervisor, which passes it on
                 )
             except BaseException:
                 writer.close()
@@ -237,7 +237,7 @@ class Processes:
 
 
 class _Child:
-    """A process and the way to it."""
+    """A server process and the channel to it."""
 
     def __init__(
         self,
