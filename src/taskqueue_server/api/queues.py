@@ -1,4 +1,4 @@
-"""Queues: figures, page by page or one by one, and purge."""
+"""Queues: statistics, scaling and purge."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _PER_WORKER = 10
 
 
 class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to do in one queue."""
+    """The amount of work in one queue."""
 
     key: str
     value: int
-    """tasks that wait or run: what to scale by"""
+    """waiting and running tasks: the value to scale by"""
     waiting: int
     in_flight: int
     oldest_age_seconds: float
-    """how long the oldest waiting task has been waiting; 0 where none is"""
+    """age of the oldest waiting task; 0 if none waits"""
     workers: int
     """open subscriptions, on all replicas"""
     replicas: int
-    """how many workers that takes; no more than the queue's limit lets work, and none while it is paused"""
+    """number of workers required: limited by the queue's settings, and 0 while it is paused and nothing runs"""
 
 
 async def scaling(call: RequestContext) -> Response:
-    """Return what there is to do in one queue; an unknown one is empty. For KEDA's metrics-api, and others like it."""
+    """Return the amount of work in a queue, for autoscalers such as KEDA's metrics-api; an unknown queue is empty."""
     key = call.name("key")
     per_worker = call.number("per_worker", _PER_WORKER, LIMITS.credit)
     control = call.context.control
@@ -64,9 +64,9 @@ async def scaling(call: RequestContext) -> Response:
 
 
 async def queues(call: RequestContext) -> Response:
-    """Return queues at a glance, by name, page by page: those that the token is for.
+    """List statistics and limits of the queues that the token permits, sorted by name.
 
-    Ask again with ``next`` as ``after`` until there is none; the header ``Link`` says the same.
+    Repeat the request with ``next`` as ``after`` until the response has no ``next``; the header ``Link`` has its URL.
     """
     keys, following = page_of(call, filter(call.is_allowed, await call.context.control.queues()))
     found = await read_each(partial(_read_queue, call), keys, _AT_ONCE)
@@ -74,7 +74,7 @@ async def queues(call: RequestContext) -> Response:
 
 
 async def queue(call: RequestContext) -> Response:
-    """Return one queue at a glance; an unknown one is empty."""
+    """Return statistics and limits of one queue; an unknown queue is empty."""
     return answer(await _read_queue(call, call.name("key")))
 
 
@@ -84,7 +84,7 @@ async def _read_queue(call: RequestContext, key: str) -> QueueOut:
 
 
 async def ledger(call: RequestContext) -> Response:
-    """Return one queue's ledger, read in one step."""
+    """Return a consistent ledger of one queue."""
     return answer(LedgerOut.of(await call.context.control.ledger(call.name("key"))))
 
 
@@ -94,14 +94,14 @@ async def total(call: RequestContext) -> Response:
 
 
 async def purge(call: RequestContext) -> Response:
-    """Cancel all waiting and scheduled tasks; what runs is left alone. Idempotent. It cannot be undone."""
+    """Cancel all waiting and scheduled tasks of a queue, but no running ones. Idempotent. This cannot be undone."""
     key = call.name("key")
     call.confirm(key)
     return answer(Count(await call.context.control.purge(key)))
 
 
 _KEY = "/v1/queues/{key}"
-_CONFIRM = Query("confirm", NAME, "the queue's key, once more", required=True, example="emails")
+_CONFIRM = Query("confirm", NAME, "the queue's key again", required=True, example="emails")
 _operation = partial(Operation, tag="queues", verb="admin")
 OPERATIONS = (
     _operation(
@@ -154,7 +154,7 @@ OPERATIONS = (
                     "maximum": LIMITS.credit,
                     "default": _PER_WORKER,
                 },
-                "how many tasks one worker runs at once",
+                "number of tasks that one worker runs concurrently",
             ),
         ),
         tag="queues",

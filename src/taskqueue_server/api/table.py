@@ -1,4 +1,4 @@
-"""The table of all operations of the HTTP API, in the order in which its description lists them."""
+"""All operations of the HTTP API, in the order of the documentation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from taskqueue_server.worker_socket import asyncapi
 
 
 async def describe(call: RequestContext) -> Response:
-    """Return this description."""
+    """Return the OpenAPI document of this API."""
     known: Description = call.request.app.state.description
     return answer(known.document(open_to_all=not call.context.access.authenticates))
 
 
 class Description:
-    """What a server tells of itself, with its parts."""
+    """The API documentation of a server and its extensions."""
 
     def __init__(self, extensions: Sequence[Extension] = ()) -> None:
         self._operations = (
@@ -42,7 +42,7 @@ class Description:
         self._document: dict[bool, dict[str, Any]] = {}
 
     def document(self, *, open_to_all: bool) -> dict[str, Any]:
-        """Return the document, which is made when it is first asked for."""
+        """Return the OpenAPI document, which is built on the first call."""
         if open_to_all not in self._document:
             self._document[open_to_all] = document(
                 self._operations, VERSION, open_to_all=open_to_all, tags=self._tags
@@ -51,7 +51,7 @@ class Description:
 
 
 async def describe_socket(_: RequestContext) -> Response:
-    """Return the description of the workers' socket, as AsyncAPI 3.1."""
+    """Return the description of the workers' WebSocket, as AsyncAPI 3.1."""
     return answer(_socket_described())
 
 

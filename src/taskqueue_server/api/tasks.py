@@ -1,4 +1,4 @@
-"""Single tasks: publish, look up, cancel, retry."""
+"""Tasks: publish, look up, wait for, cancel and retry."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ _CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), *map(refusal_status, Refusal)
 WAIT = Query(
     "wait",
     {"type": "integer", "minimum": 0, "maximum": MAX_WAIT, "default": 0},
-    "how many seconds to wait for the end of the task",
+    "maximum number of seconds to wait for the end of the task",
     example=20,
 )
 
 
 def seconds(call: RequestContext) -> int:
-    """Return for how long the query asks to wait. Raises `InvalidInput`."""
+    """Return the number of seconds to wait that the query requests. Raises `InvalidInput`."""
     return call.number("wait", 0, MAX_WAIT, lowest=0)
 
 
 async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> bool:
-    """Wait ``most`` seconds, if the task may still end; tell whether anything can have changed.
+    """Wait up to ``most`` seconds, if the task is live; return whether its status may have changed.
 
-    Raises `ProblemError` where too many wait, and where who asks may not any more.
+    Raises `ProblemError` if too many requests wait, or if the client loses its rights.
     """
     if not most or status is None or not status.state.live:
         return False
@@ -76,7 +76,7 @@ async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> 
 
 
 async def _client_left(call: RequestContext, dismissed: asyncio.Event) -> None:
-    """Return when nobody is there any more who would read the answer, or who may."""
+    """Return when the client has disconnected or lost its rights."""
     await first_completed(_hung_up(call), _set(dismissed))
 
 
@@ -90,13 +90,13 @@ async def _set(event: asyncio.Event) -> None:
 
 
 async def publish(call: RequestContext) -> Response:
-    """Publish one task. Sending it again with the same id, or with the same ``Idempotency-Key``, is harmless.
+    """Publish one task. Repeating the request with the same id or ``Idempotency-Key`` is harmless.
 
-    The same id with another payload is answered with 409, the same ``Idempotency-Key`` with another payload with 422.
-    Both are remembered as long as the task lives, and for its queue's ``dedupe_window`` after its end.
+    The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. Both are
+    remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
 
-    Refused for now: 429 where the queue or the tenant's part of it is full, 503 where its intake is paused or the whole
-    store is full. Refused for good: 409 where the queue has moved, the code says so then.
+    Refused temporarily with 429 if the queue or the tenant's share of it is full, and with 503 if its intake is paused
+    or the store is full. Refused permanently with 409 and a code if the queue has moved.
     """
     id_of = id_maker(call)
     body = await call.body(TaskIn)
@@ -110,7 +110,7 @@ async def publish(call: RequestContext) -> Response:
 
 
 async def retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of a task, live, dead, ended or forgotten. Idempotent by the token."""
+    """Schedule the next attempt of a task, whatever its state, even if it is unknown. Idempotent by the token."""
     body = await call.body(RetryIn)
     now = call.context.backend.now()
     if body.task.id is None:
@@ -124,10 +124,10 @@ async def retry(call: RequestContext) -> Response:
 
 
 async def schedule_retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of this task: at once, or at a time. Idempotent by the token.
+    """Schedule the next attempt of this task, at once or at a time. Idempotent by the token.
 
-    A dead task keeps all that it was. Of another one the payload must be told: the store may have forgotten it.
-    409 where it is not told and the task is not dead.
+    A dead letter keeps its fields. For another task the payload is required, because the store may no longer have it.
+    409 if it is missing and the task is not a dead letter.
     """
     key, task_id = call.name("key"), call.name("id")
     body = await call.body(RetryTaskIn)
@@ -167,9 +167,9 @@ def _confirmed(confirmation: Confirmation) -> Response:
 
 
 async def status(call: RequestContext) -> Response:
-    """Say what is known of a task.
+    """Return the status of a task.
 
-    With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after that time.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
@@ -184,9 +184,9 @@ async def status(call: RequestContext) -> Response:
 
 
 async def result(call: RequestContext) -> Response:
-    """Return a task's result, as the worker wrote it.
+    """Return a task's result, as the worker returned it.
 
-    With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after that time.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
@@ -203,7 +203,7 @@ async def result(call: RequestContext) -> Response:
 
 
 async def cancel(call: RequestContext) -> Response:
-    """End a live task as cancelled, wherever it is; a running one is revoked."""
+    """Cancel a live task in any state; a running one is revoked."""
     key, task_id = call.name("key"), call.name("id")
     cancelled = await call.context.control.cancel(key, task_id)
     call.context.waiters.check_now(key, task_id)
@@ -280,7 +280,7 @@ OPERATIONS = (
 
 
 async def statuses(call: RequestContext) -> Response:
-    """Say what is known of tasks; null for unknown and forgotten ones."""
+    """Return the statuses of tasks; null for unknown ones."""
     key = call.name("key")
     ids = (await call.body(Ids)).checked()
     found = await call.context.control.statuses(key, *ids) if ids else ()
@@ -288,7 +288,7 @@ async def statuses(call: RequestContext) -> Response:
 
 
 async def results(call: RequestContext) -> Response:
-    """Return results by id, as the workers wrote them; ids without one are absent."""
+    """Return results by id, as the workers returned them; ids without a result are omitted."""
     key = call.name("key")
     ids = (await call.body(Ids)).checked()
     found = await call.context.control.results(key, *ids) if ids else ()
