@@ -182,11 +182,11 @@ async def test_the_store_is_away() -> None:
             queues = it.context.control.queues
             away = _raising()
             it.context.control.queues = away  # type: ignore[method-assign]
-            event = await _until(events, "store", "does not answer (backend_unavailable)")
+            event = await _until(events, "store", "does not respond (backend_unavailable)")
             assert event["ledger"]["published"] == 1
             page = await client.get("/")
             assert page.status_code == 503
-            assert "does not answer" in page.text
+            assert "does not respond" in page.text
             it.context.control.queues = queues  # type: ignore[method-assign]
             await _until(events, "store", "answers")
         assert (await client.get("/")).status_code == 200
@@ -220,7 +220,7 @@ async def test_unbalanced_books_are_seen() -> None:
 
         control.stats = lying  # type: ignore[method-assign]
         page = (await client.get("/")).text
-        assert 'data-live="balance" data-state="bad">Does not add up: 2 missing' in page
+        assert 'data-live="balance" data-state="bad">Ledger does not balance: 2 missing' in page
 
 
 def _sample(number: int, **ledgers: Ledger) -> Snapshot:

@@ -1,4 +1,4 @@
-"""The dashboard: pages for operators, rendered here and kept up to date by one stream of events."""
+"""The dashboard: pages for operators, rendered by the server and updated by a stream of events."""
 
 from taskqueue_server.dashboard.app import OPERATIONS, ROUTES, page_routes
 from taskqueue_server.dashboard.sampler import StatsPoller

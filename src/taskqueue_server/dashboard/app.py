@@ -1,4 +1,4 @@
-"""The first page, and the workers."""
+"""Operations of the dashboard, with the pages of all queues and of workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskqueue_server.routing.operations import Handler, Operation, RequestConte
 
 
 async def overview(call: RequestContext) -> Response:
-    """Show all queues, whether all tasks are accounted for, and who works."""
+    """Show all queues, the ledger, charts and the number of workers."""
     poller = poller_of(call)
     snapshot = await poller.fresh()
     view = DashboardView(call, "overview")
@@ -38,7 +38,7 @@ async def overview(call: RequestContext) -> Response:
 
 
 async def workers(call: RequestContext) -> Response:
-    """Show who is subscribed, on any server of the store."""
+    """Show all workers, on any server of the store."""
     poller = poller_of(call)
     snapshot = await poller.fresh()
     view = DashboardView(call, "workers")
@@ -84,7 +84,7 @@ ROUTES = as_pages(routes(OPERATIONS))
 
 
 def page_routes(part: Extension) -> list[Route]:
-    """Return the routes of a part's pages, once their templates are known."""
+    """Return the routes of an extension's pages, and register its templates."""
     if part.templates is not None:
         add_templates(part.templates)
     return as_pages(routes(part.pages))

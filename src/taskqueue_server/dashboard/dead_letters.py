@@ -1,4 +1,4 @@
-"""Dead letters: read, put back, or given up for good."""
+"""The page of dead letters: list, redrive, discard."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
 
 
 class _Sought(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True):
-    """What the search of the page lets through."""
+    """The filter of the page: a text contained in the reason, an error, the id or the tenant."""
 
     text: str
 
     @classmethod
     def by(cls, call: RequestContext, text: str) -> _Sought:
-        """Look for a text, in letters of any case."""
+        """Return the filter for a text, ignoring case."""
         made = call.context.backend.now()
         return cls(reason=None, error=None, before=None, made=made, text=text.lower())
 
@@ -42,12 +42,12 @@ class _Sought(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True):
 
 
 async def dead_letters(call: RequestContext) -> Response:
-    """Show a page of dead letters, the oldest first."""
+    """Show a page of dead letters, oldest first."""
     return await _page(call, call.name("key"))
 
 
 async def act(call: RequestContext) -> Response:
-    """Redrive or discard one, some, or all that fit. To discard needs a word of confirmation."""
+    """Redrive or discard one, the selected, or all matching dead letters. Discarding must be confirmed."""
     key, form = call.name("key"), await read_form(call)
     wanted = form.text("filter")[:_FILTER]
     name, action = form.text("one"), form.text("action")

@@ -1,4 +1,4 @@
-"""Saying who one is, and leaving."""
+"""Sign in and sign out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOKEN = 4096
 
 
 async def ask(call: RequestContext) -> Response:
-    """Show the form; where nobody is asked, go on."""
+    """Show the form; on a server without authentication, redirect to the requested page."""
     wanted = local_path(call.request.query_params.get("next"))
     if not call.context.access.authenticates:
         return see_other(call, wanted)
@@ -23,7 +23,7 @@ async def ask(call: RequestContext) -> Response:
 
 
 async def login(call: RequestContext) -> Response:
-    """Begin a session with a token that may look."""
+    """Start a session with a token that has the right ``admin``."""
     _demand_own_page(call)
     form = await read_form(call)
     wanted, token = local_path(form.text("next")), form.text("token")
@@ -35,10 +35,12 @@ async def login(call: RequestContext) -> Response:
         else None
     )
     if identity is None:
-        said = "Unknown token. Check that it was copied completely and is not revoked."
+        said = (
+            "Unknown token. Check that you copied it completely and that it has not been revoked."
+        )
         return await render(call, "login.html", 401, wanted=wanted, error=said)
     if "admin" not in identity.verbs:
-        said = "This token is valid, but it lacks the right admin, which the dashboard needs."
+        said = "This token is valid, but the dashboard requires a token with the right admin."
         return await render(call, "login.html", 403, wanted=wanted, error=said)
     response = see_other(call, wanted)
     response.headers["set-cookie"] = login_cookie(
@@ -56,13 +58,13 @@ async def logout(call: RequestContext) -> Response:
 
 
 def _demand_own_page(call: RequestContext) -> None:
-    # There is no session yet that could be asked for, and another site's page must not begin or end one either:
-    # not even one that is allowed to ask the API.
+    # Before sign-in there is no session to check, yet another site must not start or end one, even if its origin is
+    # allowed to use the API.
     request = call.request
     origins = call.context.settings.origins
     if "origin" in request.headers and not is_own_origin(
         request.headers, request.url.scheme, origins
     ):
         raise ProblemError(
-            403, "origin", "cross-site request rejected: only pages of this server may do this"
+            403, "origin", "cross-site request rejected: only pages of this server may send it"
         )

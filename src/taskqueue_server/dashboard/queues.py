@@ -1,4 +1,4 @@
-"""One queue: what flows through it, and what an operator may change."""
+"""The page of one queue: statistics, pause, settings and purge."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _TENANTS = 50
 
 
 async def queue(call: RequestContext) -> Response:
-    """Show a queue; an unknown one is empty."""
+    """Show a queue; an unknown queue is empty."""
     return await _page(call, call.name("key"))
 
 
 async def pause(call: RequestContext) -> Response:
-    """Pause or resume the hand-out, or the intake."""
+    """Pause or resume deliveries or the intake."""
     key, form = call.name("key"), await read_form(call)
     intake, paused = form.text("what") == "intake", form.text("to") == "paused"
     if form.text("to") not in {"paused", "resumed"}:
@@ -44,7 +44,7 @@ async def pause(call: RequestContext) -> Response:
 
 
 async def settings(call: RequestContext) -> Response:
-    """Change limits and order. What does not go is said beside its field, and nothing is changed."""
+    """Change settings. Errors are shown next to their fields, and nothing is changed then."""
     key, form = call.name("key"), await read_form(call)
     found = await call.context.control.settings(key)
     filled = {name: form.text(name) for name in settings_form.NAMES}
@@ -62,19 +62,19 @@ async def settings(call: RequestContext) -> Response:
     except SettingsConflict:
         found = await call.context.control.settings(key)
         said = (
-            "These settings were changed in the meantime. Your values are below; where they "
-            "differ, the current value is shown next to them. Save again to overwrite it."
+            "These settings were changed by someone else. Your values are shown below, with the current "
+            "value next to each one that differs. Save again to overwrite the current values."
         )
         return await _page(call, key, 409, filled=filled, errors={"": said})
     return see_other(call, path("queues", key), "saved")
 
 
 async def purge(call: RequestContext) -> Response:
-    """Cancel all that waits or is scheduled, when the queue's name was typed."""
+    """Cancel all waiting and scheduled tasks, if the queue's name was typed as confirmation."""
     key, form = call.name("key"), await read_form(call)
     if form.text("confirm") != key:
         return await _page(
-            call, key, 422, errors={"confirm": "Type the name of the queue, as above."}
+            call, key, 422, errors={"confirm": "Type the name of the queue exactly."}
         )
     number = await call.context.control.purge(key)
     return see_other(call, path("queues", key), "purged", number)
@@ -92,7 +92,7 @@ async def _page(
     snapshot = await poller.fresh()
     known = key in snapshot.readings
     if snapshot.error is not None and not known:
-        detail = f"the store does not answer ({snapshot.error})"
+        detail = f"the store does not respond ({snapshot.error})"
         raise ProblemError(503, "store", detail, headers={"retry-after": "1"})
     reading = snapshot.readings.get(key) or _empty(key, await call.context.control.settings(key))
     view = DashboardView(call, "queue", key)

@@ -1,4 +1,4 @@
-"""One task: its life so far, and what can be done about it."""
+"""The page of one task, and the search for tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
 _SHOWN = 4000
-"""characters of a payload or a result"""
+"""maximum number of characters of a payload or a result"""
 _BETWEEN = re.compile(r"[\s/,]+")
 
 
@@ -78,7 +78,7 @@ async def _page(
 
 
 def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
-    """Return the steps of a task's life with where it stands: ``past``, ``now`` or ``ahead``."""
+    """Return the steps of a task's life, each as ``past``, ``now`` or ``ahead``."""
     if status is None:
         return []
     end = State.DONE if status.state.live else status.state
@@ -94,11 +94,11 @@ def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
 
 
 def _pretty(text: bytes | None) -> tuple[str, int] | None:
-    """Return JSON text for people, cut, and how many characters were left out."""
+    """Return formatted and truncated JSON, and the number of characters cut off."""
     if text is None:
         return None
     if len(text) <= 16 * _SHOWN:
-        # What was stored by other means than ours, or is nested without end, is shown as it is.
+        # Text that is not valid JSON, or nested too deeply, is shown unchanged.
         with suppress(msgspec.DecodeError, RecursionError):
             text = msgspec.json.format(text, indent=2)
     shown = text.decode(errors="replace")
@@ -106,7 +106,7 @@ def _pretty(text: bytes | None) -> tuple[str, int] | None:
 
 
 async def find(call: RequestContext) -> Response:
-    """Go to a task by its key and id, or look for an id in every queue that may be seen."""
+    """Find a task by key and id, or by id in every queue that the client may see."""
     requested = call.request.query_params.get("q", "").strip()
     names = [name for name in _BETWEEN.split(requested[:500]) if name]
     if len(names) in (1, 2):
