@@ -61,22 +61,22 @@ def set_up_logs(
     handler = logging.StreamHandler(stream)
     for_people = form == "auto" and stream.isatty()
     handler.setFormatter(formatter(for_people=for_people, as_json=form == "json"))
-    ours = logging.getLogger("taskqueue")
-    ours.addHandler(handler)
-    ours.setLevel(level)
-    ours.propagate = False
+    own = logging.getLogger("taskqueue")
+    own.addHandler(handler)
+    own.setLevel(level)
+    own.propagate = False
     # Below WARNING, uvicorn logs URLs as the client sent them, including tokens in the query.
-    program = logging.getLogger("uvicorn")
-    program.addHandler(handler)
-    program.setLevel(logging.WARNING)
-    program.propagate = False
+    uvicorn_log = logging.getLogger("uvicorn")
+    uvicorn_log.addHandler(handler)
+    uvicorn_log.setLevel(logging.WARNING)
+    uvicorn_log.propagate = False
 
 
 def set_level(name: str) -> None:
     """Set the lowest level to log, such as ``info``, if `set_up_logs` configured the logs."""
-    ours = logging.getLogger("taskqueue")
-    if ours.handlers:
-        ours.setLevel(logging.getLevelNamesMapping()[name.upper()])
+    own = logging.getLogger("taskqueue")
+    if own.handlers:
+        own.setLevel(logging.getLevelNamesMapping()[name.upper()])
 
 
 def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.Formatter:
@@ -116,10 +116,10 @@ def _escape(
 ) -> MutableMapping[str, Any]:
     for name, value in event.items():
         if isinstance(value, str):
-            retained = value if name in {"exception", "event"} else value[:_TEXT]
-            if not retained.isprintable():
-                retained = "".join(c if c.isprintable() else _escaped(c) for c in retained)
-            event[name] = retained
+            text = value if name in {"exception", "event"} else value[:_TEXT]
+            if not text.isprintable():
+                text = "".join(c if c.isprintable() else _escaped(c) for c in text)
+            event[name] = text
     return event
 
 

@@ -146,7 +146,7 @@ OPERATIONS = (
         handler=page,
         query=(LIMIT, AFTER, *_FILTER),
         answers={200: DeadLettersOut},
-        tells=("Link",),
+        response_headers=("Link",),
     ),
     _operation(
         id="dead_letters_redrive",

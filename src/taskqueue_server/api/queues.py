@@ -112,7 +112,7 @@ OPERATIONS = (
         scope=Scope.HANDLER,
         query=(LIMIT, AFTER),
         answers={200: QueuesOut},
-        tells=("Link",),
+        response_headers=("Link",),
     ),
     _operation(id="queues_queue", method="GET", path=_KEY, handler=queue, answers={200: QueueOut}),
     _operation(

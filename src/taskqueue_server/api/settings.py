@@ -74,12 +74,12 @@ async def reset(call: RequestContext) -> Response:
 
 def _if_match(call: RequestContext) -> int | None:
     """Return the version in the header, or ``None`` without it. Raises `InvalidInput`."""
-    results = call.request.headers.getlist("if-match")
-    if not results:
+    values = call.request.headers.getlist("if-match")
+    if not values:
         return None
-    if len(results) > 1 or not (match := _ETAG.fullmatch(results[0])):
+    if len(values) > 1 or not (match := _ETAG.fullmatch(values[0])):
         raise InvalidInput(
-            "If-Match", f"text of length {len(results[0])}", "one ETag of the settings"
+            "If-Match", f"text of length {len(values[0])}", "one ETag of the settings"
         )
     return int(match[1])
 
@@ -138,7 +138,7 @@ OPERATIONS = (
         path=f"{_KEY}/settings",
         handler=read,
         answers={200: QueueSettings},
-        tells=("ETag",),
+        response_headers=("ETag",),
     ),
     _operation(
         id="settings_replace",
@@ -147,7 +147,7 @@ OPERATIONS = (
         handler=replace,
         body=QueueSettings,
         answers={200: QueueSettings},
-        tells=("ETag",),
+        response_headers=("ETag",),
         headers=(_IF_MATCH,),
         problems=(409, 412),
         example={"version": 3, "max_inflight": 10},
@@ -160,7 +160,7 @@ OPERATIONS = (
         query=(_VERSION,),
         headers=(_IF_MATCH,),
         answers={200: QueueSettings},
-        tells=("ETag",),
+        response_headers=("ETag",),
         problems=(409, 412),
     ),
     *(
@@ -171,7 +171,7 @@ OPERATIONS = (
             handler=handler,
             query=(_INTAKE_PAUSED,),
             answers={200: QueueSettings},
-            tells=("ETag",),
+            response_headers=("ETag",),
             problems=(409,),
         )
         for name, handler in (("pause", pause), ("resume", resume))

@@ -21,11 +21,11 @@ _UNREADY = {"retry-after": "1"}
 async def health(call: RequestContext) -> Response:
     """Return whether the store works. Details require a valid token on a server with authentication."""
     context, request = call.context, call.request
-    told = await _health(context)
+    store = await _health(context)
     known = context.access.identify(token_of(request), peer_of(request)) is not None
-    details = told.details if known else {}
-    body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=details)
-    return answer(body, 200 if told.ok else 503)
+    details = store.details if known else {}
+    body = HealthOut(ok=store.ok, backend=store.backend, version=VERSION, details=details)
+    return answer(body, 200 if store.ok else 503)
 
 
 async def alive(_: RequestContext) -> Response:
@@ -103,7 +103,7 @@ OPERATIONS = (
         query=(LIMIT, AFTER),
         answers={200: WorkersOut},
         tag="workers",
-        tells=("Link",),
+        response_headers=("Link",),
     ),
     Operation(
         id="system_maintain",

@@ -20,7 +20,7 @@ CHECK_SECONDS = 3.0
 """interval at which all open connections are authenticated again"""
 OPEN = Identity(name="anybody")
 """every client, on a server without authentication"""
-_PIECE = 50
+_BATCH = 50
 """number of credentials checked before other tasks of the event loop get a turn"""
 _log = logging.getLogger("taskqueue.server.access")
 
@@ -41,10 +41,10 @@ class AccessWatch:
     def check(self, identity: Identity | None) -> None:
         """Set ``revoked`` unless the identity still has the rights that the connection needs."""
         try:
-            stays = identity is not None and self._allowed(identity)
+            is_allowed = identity is not None and self._allowed(identity)
         except Exception:  # noqa: BLE001 - an identity from a plugin may raise anything; the other checks must go on
-            stays = False
-        if not stays:
+            is_allowed = False
+        if not is_allowed:
             self.revoked.set()
 
 
@@ -57,11 +57,11 @@ class AccessControl:
         self._path = settings.tokens_file
         self._signature = signature(self._path) if self._path else None
         self._tokens = Tokens.load(self._path) if self._path else None
-        self._stays: set[AccessWatch] = set()
-        self._reading = asyncio.Lock()
-        self._refused: int | None = None
+        self._watches: set[AccessWatch] = set()
+        self._reload_lock = asyncio.Lock()
+        self._reported_error: int | None = None
         """hash of the last reported error of the tokens file"""
-        self._checked_at = asyncio.Event()
+        self._reload_requested = asyncio.Event()
 
     @property
     def authenticates(self) -> bool:
@@ -90,15 +90,15 @@ class AccessControl:
         file was read, which may take `RELOAD_SECONDS`.
         """
         watch = AccessWatch(token, peer, allowed)
-        self._stays.add(watch)
+        self._watches.add(watch)
         try:
             yield watch.revoked
         finally:
-            self._stays.discard(watch)
+            self._watches.discard(watch)
 
     def ask_to_reload(self) -> None:
         """Make `watch` read the tokens file at once, changed or not."""
-        self._checked_at.set()
+        self._reload_requested.set()
 
     async def reload(self) -> bool:
         """Read the tokens file and revoke access that it no longer grants; return whether the file is valid.
@@ -108,16 +108,16 @@ class AccessControl:
         path = self._path
         if path is None:
             return True
-        async with self._reading:
+        async with self._reload_lock:
             self._signature = await asyncio.to_thread(signature, path)
             try:
                 tokens = await asyncio.to_thread(Tokens.load, path)
             except ConfigurationError as error:
-                if self._refused != (refused := hash(str(error))):
-                    self._refused = refused
+                if self._reported_error != (error_hash := hash(str(error))):
+                    self._reported_error = error_hash
                     _log.error("tokens file not reloaded, previous tokens stay in force: %s", error)
                 return False
-            self._refused = None
+            self._reported_error = None
             old, self._tokens = self._tokens, tokens
         if old is None or old.entries != tokens.entries:
             _log.info("tokens file reloaded")
@@ -127,18 +127,18 @@ class AccessControl:
     async def watch(self) -> None:
         """Check the tokens file and all open connections periodically until cancelled."""
         loop = asyncio.get_running_loop()
-        look_at = loop.time() + RELOAD_SECONDS
+        reload_at = loop.time() + RELOAD_SECONDS
         check_at = loop.time() + CHECK_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(look_at, check_at)):
-                    await self._checked_at.wait()
+                async with asyncio.timeout_at(min(reload_at, check_at)):
+                    await self._reload_requested.wait()
             try:
-                if self._checked_at.is_set():
-                    self._checked_at.clear()
+                if self._reload_requested.is_set():
+                    self._reload_requested.clear()
                     await self.reload()
-                if loop.time() >= look_at:
-                    look_at = loop.time() + RELOAD_SECONDS
+                if loop.time() >= reload_at:
+                    reload_at = loop.time() + RELOAD_SECONDS
                     await self._reload_tokens()
                 if loop.time() >= check_at:
                     check_at = loop.time() + CHECK_SECONDS
@@ -151,19 +151,19 @@ class AccessControl:
         if not self.authenticates:
             return
         known: dict[tuple[str | None, str], Identity | None] = {}
-        for watch in tuple(self._stays):
-            shown = (watch.token, watch.peer)
-            if shown not in known:
-                known[shown] = self.identify(*shown)
-                if len(known) % _PIECE == 0:
+        for watch in tuple(self._watches):
+            credentials = (watch.token, watch.peer)
+            if credentials not in known:
+                known[credentials] = self.identify(*credentials)
+                if len(known) % _BATCH == 0:
                     await asyncio.sleep(0)
-            watch.check(known[shown])
+            watch.check(known[credentials])
 
     async def _reload_tokens(self) -> None:
         if self._path is not None:
             result = await asyncio.to_thread(signature, self._path)
             # After an error, read the file again even if unchanged: it may be readable now, and revoke access.
-            if result != self._signature or self._refused is not None:
+            if result != self._signature or self._reported_error is not None:
                 await self.reload()
 
 

@@ -77,9 +77,9 @@ class Connections:
 
     def claim(self, member: Connection, worker_id: str, receipts: Iterable[str]) -> None:
         """Make the worker's other connections forget receipts that ``member`` is about to adopt."""
-        wanted = tuple(receipts)
+        moving = tuple(receipts)
         for other in self.others(member, worker_id):
-            other.forget(wanted)
+            other.forget(moving)
 
     def others(self, member: Connection, worker_id: str) -> tuple[Connection, ...]:
         """Return the worker's other connections."""

@@ -18,7 +18,7 @@ from taskqueue_server.problems import ProblemError
 
 MAX_WAIT = 30
 """seconds"""
-MOST = 1000
+MAX_WAITERS = 1000
 """maximum number of waiting requests of one server"""
 _PERIOD = 0.5
 """interval at which the store is polled: tasks that end on another server cause no notification here"""
@@ -38,7 +38,7 @@ class ResultWaiters:
         hooks: Hooks,
         draining: asyncio.Event,
         *,
-        most: int = MOST,
+        most: int = MAX_WAITERS,
         period: float = _PERIOD,
     ) -> None:
         """Poll the store with ``control``; all waiting requests return when ``draining`` is set."""
@@ -47,14 +47,14 @@ class ResultWaiters:
         self._draining = draining
         self._period = period
         self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
-        self._room = LimitedSlots(most, "too_many_waiters", "requests wait for results")
-        self._stirred: set[_Name] = set()
-        self._notify = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._slots = LimitedSlots(most, "too_many_waiters", "requests wait for results")
+        self._pending: set[_Name] = set()
+        self._wakeup = asyncio.Event()
+        self._polling: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
-        return len(self._room)
+        return len(self._slots)
 
     async def wait(
         self,
@@ -71,7 +71,7 @@ class ResultWaiters:
         try:
             if self._draining.is_set():
                 return
-            with self._room.acquire(client):
+            with self._slots.acquire(client):
                 await self._wait((key, task_id), seconds, gone)
         finally:
             gone.close()
@@ -89,9 +89,9 @@ class ResultWaiters:
     def _enter(self, name: _Name) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures.setdefault(name, set()).add(future)
-        if self._looking is None:
+        if self._polling is None:
             self._hooks.register(self)
-            self._looking = asyncio.create_task(self._poll_store())
+            self._polling = asyncio.create_task(self._poll_store())
         self._ended([name])  # the task may have ended before this request was registered
         return future
 
@@ -100,12 +100,12 @@ class ResultWaiters:
         others.discard(future)
         if not others:
             del self._futures[name]
-        if self._futures or self._looking is None:
+        if self._futures or self._polling is None:
             return
-        looking, self._looking = self._looking, None
+        polling, self._polling = self._polling, None
         self._hooks.unregister(self)
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
 
     @hookimpl
     def settled(self, deliveries: Sequence[Delivery]) -> None:
@@ -128,8 +128,8 @@ class ResultWaiters:
 
     def _ended(self, names: Iterable[_Name]) -> None:
         if waited_for := self._futures.keys() & set(names):
-            self._stirred |= waited_for
-            self._notify.set()
+            self._pending |= waited_for
+            self._wakeup.set()
 
     async def _poll_store(self) -> None:
         loop = asyncio.get_running_loop()
@@ -137,12 +137,12 @@ class ResultWaiters:
         while not self._draining.is_set():
             try:
                 async with asyncio.timeout_at(due):
-                    await first_completed(_event(self._notify), _event(self._draining))
+                    await first_completed(_event(self._wakeup), _event(self._draining))
             except TimeoutError:
-                self._stirred |= self._futures.keys()
+                self._pending |= self._futures.keys()
                 due = loop.time() + self._period
-            self._notify.clear()
-            names, self._stirred = self._stirred, set()
+            self._wakeup.clear()
+            names, self._pending = self._pending, set()
             await first_completed(
                 self._wake(names), _event(self._draining)
             )  # a store that does not respond must not delay the drain

@@ -16,33 +16,33 @@ _TOKEN = 4096
 
 async def ask(call: RequestContext) -> Response:
     """Show the form; on a server without authentication, redirect to the requested page."""
-    wanted = local_path(call.request.query_params.get("next"))
+    target = local_path(call.request.query_params.get("next"))
     if not call.context.access.authenticates:
-        return see_other(call, wanted)
-    return await render(call, "login.html", wanted=wanted, error=None)
+        return see_other(target)
+    return await render(call, "login.html", target=target, error=None)
 
 
 async def login(call: RequestContext) -> Response:
     """Start a session with a token that has the right ``admin``."""
-    _demand_own_page(call)
+    _require_own_page(call)
     form = await read_form(call)
-    wanted, token = local_path(form.text("next")), form.text("token")
+    target, token = local_path(form.text("next")), form.text("token")
     if not call.context.access.authenticates:
-        return see_other(call, wanted)
+        return see_other(target)
     identity = (
         call.context.access.identify(token, peer_of(call.request))
         if 0 < len(token) <= _TOKEN
         else None
     )
     if identity is None:
-        said = (
+        message = (
             "Unknown token. Check that you copied it completely and that it has not been revoked."
         )
-        return await render(call, "login.html", 401, wanted=wanted, error=said)
+        return await render(call, "login.html", 401, target=target, error=message)
     if "admin" not in identity.verbs:
-        said = "This token is valid, but the dashboard requires a token with the right admin."
-        return await render(call, "login.html", 403, wanted=wanted, error=said)
-    response = see_other(call, wanted)
+        message = "This token is valid, but the dashboard requires a token with the right admin."
+        return await render(call, "login.html", 403, target=target, error=message)
+    response = see_other(target)
     response.headers["set-cookie"] = login_cookie(
         call.request, token, call.context.settings.origins
     )
@@ -51,13 +51,13 @@ async def login(call: RequestContext) -> Response:
 
 async def logout(call: RequestContext) -> Response:
     """End the session of this browser."""
-    _demand_own_page(call)
-    response = see_other(call, "/login", "signed-out")
+    _require_own_page(call)
+    response = see_other("/login", "signed-out")
     response.headers["set-cookie"] = logout_cookie(call.request)
     return response
 
 
-def _demand_own_page(call: RequestContext) -> None:
+def _require_own_page(call: RequestContext) -> None:
     # Before sign-in there is no session to check, yet another site must not start or end one, even if its origin is
     # allowed to use the API.
     request = call.request

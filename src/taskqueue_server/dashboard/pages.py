@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from taskqueue_server.context.server import VERSION
 from taskqueue_server.dashboard import formatting
-from taskqueue_server.dashboard.sampler import StatsPoller
+from taskqueue_server.dashboard.poller import StatsPoller
 from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem, ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
@@ -71,7 +71,7 @@ NOTICES: Mapping[str, str] = {
 }
 """messages after an action, by the name in the URL, so that a link cannot inject text"""
 _DIGITS = 12
-_PIECE = 0.004
+_TURN_SECONDS = 0.004
 """maximum number of seconds of rendering before other tasks of the event loop get a turn"""
 _PATH = 2000
 _problem = msgspec.json.Decoder(HttpProblem)
@@ -121,10 +121,10 @@ def poller_of(call: RequestContext) -> StatsPoller:
 async def render(call: RequestContext, template: str, status: int = 200, **names: Any) -> Response:
     """Return a rendered page."""
     request = call.request
-    said, number = request.query_params.get("said", ""), request.query_params.get("n", "")
-    shown = number if number.isdecimal() and len(number) <= _DIGITS else "?"
+    notice, number = request.query_params.get("said", ""), request.query_params.get("n", "")
+    digits = number if number.isdecimal() and len(number) <= _DIGITS else "?"
     names = {
-        "said": NOTICES[said].format(n=shown) if said in NOTICES else None,
+        "said": NOTICES[notice].format(n=digits) if notice in NOTICES else None,
         "open": not call.context.access.authenticates,
         "who": call.identity.name if call.identity else None,
         "live": None,
@@ -138,7 +138,7 @@ async def render(call: RequestContext, template: str, status: int = 200, **names
     turn, more = poller_of(call).turn, True
     while more:
         async with turn:
-            until, more = time.perf_counter() + _PIECE, False
+            until, more = time.perf_counter() + _TURN_SECONDS, False
             for piece in pieces:
                 text.append(piece)
                 if time.perf_counter() > until:
@@ -154,18 +154,12 @@ def _response(text: str, status: int) -> Response:
     )
 
 
-def see_other(
-    call: RequestContext, target: str, said: str | None = None, number: int | None = None
-) -> Response:
+def see_other(target: str, notice: str | None = None, number: int | None = None) -> Response:
     """Return a redirect to the page that shows the result of an action, so that reloading does not repeat it."""
-    if said is not None:
-        target += f"{'&' if '?' in target else '?'}said={said}"
+    if notice is not None:
+        target += f"{'&' if '?' in target else '?'}said={notice}"
         target += "" if number is None else f"&n={number}"
-    return Response(status_code=303, headers={"location": target, **_of_htmx(call.request, None)})
-
-
-def _of_htmx(request: Request, redirect: str | None) -> dict[str, str]:
-    return {"hx-redirect": redirect} if redirect and "hx-request" in request.headers else {}
+    return Response(status_code=303, headers={"location": target})
 
 
 def local_path(text: str | None) -> str:
@@ -185,13 +179,13 @@ def local_path(text: str | None) -> str:
 
 def as_pages(routes: list[Route]) -> list[Route]:
     """Return the routes with problems shown as pages, and unauthenticated clients redirected to sign in."""
-    return [Route(route.path, _shown(route.endpoint), methods=route.methods) for route in routes]
+    return [Route(route.path, _as_page(route.endpoint), methods=route.methods) for route in routes]
 
 
-def _shown(
+def _as_page(
     endpoint: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    async def shown(request: Request) -> Response:
+    async def handler_as_page(request: Request) -> Response:
         response = await endpoint(request)
         if response.media_type != PROBLEM_TYPE or "text/event-stream" in request.headers.get(
             "accept", ""
@@ -200,7 +194,7 @@ def _shown(
         problem = _problem.decode(response.body)
         if problem.status == HTTPStatus.UNAUTHORIZED:
             return _to_login(request)
-        nobody = {
+        anonymous = {
             "said": None,
             "open": False,
             "who": None,
@@ -209,21 +203,23 @@ def _shown(
             "query": "",
         }
         text = _environment.get_template("problem.html").render(
-            **nobody, problem=problem, here=request.url.path
+            **anonymous, problem=problem, here=request.url.path
         )
         page = _response(text, problem.status)
         if "retry-after" in response.headers:
             page.headers["retry-after"] = response.headers["retry-after"]
         return page
 
-    return shown
+    return handler_as_page
 
 
 def _to_login(request: Request) -> Response:
-    wanted = request.url.path if request.method == "GET" else "/"
+    requested = request.url.path if request.method == "GET" else "/"
     if request.method == "GET" and request.url.query:
-        wanted += f"?{request.url.query}"
-    target = "/login" if wanted == "/" else f"/login?next={quote(local_path(wanted), safe='')}"
+        requested += f"?{request.url.query}"
+    target = (
+        "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
+    )
     if "hx-request" in request.headers:  # htmx would insert the sign-in page into this page
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})
@@ -235,8 +231,8 @@ async def static(call: RequestContext) -> Response:
     if name not in FILES:
         raise ProblemError(404, "not_found", "no resource at this path")
     tag = f'"{_HASHES[name]}"'
-    named = call.request.query_params.get("v") == _HASHES[name]
-    headers = {"etag": tag, "cache-control": _FOR_GOOD if named else "no-cache"}
+    versioned = call.request.query_params.get("v") == _HASHES[name]
+    headers = {"etag": tag, "cache-control": _FOR_GOOD if versioned else "no-cache"}
     if tag in call.request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(FILES[name], headers=headers, media_type=_TYPES[name.rpartition(".")[2]])

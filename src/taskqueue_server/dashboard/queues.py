@@ -38,9 +38,9 @@ async def pause(call: RequestContext) -> Response:
     if form.text("to") not in {"paused", "resumed"}:
         raise InvalidInput("to", "an unknown value", "paused or resumed")
     await pause_queue(call.context.control, key, intake=intake, paused=paused)
-    said = ("intake-" if intake else "") + ("paused" if paused else "resumed")
+    notice = ("intake-" if intake else "") + ("paused" if paused else "resumed")
     back = path() if form.text("back") == "overview" else path("queues", key)
-    return see_other(call, back, said)
+    return see_other(back, notice)
 
 
 async def settings(call: RequestContext) -> Response:
@@ -49,10 +49,10 @@ async def settings(call: RequestContext) -> Response:
     found = await call.context.control.settings(key)
     filled = {name: form.text(name) for name in settings_form.NAMES}
     try:
-        wanted = settings_form.changed(found, filled, form.text("version"))
-        if wanted != found:
-            await call.context.control.configure(key, wanted)
-    except settings_form.Wrong as wrong:
+        new = settings_form.changed(found, filled, form.text("version"))
+        if new != found:
+            await call.context.control.configure(key, new)
+    except settings_form.FormError as wrong:
         return await _page(call, key, 422, filled=filled, errors=wrong.errors)
     except InvalidInput as error:
         errors = settings_form.field_errors(error)
@@ -61,12 +61,12 @@ async def settings(call: RequestContext) -> Response:
         return await _page(call, key, 422, filled=filled, errors={"": str(error)})
     except SettingsConflict:
         found = await call.context.control.settings(key)
-        said = (
-            "These settings were changed by someone else. Your values are shown below, with the current "
+        notice = (
+            "These settings have changed since you opened the form. Your values are shown below, with the current "
             "value next to each one that differs. Save again to overwrite the current values."
         )
-        return await _page(call, key, 409, filled=filled, errors={"": said})
-    return see_other(call, path("queues", key), "saved")
+        return await _page(call, key, 409, filled=filled, errors={"": notice})
+    return see_other(path("queues", key), "saved")
 
 
 async def purge(call: RequestContext) -> Response:
@@ -77,7 +77,7 @@ async def purge(call: RequestContext) -> Response:
             call, key, 422, errors={"confirm": "Type the name of the queue exactly."}
         )
     number = await call.context.control.purge(key)
-    return see_other(call, path("queues", key), "purged", number)
+    return see_other(path("queues", key), "purged", number)
 
 
 async def _page(
@@ -131,14 +131,14 @@ def _empty(key: str, result: QueueSettings) -> StoreReading:
 def _tenants(call: RequestContext, key: str, result: QueueSettings) -> list[dict[str, Any]]:
     poller = poller_of(call)
     flows = poller.process_gauges.tenants(key)
-    handed_out = sum(flow.delivered for flow in flows.values())
+    total_delivered = sum(flow.delivered for flow in flows.values())
     most = sorted(flows.items(), key=lambda pair: (-pair[1].delivered, pair[0]))
     return [
         {
             "name": tenant or "all others",
             "weight": result.weights.get(tenant, 1),
             "flow": flow,
-            "share": flow.delivered / handed_out if handed_out else 0.0,
+            "share": flow.delivered / total_delivered if total_delivered else 0.0,
         }
         for tenant, flow in most[:_TENANTS]
     ]

@@ -65,7 +65,7 @@ GROUPS = (
             Field("max_losses", "Losses", "a task lost more often becomes a dead letter"),
         ),
     ),
-    Group("Rate", _rate("rate_limit", "Hand-outs")),
+    Group("Rate", _rate("rate_limit", "Deliveries")),
     Group(
         "Order",
         (
@@ -100,7 +100,7 @@ _MOST = 1e15
 _OPTIONAL = {"capacity", "max_processing_time", "tenant_capacity"}
 
 
-class Wrong(Exception):
+class FormError(Exception):
     """An error for invalid values in the form."""
 
     def __init__(self, errors: dict[str, str]) -> None:
@@ -149,7 +149,7 @@ def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> Qu
         (values if not parent else values[parent])[last] = value
     values["rate_limit"] = _bucket(filled, errors)
     if errors:
-        raise Wrong(errors)
+        raise FormError(errors)
     return read_settings(msgspec.json.encode(values))
 
 
@@ -183,8 +183,8 @@ def _bucket(filled: dict[str, str], errors: dict[str, str]) -> dict[str, object]
 
 def field_errors(error: InvalidInput) -> dict[str, str]:
     """Return the errors by field; under an empty name if the form does not have the field."""
-    said = f"Allowed: {error.allowed}."
-    return {error.field: said} if error.field in _FIELDS else {"": str(error)}
+    message = f"Allowed: {error.allowed}."
+    return {error.field: message} if error.field in _FIELDS else {"": str(error)}
 
 
 _FORM = "application/x-www-form-urlencoded"

@@ -17,7 +17,7 @@ HISTORY = 300
 """seconds of history, with at most one point per second"""
 LISTED = 200
 """maximum number of queues on a page; sums include all"""
-_KEPT = 1000
+_MAX_HISTORIES = 1000
 """maximum number of queues with a history of their own"""
 _WINDOW = 3.0
 """seconds over which a rate is computed: long enough to be steady, short enough to show a pause"""
@@ -76,12 +76,12 @@ class Point(NamedTuple):
     p50: float | None = None
     p95: float | None = None
 
-    def then(self, reading: StoreReading, came: int, went: int) -> Point:
+    def following(self, reading: StoreReading, new_published: int, new_done: int) -> Point:
         """Return the next point."""
         ledger, run_time = reading.ledger, reading.run_time
         return Point(
-            self.published + came,
-            self.done + went,
+            self.published + new_published,
+            self.done + new_done,
             ledger.waiting,
             ledger.scheduled,
             ledger.in_flight,
@@ -90,7 +90,7 @@ class Point(NamedTuple):
         )
 
 
-_NOTHING = Point()
+_ZERO = Point()
 
 
 class MetricsWindow(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class _Row(NamedTuple):
         if keys is None:
             return self.total
         if len(keys) == 1:
-            return self.points.get(keys[0], _NOTHING)
+            return self.points.get(keys[0], _ZERO)
         return _sum(self.points[key] for key in keys if key in self.points)
 
 
@@ -126,7 +126,7 @@ class History:
 
     def add(self, snapshot: Snapshot) -> None:
         """Append a sample."""
-        last = self._rows[-1] if self._rows else _Row(snapshot.at, {}, _NOTHING)
+        last = self._rows[-1] if self._rows else _Row(snapshot.at, {}, _ZERO)
         while self._rows and self._rows[0].at <= snapshot.at - HISTORY:
             self._rows.popleft()
         points = dict[str, Point]()
@@ -135,15 +135,15 @@ class History:
         for number, (key, reading) in enumerate(snapshot.readings.items()):
             ledger = reading.ledger
             before = self._before[key].ledger if key in self._before else ledger
-            came = max(0, ledger.published - before.published)
-            went = max(0, ledger.done - before.done)
-            published, done = published + came, done + went
+            new_published = max(0, ledger.published - before.published)
+            new_done = max(0, ledger.done - before.done)
+            published, done = published + new_published, done + new_done
             waiting += ledger.waiting
             scheduled += ledger.scheduled
             in_flight += ledger.in_flight
-            if number < _KEPT:
-                point = last.points.get(key, _NOTHING)
-                now = point.then(reading, came, went)
+            if number < _MAX_HISTORIES:
+                point = last.points.get(key, _ZERO)
+                now = point.following(reading, new_published, new_done)
                 points[key] = point if now == point else now
         total = Point(published, done, waiting, scheduled, in_flight)
         self._before = snapshot.readings

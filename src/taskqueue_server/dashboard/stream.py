@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_server.dashboard.pages import poller_of
-from taskqueue_server.dashboard.sampler import StatsPoller
+from taskqueue_server.dashboard.poller import StatsPoller
 from taskqueue_server.dashboard.snapshot import Snapshot
 from taskqueue_server.dashboard.views import DashboardView, encoded
 from taskqueue_server.problems import ProblemError, respond

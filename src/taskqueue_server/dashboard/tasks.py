@@ -34,17 +34,15 @@ async def act(call: RequestContext) -> Response:
     if action in {"cancel", "discard"} and confirmed != action:
         return await _page(call, key, task_id, 422, error="Tick the box to confirm.")
     if action == "cancel":
-        said = "cancelled" if await call.context.control.cancel(key, task_id) else "not-live"
-        return see_other(call, path("tasks", key, task_id), said)
+        notice = "cancelled" if await call.context.control.cancel(key, task_id) else "not-live"
+        return see_other(path("tasks", key, task_id), notice)
     dead_letters = call.context.dead_letters
     moves = {"redrive": dead_letters.redrive, "discard": dead_letters.discard}
     if action not in moves:
         raise InvalidInput("action", "an unknown value", "cancel, redrive or discard")
     number = await moves[action](key, task_id)
-    said = f"{action}n" if action == "redrive" else "discarded"
-    return see_other(
-        call, path("tasks", key, task_id), said if number else "not-dead", number or None
-    )
+    notice = f"{action}n" if action == "redrive" else "discarded"
+    return see_other(path("tasks", key, task_id), notice if number else "not-dead", number or None)
 
 
 async def _page(
@@ -116,11 +114,11 @@ async def find(call: RequestContext) -> Response:
         except InvalidInput:
             names = []
     if len(names) == 2:  # noqa: PLR2004 - a key and an id
-        return see_other(call, path("tasks", *names))
+        return see_other(path("tasks", *names))
     snapshot = await poller_of(call).fresh()
     keys = snapshot.keys(call.is_allowed)
     if len(names) == 1 and names[0] in keys:
-        return see_other(call, path("queues", names[0]))
+        return see_other(path("queues", names[0]))
     statuses: list[TaskStatus] = []
     if len(names) == 1:
         for key in keys[:LISTED]:
@@ -128,8 +126,8 @@ async def find(call: RequestContext) -> Response:
                 status for status in await call.context.control.statuses(key, names[0]) if status
             ]
     if len(statuses) == 1:
-        return see_other(call, path("tasks", statuses[0].key, statuses[0].task_id))
+        return see_other(path("tasks", statuses[0].key, statuses[0].task_id))
     status = 200 if statuses or not requested else 404
     return await render(
-        call, "find.html", status, query=requested[:200], found=statuses, sought=bool(names)
+        call, "find.html", status, query=requested[:200], found=statuses, searched=bool(names)
     )

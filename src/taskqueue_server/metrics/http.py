@@ -19,7 +19,7 @@ from taskqueue_server.auth.access import OPEN
 from taskqueue_server.auth.origins import refusal
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.metrics.exporter import Metrics
-from taskqueue_server.metrics.process_metrics import OTHER, Local
+from taskqueue_server.metrics.process_metrics import OTHER, ProcessMetrics
 from taskqueue_server.problems import respond
 from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
@@ -42,7 +42,7 @@ class ServerMiddleware:
     Logs and metrics name the path of the operation, never the path that was requested.
     """
 
-    def __init__(self, app: ASGIApp, context: ServerContext, local: Local) -> None:
+    def __init__(self, app: ASGIApp, context: ServerContext, local: ProcessMetrics) -> None:
         self._app = app
         self._context = context
         self._local = local

@@ -17,7 +17,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Set
 
 OTHER = "(other)"
 """label for everything without a label of its own; no queue can have this name"""
-MOST_KEYS = 100
+MAX_KEYS = 100
 """maximum number of queues with their own latencies: the first ones that this process delivers from"""
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
 """bucket bounds of task latencies, seconds"""
@@ -77,7 +77,7 @@ class _Latencies:
         """Return the queue's tally, valid until the next flush."""
         tally = self._tallies.get(key)
         if tally is None:
-            if len(self._tallies) >= MOST_KEYS:
+            if len(self._tallies) >= MAX_KEYS:
                 key = OTHER
             tally = self._tallies.setdefault(key, _Tally())
         return tally
@@ -88,7 +88,7 @@ class _Latencies:
                 self._histogram.labels(key).add(tally)
 
 
-class Local:
+class ProcessMetrics:
     """Hooks that count what this process sees. A restart begins at 0."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], float]) -> None:

@@ -13,16 +13,16 @@ from taskqueue_core.tasks import Ledger, QueueStats, State
 from taskqueue_server.context.server import read_each
 from taskqueue_server.metrics.process_metrics import OTHER
 
-MOST_LABELS = 200
+MAX_LABELS = 200
 """maximum number of queues with their own labels: those with the most published tasks"""
-_FRESH = 1.0
+_FRESH_SECONDS = 1.0
 """seconds for which a reading is fresh"""
-_PATIENCE = 3.0
+_TIMEOUT = 3.0
 """maximum number of seconds that a scrape waits for the store"""
 _PASS_SECONDS = 30.0
-_STALE = 15.0
+_MAX_AGE_SECONDS = 15.0
 """seconds after which a reading is too old to be exported"""
-_TOGETHER = 50
+_MAX_CONCURRENT = 50
 """maximum number of concurrent calls to the store"""
 _FLOW = {
     "published": "Tasks that were published.",
@@ -33,7 +33,7 @@ _FLOW = {
 }
 
 
-class StoreMetricsReader(msgspec.Struct, eq=False):
+class StoreStatistics(msgspec.Struct, eq=False):
     """The statistics of all queues at one time."""
 
     read_at: float
@@ -49,33 +49,33 @@ class StoreMetrics:
     """Reader of the store's statistics: one read at a time, shared by concurrent scrapes."""
 
     def __init__(
-        self, control: Control, now: Callable[[], float], patience: float = _PATIENCE
+        self, control: Control, now: Callable[[], float], patience: float = _TIMEOUT
     ) -> None:
         """Read with ``control`` from a store whose time is ``now``. A scrape waits at most ``patience`` seconds."""
         self._control = control
         self._now = now
         self._patience = patience
-        self._last: StoreMetricsReader | None = None
-        self._asked_at = float("-inf")
+        self._last: StoreStatistics | None = None
+        self._started_at = float("-inf")
         self._pass: asyncio.Task[None] | None = None
 
-    async def latest(self) -> StoreMetricsReader | None:
+    async def latest(self) -> StoreStatistics | None:
         """Return statistics at most about a second old, older if the store is slow; ``None`` if it is unavailable."""
         loop = asyncio.get_running_loop()
-        if self._pass is None and loop.time() - self._asked_at >= _FRESH:
-            self._asked_at = loop.time()
+        if self._pass is None and loop.time() - self._started_at >= _FRESH_SECONDS:
+            self._started_at = loop.time()
             self._pass = asyncio.create_task(self._read())
         if self._pass is not None:
             await asyncio.wait([self._pass], timeout=self._patience)
         reader = self._last
-        return None if reader is None or loop.time() - reader.read_at > _STALE else reader
+        return None if reader is None or loop.time() - reader.read_at > _MAX_AGE_SECONDS else reader
 
-    async def complete(self, metrics: StoreMetricsReader, keys: Sequence[str]) -> None:
+    async def complete(self, metrics: StoreStatistics, keys: Sequence[str]) -> None:
         """Add the settings of these queues, if the store returns them in time."""
         missing = [key for key in keys if key not in metrics.settings]
         try:
             async with asyncio.timeout(self._patience):
-                settings = await read_each(self._control.settings, missing, _TOGETHER)
+                settings = await read_each(self._control.settings, missing, _MAX_CONCURRENT)
         except Exception:  # noqa: BLE001 - the other metrics are valid without settings
             return
         metrics.settings.update(zip(missing, settings, strict=True))
@@ -90,29 +90,29 @@ class StoreMetrics:
         try:
             async with asyncio.timeout(_PASS_SECONDS):
                 keys = await self._control.queues()
-                stats = await read_each(self._control.stats, keys, _TOGETHER)
+                stats = await read_each(self._control.stats, keys, _MAX_CONCURRENT)
         except Exception:  # noqa: BLE001 - the metric taskqueue_store_up reports it
             self._last = None
         else:
             at = asyncio.get_running_loop().time()
-            self._last = StoreMetricsReader(at, self._now(), tuple(stats), {})
+            self._last = StoreStatistics(at, self._now(), tuple(stats), {})
         finally:
             self._pass = None
 
 
-class Shown(msgspec.Struct, frozen=True):
+class VisibleStatistics(msgspec.Struct, frozen=True):
     """The statistics that an identity may see: some queues by name, the others summed."""
 
     queues: tuple[QueueStats, ...]
     others: tuple[QueueStats, ...]
 
     @classmethod
-    def of(cls, metrics: StoreMetricsReader, may: Callable[[str], bool]) -> Shown:
+    def of(cls, metrics: StoreStatistics, may: Callable[[str], bool]) -> VisibleStatistics:
         """Select the busiest queues among those for which ``may`` is true."""
         stats = [queue for queue in metrics.queues if may(queue.key)]
-        if len(stats) > MOST_LABELS:
+        if len(stats) > MAX_LABELS:
             stats.sort(key=lambda stats: (-stats.ledger.published, stats.key))
-        return cls(tuple(stats[:MOST_LABELS]), tuple(stats[MOST_LABELS:]))
+        return cls(tuple(stats[:MAX_LABELS]), tuple(stats[MAX_LABELS:]))
 
     @property
     def keys(self) -> list[str]:
@@ -140,7 +140,7 @@ def _summed(others: Sequence[QueueStats]) -> QueueStats:
     )
 
 
-def families(metrics: StoreMetricsReader | None, shown: Shown | None) -> Iterator[Metric]:
+def families(metrics: StoreStatistics | None, shown: VisibleStatistics | None) -> Iterator[Metric]:
     """Yield the metrics. Without statistics, only ``taskqueue_store_up``."""
     up = GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.")
     up.add_metric([], 0 if metrics is None else 1)
@@ -166,7 +166,7 @@ def _counters(rows: Sequence[QueueStats]) -> Iterator[Metric]:
         yield family
 
 
-def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Metric]:
+def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) -> Iterator[Metric]:
     tasks = GaugeMetricFamily(
         "taskqueue_queue_tasks",
         "Tasks by state; for ended states, all tasks so far.",
@@ -198,8 +198,8 @@ def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Me
     }
     for name, (text, value) in columns.items():
         family = GaugeMetricFamily(name, text, labels=["key"])
-        for one in rows:
-            family.add_metric([one.key], value(one))
+        for queue in rows:
+            family.add_metric([queue.key], value(queue))
         yield family
 
 
@@ -221,7 +221,7 @@ _LIMITS: dict[str, tuple[str, Callable[[QueueSettings], float | None]]] = {
 }
 
 
-def _settings(shown: Shown, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
+def _settings(shown: VisibleStatistics, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
     known = [(key, settings[key]) for key in shown.keys if key in settings]
     for name, (text, limit_of) in _LIMITS.items():
         family = GaugeMetricFamily(name, text, labels=["key"])

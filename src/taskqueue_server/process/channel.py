@@ -55,7 +55,7 @@ Order = Begin | Renew | StopProcess
 Message = Listening | ProcessFailed
 
 _orders = msgspec.json.Decoder(Order)
-_told = msgspec.json.Decoder(Message)
+_messages = msgspec.json.Decoder(Message)
 
 
 def line(message: Order | Message) -> bytes:
@@ -73,8 +73,8 @@ async def orders(reader: asyncio.StreamReader) -> AsyncIterator[Order]:
 async def messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
     """Yield the messages of a process until it ends."""
     while text := await _line(reader):
-        name: Message = _told.decode(text)
-        yield name
+        received: Message = _messages.decode(text)
+        yield received
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -87,7 +87,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 def plain(settings: Settings) -> dict[str, Any]:
     """Return settings as JSON values, including secrets."""
-    return {name: _plain(getattr(settings, name)) for name in Settings.model_fields}
+    return {received: _plain(getattr(settings, received)) for received in Settings.model_fields}
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:

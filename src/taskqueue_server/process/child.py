@@ -17,7 +17,7 @@ from pathlib import Path
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.queue import open_backend
 from taskqueue_server.logs import set_level, set_up_logs
-from taskqueue_server.metrics.exporter import lives
+from taskqueue_server.metrics.exporter import process_exists
 from taskqueue_server.process.channel import (
     LINE,
     Begin,
@@ -45,8 +45,8 @@ def main() -> int:
 
 async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     reader, writer = await asyncio.open_connection(sock=channel, limit=LINE)
-    coming = orders(reader)
-    begin = await anext(coming, None)
+    order_stream = orders(reader)
+    begin = await anext(order_stream, None)
     if not isinstance(begin, Begin):
         return 0  # the supervisor has ended
     sys.path[:] = begin.path
@@ -60,11 +60,11 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
             listener=listener,
             on_ready=lambda _: writer.write(line(Listening())),
         )
-        following = asyncio.create_task(_follow(coming, server))
+        order_task = asyncio.create_task(_follow_orders(order_stream, server))
         try:
             await server.run()
         finally:
-            following.cancel()
+            order_task.cancel()
     except ConfigurationError as error:
         writer.write(line(ProcessFailed(str(error))))
         with contextlib.suppress(ConnectionError):
@@ -76,8 +76,8 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     return 0
 
 
-async def _follow(coming: AsyncIterator[Order], server: ServerProcess) -> None:
-    async for order in coming:
+async def _follow_orders(order_stream: AsyncIterator[Order], server: ServerProcess) -> None:
+    async for order in order_stream:
         match order:
             case StopProcess(at_once=False):
                 server.stop_once()
@@ -97,7 +97,7 @@ def _clean_up(*, orphan: bool) -> None:
     with contextlib.suppress(OSError):
         for file in Path(folder).glob("*_*.db"):
             pid = int(file.stem.rpartition("_")[2])
-            if pid == os.getpid() or not lives(pid):
+            if pid == os.getpid() or not process_exists(pid):
                 file.unlink(missing_ok=True)
         Path(folder).rmdir()  # succeeds only for the last process
 

@@ -48,8 +48,8 @@ def reload_settings(current: Settings, read: Reread) -> Settings | None:
         _log.error("reload failed, current settings stay in force", extra={"reason": str(error)})
         return None
     changed = [n for n in Settings.model_fields if getattr(current, n) != getattr(new, n)]
-    if late := [name for name in changed if name not in LIVE]:
-        _log.warning("changed settings need a restart", extra={"settings": " ".join(late)})
+    if need_restart := [name for name in changed if name not in LIVE]:
+        _log.warning("changed settings need a restart", extra={"settings": " ".join(need_restart)})
     live = {name: getattr(new, name) for name in changed if name in LIVE}
     _log.info("settings reloaded", extra={"settings": " ".join(live) or "unchanged"})
     return current.model_copy(update=live)
@@ -95,11 +95,11 @@ def signals(end: Callable[[], None], reload: Callable[[], None] | None = None) -
         yield
         return
     loop = asyncio.get_running_loop()
-    before = os.isatty(_STDIN)
+    had_terminal = os.isatty(_STDIN)
 
     def hang_up() -> None:
-        gone = before and not os.isatty(_STDIN)
-        (end if gone or reload is None else reload)()
+        closed = had_terminal and not os.isatty(_STDIN)
+        (end if closed or reload is None else reload)()
 
     handlers = {signal.SIGTERM: end, signal.SIGINT: end}
     if reload is not None:

@@ -94,9 +94,9 @@ class ServerProcess:
         self._on_ready = on_ready
         self._read = read
         self._listener = listener
-        self._parts = (*load_extensions(settings.extensions), *extensions)
-        self._program: _Program | None = None
-        self._stops = 0
+        self._extensions = (*load_extensions(settings.extensions), *extensions)
+        self._uvicorn: _UvicornServer | None = None
+        self._stop_requests = 0
         self.url = ""
         """the server's URL, once it listens"""
         self.ready = asyncio.Event()
@@ -108,16 +108,16 @@ class ServerProcess:
         Raises `ConfigurationError` if the store refuses its configuration. An unavailable store is waited for.
         """
         try:
-            app = create_app(self._backend, self._settings, self._parts)
+            app = create_app(self._backend, self._settings, self._extensions)
         except BaseException:
             await self._backend.aclose()
             raise
         self.context = context = app.state.context
-        self._program = program = _Program(app, context, self._accepting, self._tls)
-        for _ in range(self._stops):
-            program.ask_to_stop()
+        self._uvicorn = uvicorn_server = _UvicornServer(app, context, self._accepting, self._tls)
+        for _ in range(self._stop_requests):
+            uvicorn_server.ask_to_stop()
         try:
-            await _ask_store(context)
+            await _check_store(context)
             listener = self._listener or listen(self._settings)
         except BaseException:  # the app would close the backend, but was not started
             await context.backend.aclose()
@@ -125,19 +125,19 @@ class ServerProcess:
         end = self.stop if self._listener is None else self.stop_once
         with listener, systemd.watched(), signals(end, self._reload if self._read else None):
             self.url = url_of(listener, secure=self._tls is not None)
-            await program.serve([listener])
+            await uvicorn_server.serve([listener])
 
     def stop(self) -> None:
         """Stop gracefully; the second call stops at once."""
-        if not self._stops:
+        if not self._stop_requests:
             systemd.stopping()
-        self._stops += 1
-        if self._program is not None:
-            self._program.ask_to_stop()
+        self._stop_requests += 1
+        if self._uvicorn is not None:
+            self._uvicorn.ask_to_stop()
 
     def stop_once(self) -> None:
         """Stop gracefully, unless that was requested before."""
-        if not self._stops:
+        if not self._stop_requests:
             self.stop()
 
     def adopt(self, settings: Settings) -> None:
@@ -159,7 +159,7 @@ class ServerProcess:
             self._on_ready(self.url)
 
 
-class _Program(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     def __init__(
         self,
         app: object,
@@ -213,7 +213,7 @@ class _Program(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await first_completed(self._leave(), self._forced_end())
+        await first_completed(self._leave(), self._wait_until_forced())
         for connection in list(self.server_state.connections):
             if self.server_state.tasks or connection.transport.get_write_buffer_size():
                 connection.transport.abort()  # it would delay the shutdown
@@ -233,11 +233,11 @@ class _Program(uvicorn.Server):
                 timeout=self._context.drain_remaining + self._context.handover + _LEFT_OVER_SECONDS,
             )
 
-    async def _forced_end(self) -> None:
+    async def _wait_until_forced(self) -> None:
         await self._forced.wait()
 
 
-async def _ask_store(context: ServerContext) -> None:
+async def _check_store(context: ServerContext) -> None:
     try:
         async with asyncio.timeout(_STORE_SECONDS):
             await context.control.queues()

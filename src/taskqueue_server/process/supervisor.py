@@ -38,12 +38,12 @@ from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
 """a process that exits earlier counts as a failed start"""
-TRIES = 5
+MAX_FAILED_STARTS = 5
 """number of failed starts in a row after which the supervisor gives up"""
-_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_LATE = 10.0
+_PAUSE, _MAX_PAUSE = 0.1, 5.0
+_KILL_SECONDS = 10.0
 """seconds after the drain timeout at which a process is killed because its event loop must be stuck"""
-_AT_ONCE = 5.0
+_STOP_SECONDS = 5.0
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 _log = logging.getLogger("taskqueue.server")
 
@@ -64,11 +64,11 @@ class Processes:
         self._backend = name or settings.backend
         self._on_ready = on_ready
         self._read = read
-        self._present: dict[int, _Child] = {}
+        self._children: dict[int, _Child] = {}
         self._unready = set(range(settings.processes))
         self._ending = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._fault: TaskQueueError | None = None
+        self._error: TaskQueueError | None = None
 
     async def run(self) -> None:
         """Serve until `stop`, or until a signal if this is the main thread.
@@ -76,7 +76,7 @@ class Processes:
         Raises `ConfigurationError` for invalid settings, and `TaskQueueError` if processes keep exiting right after
         their start.
         """
-        await self._demand_a_shared_store()
+        await self._require_shared_store()
         with (
             tempfile.TemporaryDirectory(prefix="taskqueue-metrics-") as metrics,
             contextlib.closing(Port(self._settings)) as port,
@@ -86,8 +86,8 @@ class Processes:
             async with asyncio.TaskGroup() as group:
                 for index in range(self._settings.processes):
                     group.create_task(self._supervise(index, port, metrics))
-        if self._fault is not None:
-            raise self._fault
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         """Make all processes drain; the second call stops them at once."""
@@ -96,7 +96,7 @@ class Processes:
         else:
             systemd.stopping()
             self._ending.set()
-        for child in self._present.values():
+        for child in self._children.values():
             child.send(StopProcess(at_once=self._at_once.is_set()))
 
     def reload(self) -> None:
@@ -107,12 +107,12 @@ class Processes:
             if settings is not None:
                 self._settings = settings
                 set_level(settings.log_level)
-                for child in self._present.values():
+                for child in self._children.values():
                     child.send(Renew(plain(settings)))
         finally:
             systemd.ready()
 
-    async def _demand_a_shared_store(self) -> None:
+    async def _require_shared_store(self) -> None:
         backend = open_backend(self._backend, self._settings)
         try:
             check_host(self._settings, backend.hooks)
@@ -126,40 +126,40 @@ class Processes:
 
     async def _supervise(self, index: int, port: Port, metrics: str) -> None:
         """Keep one process running until shutdown."""
-        vain = 0
+        failed_starts = 0
         while not self._ending.is_set():
             began = time.monotonic()
-            async with self._started(port, metrics) as child:
-                self._present[index] = child
+            async with self._start_child(port, metrics) as child:
+                self._children[index] = child
                 served = await self._watch(index, child)
-            del self._present[index]
+            del self._children[index]
             with contextlib.suppress(FileNotFoundError):  # a scrape may have removed the files
                 mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
             code = child.code
-            vain = (
+            failed_starts = (
                 0
                 if served and (not code or time.monotonic() - began > RESTART_SECONDS)
-                else vain + 1
+                else failed_starts + 1
             )
-            shown = {"pid": child.pid, "code": code}
-            if vain >= TRIES:
+            fields = {"pid": child.pid, "code": code}
+            if failed_starts >= MAX_FAILED_STARTS:
                 _log.critical(
-                    "server processes exit right after their start; giving up", extra=shown
+                    "server processes exit right after their start; giving up", extra=fields
                 )
                 self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
             level = logging.ERROR if code else logging.WARNING  # 0: stopped by a signal
-            _log.log(level, "server process exited; starting another", extra=shown)
+            _log.log(level, "server process exited; starting another", extra=fields)
             with contextlib.suppress(TimeoutError):
-                pause = min(_PAUSE * 2**vain, _LONGEST_PAUSE)
+                pause = min(_PAUSE * 2**failed_starts, _MAX_PAUSE)
                 await asyncio.wait_for(self._ending.wait(), pause)
 
     async def _watch(self, index: int, child: _Child) -> bool:
         """Read the messages of a process until it ends. Return whether it accepted connections."""
         served = False
-        limit = asyncio.create_task(self._limit(child))
+        killer = asyncio.create_task(self._kill_late(child))
         try:
             async for name in messages(child.reader):
                 match name:
@@ -170,7 +170,7 @@ class Processes:
                         self._give_up(ConfigurationError(reason))
             await child.process.wait()
         finally:
-            limit.cancel()
+            killer.cancel()
         return served
 
     def _serves(self, index: int, child: _Child) -> None:
@@ -187,28 +187,28 @@ class Processes:
         if self._on_ready is not None:
             self._on_ready(url)
 
-    async def _limit(self, child: _Child) -> None:
+    async def _kill_late(self, child: _Child) -> None:
         """Kill a process that does not exit in time because its event loop is stuck."""
         await self._ending.wait()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _LATE)
-            await asyncio.sleep(_AT_ONCE)
+            await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _KILL_SECONDS)
+            await asyncio.sleep(_STOP_SECONDS)
         _log.error("server process did not exit in time and was killed", extra={"pid": child.pid})
         child.kill()
 
-    def _give_up(self, fault: TaskQueueError) -> None:
-        if self._fault is None:
-            self._fault = fault
+    def _give_up(self, failure: TaskQueueError) -> None:
+        if self._error is None:
+            self._error = failure
         if not self._ending.is_set():
             self.stop()
 
     @asynccontextmanager
-    async def _started(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
-        ours, foreign = socket.socketpair()
-        with foreign, port.share() as listener:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=LINE)
-            files = (foreign.fileno(), listener.fileno())
-            retained = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
+    async def _start_child(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
+        own_end, child_end = socket.socketpair()
+        with child_end, port.share() as listener:
+            reader, writer = await asyncio.open_connection(sock=own_end, killer=LINE)
+            files = (child_end.fileno(), listener.fileno())
+            environment = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -218,7 +218,7 @@ class Processes:
                     *map(str, files),
                     pass_fds=files,
                     stdin=asyncio.subprocess.DEVNULL,
-                    env={**retained, "PROMETHEUS_MULTIPROC_DIR": metrics},
+                    env={**environment, "PROMETHEUS_MULTIPROC_DIR": metrics},
                     process_group=0,  # Ctrl-C reaches only the supervisor, which passes it on
                 )
             except BaseException:

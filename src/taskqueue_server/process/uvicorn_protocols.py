@@ -27,57 +27,57 @@ _FRAGMENTS = 1024
 class HttpProtocol(H11Protocol):
     """An HTTP connection that is closed if no request arrives or the client does not read the response."""
 
-    _patience: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _head_timeout: asyncio.TimerHandle | None = None
+    _read_timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout for the first request."""
         super().connection_made(transport)
-        self._wait_for_head()
+        self._start_head_timeout()
 
     def data_received(self, data: bytes) -> None:
         """Restart the timeout if only part of a request's head has arrived."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            if self.timeout_keep_alive_task is None and self._patience is None:
-                self._wait_for_head()
+            if self.timeout_keep_alive_task is None and self._head_timeout is None:
+                self._start_head_timeout()
         else:
-            self._stop_waiting()
+            self._stop_head_timeout()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Stop the timeouts; the WebSocket has its own."""
-        self._stop_waiting()
-        self._was_read()
+        self._stop_head_timeout()
+        self._stop_read_timeout()
         super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timeouts."""
-        self._stop_waiting()
-        self._was_read()
+        self._stop_head_timeout()
+        self._stop_read_timeout()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Start the timeout for the client to read."""
         super().pause_writing()
-        self._unread = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+        self._read_timeout = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop the timeout, because the client has read."""
-        self._was_read()
+        self._stop_read_timeout()
         super().resume_writing()
 
-    def _was_read(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _stop_read_timeout(self) -> None:
+        if self._read_timeout is not None:
+            self._read_timeout.cancel()
+            self._read_timeout = None
 
-    def _wait_for_head(self) -> None:
-        self._patience = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+    def _start_head_timeout(self) -> None:
+        self._head_timeout = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _stop_head_timeout(self) -> None:
+        if self._head_timeout is not None:
+            self._head_timeout.cancel()
+            self._head_timeout = None
 
 
 class SocketProtocol(SharingProtocol):

@@ -53,14 +53,14 @@ def load_extensions(names: Collection[str]) -> tuple[Extension, ...]:
 
 
 def _load(name: str) -> Extension:
-    matches = {point.name: point for point in entry_points(group=EXTENSIONS_GROUP)}
-    if name not in matches:
-        installed = ", ".join(sorted(matches)) or "none"
+    points = {point.name: point for point in entry_points(group=EXTENSIONS_GROUP)}
+    if name not in points:
+        installed = ", ".join(sorted(points)) or "none"
         raise ConfigurationError(
             f"TASKQUEUE_EXTENSIONS: no extension {name!r}; installed: {installed}"
         )
     try:
-        extension = matches[name].load()()
+        extension = points[name].load()()
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the extension {name!r} needs the module {error.name!r}, which is not installed; "

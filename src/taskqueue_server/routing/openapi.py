@@ -190,7 +190,7 @@ def _describe(
                 status,
                 _answer_type(operation),
                 _schema(kind, schemas),
-                operation.tells if status < HTTPStatus.BAD_REQUEST else (),
+                operation.response_headers if status < HTTPStatus.BAD_REQUEST else (),
             )
             for status, kind in operation.answers.items()
         },
@@ -220,9 +220,9 @@ def _describe(
 
 
 def _response(
-    status: int, media_type: str, schema: dict[str, Any], tells: tuple[str, ...]
+    status: int, media_type: str, schema: dict[str, Any], response_headers: tuple[str, ...]
 ) -> dict[str, Any]:
-    names = ["taskqueue-time", *_OF_STATUS.get(status, ()), *tells]
+    names = ["taskqueue-time", *_OF_STATUS.get(status, ()), *response_headers]
     return {
         "description": HTTPStatus(status).phrase,
         "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names},
@@ -250,7 +250,7 @@ def _parameter(where: str, result: Query) -> dict[str, Any]:
     return described
 
 
-def _in_path(name: str, whatever: str) -> dict[str, Any]:
+def _in_path(name: str, converter: str) -> dict[str, Any]:
     names = {"key": "the queue's key", "id": "the task's id", "job_id": "the job's id"}
     text = names.get(name, f"the {name}")
     example = {"key": "emails", "id": "order-4711"}.get(name, name)
@@ -259,6 +259,6 @@ def _in_path(name: str, whatever: str) -> dict[str, Any]:
         "in": "path",
         "required": True,
         "description": text,
-        "schema": LABEL if whatever else NAME,
+        "schema": LABEL if converter else NAME,
         "example": example,
     }

@@ -196,7 +196,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """section of the documentation"""
     example: Any = None
     """example of the request body"""
-    tells: tuple[str, ...] = ()
+    response_headers: tuple[str, ...] = ()
     """additional headers of a successful response"""
     strict: bool | None = None
     """whether unknown query parameters are refused; by default only below ``/v1/``"""

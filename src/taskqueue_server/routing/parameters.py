@@ -29,15 +29,13 @@ def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | Non
     Without the header it returns ``None``. With it, the id depends on the queue, the client, the header and the line.
     Raises `InvalidInput` for an invalid header; the function does so for a task that has an id of its own.
     """
-    results = call.request.headers.getlist(_HEADER)
-    if not results:
+    values = call.request.headers.getlist(_HEADER)
+    if not values:
         return lambda key, own, line: None  # noqa: ARG005 - same signature as `made`
-    if len(results) > 1 or not _VALUE.fullmatch(results[0]):
-        raise InvalidInput(
-            _HEADER, f"text of length {len(results[0])}", "1 to 200 ASCII characters"
-        )
+    if len(values) > 1 or not _VALUE.fullmatch(values[0]):
+        raise InvalidInput(_HEADER, f"text of length {len(values[0])}", "1 to 200 ASCII characters")
     client = "" if call.identity is None else call.identity.name
-    names = [client, results[0].removeprefix('"').removesuffix('"')]
+    names = [client, values[0].removeprefix('"').removesuffix('"')]
 
     def made(key: str, own: str | None, line: int) -> str:
         if own is not None:

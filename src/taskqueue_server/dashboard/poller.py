@@ -22,13 +22,13 @@ from taskqueue_server.problems import ProblemError
 MAX_STREAMS = 50
 """maximum number of pages with live updates"""
 _SECOND = 1.0
-_SHARE = 4
+_PAUSE_FACTOR = 4
 """the pause after a sample is at least this many times the sample's duration"""
 _SHORTEST = 0.05
-_LINGER = 15.0
+_LINGER_SECONDS = 15.0
 """seconds for which polling continues after the last page was closed, so that the next one has a history"""
 _PATIENCE = 5.0
-_AT_ONCE = 16
+_MAX_CONCURRENT = 16
 _TEXTS = 20
 """queues whose texts are formatted before other tasks of the event loop get a turn"""
 _HISTORY_SECONDS = 10.0
@@ -51,10 +51,10 @@ class StatsPoller:
         self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "dashboard pages are open", 5)
         self.since = 0.0
         """time of the store's clock at which the gauges began to measure"""
-        self._begun = 0
+        self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
-        self._hurry = asyncio.Event()
+        self._poll_now = asyncio.Event()
         self._notified = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
@@ -104,7 +104,7 @@ class StatsPoller:
     @property
     def newest(self) -> int:
         """The number of the newest sample that is recent enough to be shown."""
-        return -1 if self._task is not None else self._begun
+        return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:
         """Wait for a sample newer than this number; return ``None`` on shutdown."""
@@ -119,9 +119,9 @@ class StatsPoller:
     async def fresh(self) -> Snapshot:
         """Return a sample that was started after this call. Raises `ProblemError` on shutdown."""
         self._start()
-        wanted = self._begun
-        self._hurry.set()
-        snapshot = await self.after(wanted)
+        started = self._started
+        self._poll_now.set()
+        snapshot = await self.after(started)
         if snapshot is None:
             raise _ending()
         return snapshot
@@ -137,19 +137,19 @@ class StatsPoller:
         self._hooks.register(self.process_gauges)
         ending = asyncio.create_task(self._draining.wait())
         try:
-            while not ending.done() and self._wanted():
-                self._hurry.clear()
-                self._begun += 1
+            while not ending.done() and self._in_use():
+                self._poll_now.clear()
+                self._started += 1
                 began = time.monotonic()
-                taking = asyncio.create_task(self._take(self._begun))
+                sample = asyncio.create_task(self._take(self._started))
                 try:
-                    await asyncio.wait((taking, ending), return_when=asyncio.FIRST_COMPLETED)
-                    if not taking.done():
+                    await asyncio.wait((sample, ending), return_when=asyncio.FIRST_COMPLETED)
+                    if not sample.done():
                         break
-                    await self._notify(taking.result())
+                    await self._notify(sample.result())
                 finally:
-                    taking.cancel()
-                    await asyncio.gather(taking, return_exceptions=True)
+                    sample.cancel()
+                    await asyncio.gather(sample, return_exceptions=True)
                 await self._pause(time.monotonic() - began, ending)
         finally:
             ending.cancel()
@@ -158,14 +158,14 @@ class StatsPoller:
             self._task = None
             self._wake()
 
-    def _wanted(self) -> bool:
-        return len(self.room) > 0 or time.monotonic() - self._requested_at < _LINGER
+    def _in_use(self) -> bool:
+        return len(self.room) > 0 or time.monotonic() - self._requested_at < _LINGER_SECONDS
 
     async def _pause(self, took: float, ending: asyncio.Task[bool]) -> None:
-        hurry = asyncio.create_task(self._hurry.wait())
+        hurry = asyncio.create_task(self._poll_now.wait())
         try:
             await asyncio.wait((ending,), timeout=_SHORTEST)
-            remaining = max(_SECOND - took, _SHARE * took) - _SHORTEST
+            remaining = max(_SECOND - took, _PAUSE_FACTOR * took) - _SHORTEST
             if remaining > 0:
                 await asyncio.wait(
                     (hurry, ending), timeout=remaining, return_when=asyncio.FIRST_COMPLETED
@@ -217,8 +217,8 @@ class StatsPoller:
         health = await backend.health()
         keys = await control.queues()
         run_times = self._recent(backend.now())
-        stats = await read_each(control.stats, keys, _AT_ONCE)
-        settings = await read_each(control.settings, keys, _AT_ONCE)
+        stats = await read_each(control.stats, keys, _MAX_CONCURRENT)
+        settings = await read_each(control.settings, keys, _MAX_CONCURRENT)
         readings = {
             queue.key: StoreReading(queue, rules, run_times.get(queue.key))
             for queue, rules in zip(stats, settings, strict=True)
