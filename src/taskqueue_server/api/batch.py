@@ -115,15 +115,15 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
 
 OPERATIONS = (
     Operation(
+        "POST",
+        "/v1/tasks/batch",
+        publish,
+        {200: (ConfirmationOut, InvalidLine)},
         id="batch_publish",
-        method="POST",
-        path="/v1/tasks/batch",
-        handler=publish,
         verb="publish",
         scope=Scope.HANDLER,
         body=TaskIn,
         media_type=bodies.NDJSON,
-        answers={200: (ConfirmationOut, InvalidLine)},
         problems=(413,),
         headers=(IDEMPOTENCY_KEY,),
         tag="tasks",

@@ -111,32 +111,25 @@ _FORCE = (
 )
 _operation = partial(Operation, tag="migration", verb="admin")
 OPERATIONS = (
-    Operation(
-        id="migration_limits",
-        method="GET",
-        path="/v1/limits",
-        handler=limits,
-        answers={200: LimitsOut},
-        tag="server",
-    ),
+    Operation("GET", "/v1/limits", limits, {200: LimitsOut}, id="migration_limits", tag="server"),
     _operation(
+        "GET",
+        "/v1/migration",
+        get_migration,
+        {200: MigrationOut},
         id="migration_look",
-        method="GET",
-        path="/v1/migration",
-        handler=get_migration,
         scope=Scope.SERVER,
-        answers={200: MigrationOut},
         problems=(404,),
     ),
     *(
         _operation(
+            "POST",
+            f"/v1/migration/{name}",
+            handler,
+            {200: MigrationOut},
             id=f"migration_{called}",
-            method="POST",
-            path=f"/v1/migration/{name}",
-            handler=handler,
             scope=Scope.SERVER,
             query=query,
-            answers={200: MigrationOut},
             problems=(404, 409),
         )
         for name, called, handler, query in (

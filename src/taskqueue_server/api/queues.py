@@ -102,61 +102,35 @@ async def purge(call: RequestContext) -> Response:
 
 _KEY = "/v1/queues/{key}"
 _CONFIRM = Query("confirm", NAME, "the queue's key again", required=True, example="emails")
+_TASKS_PER_WORKER = Query(
+    "per_worker",
+    {"type": "integer", "minimum": 1, "maximum": LIMITS.credit, "default": _PER_WORKER},
+    "number of tasks that one worker runs concurrently",
+)
 _operation = partial(Operation, tag="queues", verb="admin")
 OPERATIONS = (
     _operation(
+        "GET",
+        "/v1/queues",
+        queues,
+        {200: QueuesOut},
         id="queues_queues",
-        method="GET",
-        path="/v1/queues",
-        handler=queues,
         scope=Scope.HANDLER,
         query=(LIMIT, AFTER),
-        answers={200: QueuesOut},
         response_headers=("Link",),
     ),
-    _operation(id="queues_queue", method="GET", path=_KEY, handler=queue, answers={200: QueueOut}),
-    _operation(
-        id="queues_ledger",
-        method="GET",
-        path=f"{_KEY}/ledger",
-        handler=ledger,
-        answers={200: LedgerOut},
-    ),
-    _operation(
-        id="queues_total",
-        method="GET",
-        path="/v1/ledger",
-        handler=total,
-        scope=Scope.SERVER,
-        answers={200: LedgerOut},
-    ),
-    _operation(
-        id="queues_purge",
-        method="POST",
-        path=f"{_KEY}/purge",
-        handler=purge,
-        query=(_CONFIRM,),
-        answers={200: Count},
-    ),
+    _operation("GET", _KEY, queue, {200: QueueOut}, id="queues_queue"),
+    _operation("GET", f"{_KEY}/ledger", ledger, {200: LedgerOut}, id="queues_ledger"),
+    _operation("GET", "/v1/ledger", total, {200: LedgerOut}, id="queues_total", scope=Scope.SERVER),
+    _operation("POST", f"{_KEY}/purge", purge, {200: Count}, id="queues_purge", query=(_CONFIRM,)),
     Operation(
+        "GET",
+        "/v1/scaling/{key}",
+        scaling,
+        {200: ScalingOut},
         id="scaling_scaling",
-        method="GET",
-        path="/v1/scaling/{key}",
-        handler=scaling,
         verb="consume",
-        answers={200: ScalingOut},
-        query=(
-            Query(
-                "per_worker",
-                {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": LIMITS.credit,
-                    "default": _PER_WORKER,
-                },
-                "number of tasks that one worker runs concurrently",
-            ),
-        ),
+        query=(_TASKS_PER_WORKER,),
         tag="queues",
     ),
 )

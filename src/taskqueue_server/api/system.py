@@ -76,42 +76,28 @@ async def maintain(call: RequestContext) -> Response:
 
 
 OPERATIONS = (
+    Operation("GET", "/health", health, {200: HealthOut, 503: HealthOut}, id="system_health"),
+    Operation("GET", "/alive", alive, {200: AliveOut}, id="system_alive"),
+    Operation("GET", "/ready", ready, {200: ReadyOut, 503: ReadyOut}, id="system_ready"),
     Operation(
-        id="system_health",
-        method="GET",
-        path="/health",
-        handler=health,
-        answers={200: HealthOut, 503: HealthOut},
-    ),
-    Operation(
-        id="system_alive", method="GET", path="/alive", handler=alive, answers={200: AliveOut}
-    ),
-    Operation(
-        id="system_ready",
-        method="GET",
-        path="/ready",
-        handler=ready,
-        answers={200: ReadyOut, 503: ReadyOut},
-    ),
-    Operation(
+        "GET",
+        "/v1/workers",
+        workers,
+        {200: WorkersOut},
         id="system_workers",
-        method="GET",
-        path="/v1/workers",
-        handler=workers,
         verb="admin",
         scope=Scope.HANDLER,
         query=(LIMIT, AFTER),
-        answers={200: WorkersOut},
         tag="workers",
         response_headers=("Link",),
     ),
     Operation(
+        "POST",
+        "/v1/maintain",
+        maintain,
+        {200: Maintained},
         id="system_maintain",
-        method="POST",
-        path="/v1/maintain",
-        handler=maintain,
         verb="admin",
         scope=Scope.SERVER,
-        answers={200: Maintained},
     ),
 )

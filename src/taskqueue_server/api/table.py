@@ -69,18 +69,12 @@ OPERATIONS = (
     *dead_letters.OPERATIONS,
     *system.OPERATIONS,
     *migration.OPERATIONS,
+    Operation("GET", "/v1/openapi.json", describe, {200: dict[str, Any]}, id="table_describe"),
     Operation(
-        id="table_describe",
-        method="GET",
-        path="/v1/openapi.json",
-        handler=describe,
-        answers={200: dict[str, Any]},
-    ),
-    Operation(
+        "GET",
+        "/v1/asyncapi.json",
+        describe_socket,
+        {200: dict[str, Any]},
         id="table_describe_socket",
-        method="GET",
-        path="/v1/asyncapi.json",
-        handler=describe_socket,
-        answers={200: dict[str, Any]},
     ),
 )

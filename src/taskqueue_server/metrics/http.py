@@ -133,12 +133,12 @@ async def metrics(call: RequestContext) -> Response:
 
 OPERATIONS = (
     Operation(
+        "GET",
+        "/metrics",
+        metrics,
+        {200: str},
         id="operation_metrics",
-        method="GET",
-        path="/metrics",
-        handler=metrics,
         verb="admin",
         scope=TokenScope.HANDLER,
-        answers={200: str},
     ),
 )

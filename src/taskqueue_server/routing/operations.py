@@ -173,16 +173,21 @@ class Scope(StrEnum):
     """all keys"""
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path. The docstring of its handler is its description."""
+class Endpoint(msgspec.Struct, frozen=True):
+    """One method of one path, with its handler."""
 
-    id: str = ""
-    """``operationId`` in the OpenAPI document; required if the operation is documented"""
     method: str
     path: str
     handler: Handler
     answers: dict[int, Any]
     """type of the body by status; a tuple for one of several types, ``None`` for any JSON"""
+
+
+class Operation(Endpoint, frozen=True, kw_only=True):
+    """An endpoint of the HTTP API or the dashboard. The docstring of its handler is its description."""
+
+    id: str = ""
+    """``operationId`` in the OpenAPI document; required if the operation is documented"""
     verb: str | tuple[str, ...] | None = None
     """the required right; one of several is enough; ``None`` if no token is required"""
     scope: Scope = Scope.PATH
