@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskqueue_server.dashboard import dead_letters, formatting, login, queues, tasks
-from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, render, static
+from taskqueue_server.dashboard import dead_letters, login, queues, tasks
+from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, static
 from taskqueue_server.dashboard.snapshot import LISTED
 from taskqueue_server.dashboard.stream import live
 from taskqueue_server.dashboard.views import DashboardView, sees_all
@@ -16,43 +16,21 @@ from taskqueue_server.routing.operations import Handler, Operation, RequestConte
 
 async def overview(call: RequestContext) -> Response:
     """Show all queues, the ledger, charts and the number of workers."""
-    poller = poller_of(call)
-    snapshot = await poller.fresh()
+    snapshot = await poller_of(call).fresh()
     view = DashboardView(call, "overview")
     keys = view.keys(snapshot)
-    return await render(
-        call,
-        "overview.html",
+    return await view.render(
+        snapshot,
         200 if snapshot.error is None else 503,
-        live="/live?view=overview",
-        snapshot=snapshot,
-        shape=view.shape(snapshot),
         readings={key: snapshot.readings[key] for key in keys[:LISTED]},
         hidden=max(0, len(keys) - LISTED),
-        ledger=formatting.raw(view.total(snapshot)),
-        texts=view.texts(snapshot),
-        workers=view.workers(snapshot),
         everything=sees_all(call),
-        server=str(call.request.base_url).rstrip("/"),
     )
 
 
 async def workers(call: RequestContext) -> Response:
     """Show all workers, on any server of the store."""
-    poller = poller_of(call)
-    snapshot = await poller.fresh()
-    view = DashboardView(call, "workers")
-    return await render(
-        call,
-        "workers.html",
-        live="/live?view=workers",
-        snapshot=snapshot,
-        shape=view.shape(snapshot),
-        ledger=formatting.raw(view.total(snapshot)),
-        texts=view.texts(snapshot),
-        workers=view.workers(snapshot),
-        server=str(call.request.base_url).rstrip("/"),
-    )
+    return await DashboardView(call, "workers").render(await poller_of(call).fresh())
 
 
 def _operation(method: str, path: str, handler: Handler, verb: str | None = "admin") -> Operation:

@@ -9,8 +9,7 @@ from starlette.responses import Response
 from taskqueue_core import dead_letter_filter
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import DeadLetter
-from taskqueue_server.dashboard import formatting
-from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
+from taskqueue_server.dashboard.pages import path, poller_of, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
@@ -99,25 +98,16 @@ async def _page(
     matches, following = await dead_letter_filter.page(
         call.context.dead_letters, key, _TextFilter.by(call, search), limit=_PAGE, after=after
     )
-    poller = poller_of(call)
-    snapshot = await poller.fresh()
+    snapshot = await poller_of(call).fresh()
     view = DashboardView(call, "dead", key)
-    ledger = view.total(snapshot)
     on = {"filter": search, "after": following} if following else {}
-    return await render(
-        call,
-        "dead.html",
+    return await view.render(
+        snapshot,
         status,
-        live=f"/live?view=dead&key={path(key)[1:]}",
-        snapshot=snapshot,
-        shape=view.shape(snapshot),
-        key=key,
         dead_letters=matches,
         search=search,
         after=after,
         following=urlencode({name: text for name, text in on.items() if text}),
-        dead=ledger.dead,
-        ledger=formatting.raw(ledger),
-        texts=view.texts(snapshot),
+        dead=view.total(snapshot).dead,
         error=error,
     )

@@ -16,7 +16,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.queue_settings import pause_queue
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
-from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
+from taskqueue_server.dashboard.pages import path, poller_of, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.snapshot import StoreReading
 from taskqueue_server.dashboard.views import DashboardView
@@ -97,17 +97,11 @@ async def _page(
     reading = snapshot.readings.get(key) or _empty(key, await call.context.control.settings(key))
     view = DashboardView(call, "queue", key)
     now = settings_form.fields(reading.settings)
-    return await render(
-        call,
-        "queue.html",
+    return await view.render(
+        snapshot,
         status,
-        live=f"/live?view=queue&key={path(key)[1:]}",
-        snapshot=snapshot,
-        shape=view.shape(snapshot),
-        key=key,
         reading=reading,
         known=known,
-        ledger=formatting.raw(reading.ledger),
         texts={
             **view.texts(snapshot),
             **formatting.of_queue(key, reading, snapshot, poller.history),
@@ -120,7 +114,6 @@ async def _page(
         now=now,
         filled=filled or now,
         errors=errors or {},
-        server=str(call.request.base_url).rstrip("/"),
     )
 
 

@@ -53,24 +53,15 @@ async def _page(
     (result,) = await control.results(key, task_id)
     dead = statuses is not None and statuses.state is State.DEAD
     dead_letter = await call.context.dead_letters.get(key, task_id) if dead else None
-    poller = poller_of(call)
-    snapshot = await poller.fresh()
-    view = DashboardView(call, "task", key, task_id)
-    return await render(
-        call,
-        "task.html",
+    snapshot = await poller_of(call).fresh()
+    return await DashboardView(call, "task", key, task_id).render(
+        snapshot,
         404 if statuses is None else status,
-        live=f"/live?view=task&key={path(key)[1:]}&id={path(task_id)[1:]}",
-        snapshot=snapshot,
-        shape=view.shape(snapshot, statuses),
-        key=key,
-        id=task_id,
         task=statuses,
         steps=_steps(statuses),
         result=_pretty(result),
         dead_letter=dead_letter,
         payload=_pretty(dead_letter.task.payload) if dead_letter else None,
-        texts=view.texts(snapshot),
         error=error,
     )
 

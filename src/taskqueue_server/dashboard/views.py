@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
+from starlette.responses import Response
 
 from taskqueue_core.tasks import Ledger, TaskStatus, WorkerInfo
 from taskqueue_server.dashboard import formatting
-from taskqueue_server.dashboard.pages import poller_of
+from taskqueue_server.dashboard.pages import poller_of, render
 from taskqueue_server.dashboard.snapshot import HISTORY, LISTED, Snapshot
 from taskqueue_server.routing.operations import RequestContext
 
@@ -40,6 +42,31 @@ class DashboardView:
         self._call = call
         self._poller = poller_of(call)
         self._same = (call.identity, name, key)
+
+    async def render(
+        self,
+        snapshot: Snapshot,
+        status: int = 200,
+        *,
+        task: TaskStatus | None = None,
+        **values: Any,
+    ) -> Response:
+        """Return the page of a sample, kept up to date by its stream; ``values`` are further template variables."""
+        names = {"view": self.name, "key": self.key, "id": self.task_id}
+        query = urlencode({name: value for name, value in names.items() if value is not None})
+        values = {
+            **names,
+            "live": f"/live?{query}",
+            "snapshot": snapshot,
+            "shape": self.shape(snapshot, task),
+            "ledger": formatting.raw(self.total(snapshot)),
+            "texts": self.texts(snapshot),
+            "workers": self.workers(snapshot),
+            "task": task,
+            "server": str(self._call.request.base_url).rstrip("/"),
+            **values,
+        }
+        return await render(self._call, f"{self.name}.html", status, **values)
 
     @property
     def has_tenants(self) -> bool:
