@@ -68,7 +68,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
         """The first 8 hex digits of the hash, which distinguish entries with the same name."""
         return self.sha256.hex()[:8]
 
-    def process_exists(self, now: float) -> bool:
+    def lives(self, now: float) -> bool:
         """Return whether the token has not expired."""
         return self.expires_at is None or now < self.expires_at
 
@@ -98,7 +98,7 @@ class Tokens:
         shown = hashed(token)
         result = None
         for entry, identity in zip(self.entries, self._identities, strict=True):
-            if hmac.compare_digest(entry.sha256, shown) and entry.process_exists(now):
+            if hmac.compare_digest(entry.sha256, shown) and entry.lives(now):
                 result = identity
         return result
 
