@@ -72,7 +72,7 @@ async def test_settings_in_the_browser(browser: Browser) -> None:
             await page.get_by_label("Capacity", exact=True).fill("-5")
             await page.get_by_label("Longest run").fill("90")
             await page.get_by_role("button", name="Save settings").click()
-            await expect(page.locator("[id='h-capacity']")).to_have_class("fault")
+            await expect(page.locator("[id='h-capacity']")).to_have_class("wrong-value")
             await eventually(lambda: _focused(page, "f-capacity"))
             await expect(page.get_by_label("Longest run")).to_have_value("90")
             await page.get_by_label("Capacity", exact=True).fill("5")

@@ -91,7 +91,7 @@ async def test_wrong_settings(
         form["rate_limit.max_tokens"] = "1"
     answer = await post(client, "/queues/k/settings", **(form | {field: text}))
     assert answer.status_code == 422
-    assert f'id="h-{field}" class="fault"' in answer.text or field in answer.text
+    assert f'id="h-{field}" class="wrong-value"' in answer.text or field in answer.text
     assert 'value="60"' in answer.text
     assert "<script>" not in answer.text.replace("<script src", "").replace("<script defer", "")
     assert await it.context.control.settings("k") == before

@@ -263,7 +263,7 @@ async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
             answer = await client.get("/dispatch", headers=PAGE)
             assert answer.status_code == 503
             assert "gpu-1" in answer.text
-            assert "does not respond (backend_unavailable)" in answer.text
+            assert "does not answer (backend_unavailable)" in answer.text
             monkeypatch.setattr(snapshot, "_take", right)
             assert (await client.get("/dispatch", headers=PAGE)).status_code == 200
 

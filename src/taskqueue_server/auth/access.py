@@ -173,7 +173,7 @@ def check_host(settings: Settings, hooks: Hooks) -> None:
         host = settings.host
         if not _is_loopback(host):
             raise ConfigurationError(
-                "TASKQUEUE_HOST: a server without authentication may listen on a loopback address only "
+                "TASKQUEUE_HOST: a server without authentication may listen on loopback only "
                 "(127.0.0.1, ::1 or localhost). Create a token with 'taskqueue token new "
                 "NAME --file tokens.toml', and set TASKQUEUE_TOKENS_FILE to the file"
             )

@@ -133,7 +133,7 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
         raise _wrong(path, f"it is not TOML: {error}") from None
     rows = decoded.pop("token", [])
     if decoded or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise _wrong(path, "it may contain only [[token]] tables")
+        raise _wrong(path, "it may contain [[token]] tables only")
     if len(rows) > MAX_ENTRIES:
         raise _wrong(path, f"it has more than {MAX_ENTRIES} entries")
     entries = tuple(_entry(row, number, path) for number, row in enumerate(rows, 1))

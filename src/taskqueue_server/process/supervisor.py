@@ -206,7 +206,7 @@ class Processes:
     async def _start_child(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
         own_end, child_end = socket.socketpair()
         with child_end, port.share() as listener:
-            reader, writer = await asyncio.open_connection(sock=own_end, killer=LINE)
+            reader, writer = await asyncio.open_connection(sock=own_end, limit=LINE)
             files = (child_end.fileno(), listener.fileno())
             environment = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
             try:
