@@ -1,4 +1,4 @@
-"""The server: ``taskqueue serve``, or ``create_app`` for a server program of one's own."""
+"""The server: ``taskqueue serve``, or ``create_app`` for a server program of your own."""
 
 from taskqueue_server.app import create_app
 from taskqueue_server.process.serve import ServerProcess, serve

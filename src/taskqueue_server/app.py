@@ -1,4 +1,4 @@
-"""The application, for any ASGI server."""
+"""Build the ASGI application of the server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from taskqueue_server.api.table import OPERATIONS, Description
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.metrics import http
 from taskqueue_server.metrics.exporter import Metrics
-from taskqueue_server.metrics.http import RequestLogMiddleware
+from taskqueue_server.metrics.http import ServerMiddleware
 from taskqueue_server.problems import problem_response
 from taskqueue_server.routing.extensions import Extension, check_extensions
-from taskqueue_server.routing.host_check import HostCheckMiddleware
 from taskqueue_server.routing.operations import routes
 from taskqueue_server.worker_socket.admission import socket
 
@@ -32,7 +31,7 @@ _OWN = (*OPERATIONS, *http.OPERATIONS, *dashboard.OPERATIONS, *prefect.OPERATION
 def create_app(
     backend: Backend, settings: Settings, extensions: Sequence[Extension] = ()
 ) -> Starlette:
-    """Create the server's application. It owns ``backend`` and closes it at the end.
+    """Create the server's application, which owns ``backend`` and closes it at the end.
 
     The lifespan runs maintenance and drains connections. The caller chooses the extensions; see `load_extensions`.
 
@@ -78,10 +77,7 @@ def create_app(
             *prefect.SOCKETS,
             *(route for extension in extensions for route in dashboard.page_routes(extension)),
         ],
-        middleware=[
-            Middleware(RequestLogMiddleware, local=metrics.local),
-            Middleware(HostCheckMiddleware, context=context),
-        ],
+        middleware=[Middleware(ServerMiddleware, context=context, local=metrics.local)],
         exception_handlers={HTTPException: problem_response, Exception: problem_response},
         lifespan=lifespan,
     )

@@ -1,4 +1,4 @@
-"""Logs: one line per event, of fields that are on a list, so that nothing else can ever get in."""
+"""Structured logs: one line per event, with an allowlist of fields so that no secret can be logged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIELDS = frozenset(
         "worker_id",
     }
 )
-"""what a log line may carry beside its message; never a payload, a token or a task's own text"""
+"""fields that a log line may have besides its message; never a payload, a token or the text of a task"""
 Form = Literal["auto", "text", "json"]
 _HEAD = ["timestamp", "level", "logger", "event"]
 _TEXT = 200
@@ -51,9 +51,9 @@ _encode = json.JSONEncoder(default=str).encode
 def set_up_logs(
     stream: TextIO | None = None, level: int = logging.INFO, form: Form = "auto"
 ) -> None:
-    """Write logs of this package and its server program to ``stream`` (standard error), unless that was done before.
+    """Write logs of this package and of uvicorn to ``stream`` (default: standard error), unless logging is configured.
 
-    ``form``: an object or pairs per line; ``auto``: few words on a terminal, elsewhere pairs.
+    ``form``: JSON objects or key=value pairs, one per line; ``auto``: short lines on a terminal, pairs elsewhere.
     """
     if logging.getLogger().handlers or logging.getLogger("taskqueue").handlers:
         return
@@ -61,26 +61,26 @@ def set_up_logs(
     handler = logging.StreamHandler(stream)
     for_people = form == "auto" and stream.isatty()
     handler.setFormatter(formatter(for_people=for_people, as_json=form == "json"))
-    ours = logging.getLogger("taskqueue")
-    ours.addHandler(handler)
-    ours.setLevel(level)
-    ours.propagate = False
-    # Below a warning the server program logs addresses as they came, tokens in queries included.
-    program = logging.getLogger("uvicorn")
-    program.addHandler(handler)
-    program.setLevel(logging.WARNING)
-    program.propagate = False
+    own = logging.getLogger("taskqueue")
+    own.addHandler(handler)
+    own.setLevel(level)
+    own.propagate = False
+    # Below WARNING, uvicorn logs URLs as the client sent them, including tokens in the query.
+    uvicorn_log = logging.getLogger("uvicorn")
+    uvicorn_log.addHandler(handler)
+    uvicorn_log.setLevel(logging.WARNING)
+    uvicorn_log.propagate = False
 
 
 def set_level(name: str) -> None:
-    """Log from this level on, such as ``info``, if it is here that logs are written."""
-    ours = logging.getLogger("taskqueue")
-    if ours.handlers:
-        ours.setLevel(logging.getLevelNamesMapping()[name.upper()])
+    """Set the lowest level to log, such as ``info``, if `set_up_logs` configured the logs."""
+    own = logging.getLogger("taskqueue")
+    if own.handlers:
+        own.setLevel(logging.getLevelNamesMapping()[name.upper()])
 
 
 def formatter(*, for_people: bool = False, as_json: bool = False) -> logging.Formatter:
-    """Return the formatter: time, level, logger, message and the fields on the list; ``for_people`` in few words."""
+    """Return the formatter: time, level, logger, message and the allowed fields; ``for_people`` in short lines."""
     pairs = structlog.processors.KeyValueRenderer(key_order=_HEAD, drop_missing=True)
     machine = _json if as_json else pairs
     time = "%H:%M:%S" if for_people else "iso"
@@ -116,10 +116,10 @@ def _escape(
 ) -> MutableMapping[str, Any]:
     for name, value in event.items():
         if isinstance(value, str):
-            retained = value if name in {"exception", "event"} else value[:_TEXT]
-            if not retained.isprintable():
-                retained = "".join(c if c.isprintable() else _escaped(c) for c in retained)
-            event[name] = retained
+            text = value if name in {"exception", "event"} else value[:_TEXT]
+            if not text.isprintable():
+                text = "".join(c if c.isprintable() else _escaped(c) for c in text)
+            event[name] = text
     return event
 
 

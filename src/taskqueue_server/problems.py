@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457): what went wrong, for people and for programs; never how."""
+"""Error responses as problem documents (RFC 9457), which reveal nothing about the server's internals."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ _REFUSED: dict[str | None, int] = {
     Refusal.MOVED: 409,
 }
 _NOT_NOW = 503
-"""for a refusal that has nothing to do with how much was published to the queue"""
+"""status of a refusal for which the publisher is not responsible"""
 _ROUTING = {
-    404: ("not_found", "nothing found at this path"),
-    405: ("method_not_allowed", "the method is not allowed at this path"),
+    404: ("not_found", "no resource at this path"),
+    405: ("method_not_allowed", "method not allowed at this path"),
 }
 _log = logging.getLogger("taskqueue.server.http")
 _encoder = msgspec.json.Encoder()
 
 
 class HttpProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A problem document."""
+    """A problem document (RFC 9457)."""
 
     type: str = msgspec.field(default_factory=lambda: "about:blank")
     title: str
     status: int
     detail: str
     code: str
-    """stable, for programs"""
+    """stable code for programs"""
     field: str | None = None
-    """what of the request is wrong"""
+    """field of the request that is invalid"""
     reason: str | None = None
-    """why not now, where there are several reasons for the same code"""
+    """distinguishes several reasons for the same code"""
 
 
 class ProblemError(Exception):
-    """Ends a request with a problem."""
+    """An error that ends a request with a problem document."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ProblemError(Exception):
 
 
 def respond(error: ProblemError) -> Response:
-    """Return the response that carries a problem."""
+    """Return the response that carries a problem document."""
     return Response(
         _encoder.encode(error.problem),
         status_code=error.problem.status,
@@ -102,7 +102,7 @@ def respond(error: ProblemError) -> Response:
 
 
 def problem_of(error: Exception) -> ProblemError:
-    """Turn any error into a problem. Only errors of the package speak for themselves; others are logged and kept in."""
+    """Turn any error into a problem. Messages of errors from other packages are logged, never sent to the client."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, HTTPException):
@@ -112,8 +112,8 @@ def problem_of(error: Exception) -> ProblemError:
         return _of_ours(error)
     if isinstance(error, ClientDisconnect):
         return ProblemError(400, "disconnected", "the request ended before its body was complete")
-    _log.error("a request failed", exc_info=error)
-    return ProblemError(500, "internal", "internal error; see the log of the server")
+    _log.error("request failed", exc_info=error)
+    return ProblemError(500, "internal", "internal error; see the server's log")
 
 
 def _of_ours(error: TaskQueueError) -> ProblemError:
@@ -130,15 +130,15 @@ def _of_ours(error: TaskQueueError) -> ProblemError:
 
 
 def refusal_status(code: str | None) -> int:
-    """Return the status of a refused publish: too much was published, not now, or never again here."""
+    """Return the HTTP status of a refused publish, by the code of the refusal."""
     return _REFUSED.get(code, _NOT_NOW)
 
 
 def retry_after(seconds: float | None) -> str:
-    """Return the value of a ``Retry-After`` header: whole seconds, at least one."""
+    """Return the value of a ``Retry-After`` header: whole seconds, at least 1."""
     return str(max(1, ceil(seconds if seconds is not None else _RETRY_SECONDS)))
 
 
 async def problem_response(_: Request, error: Exception) -> Response:
-    """Answer for errors that Starlette meets: unknown paths and methods."""
+    """Return the response for errors that Starlette catches: unknown paths and methods."""
     return respond(problem_of(error))

@@ -13,7 +13,7 @@ from playwright.async_api import Browser
 
 from taskqueue_memory import MemoryBackend
 from taskqueue_server import create_app
-from taskqueue_server.dashboard import sampler
+from taskqueue_server.dashboard import poller
 from tests.clock import pytest_asyncio_loop_factories
 from tests.dashboard.support import PAGE, browsing
 from tests.server.support import Running, settings
@@ -24,7 +24,7 @@ __all__ = ["pytest_asyncio_loop_factories"]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are taken five times a second, that nobody waits for the next one for long."""
-    monkeypatch.setattr(sampler, "_SECOND", 0.2)
+    monkeypatch.setattr(poller, "_SECOND", 0.2)
 
 
 @pytest.fixture

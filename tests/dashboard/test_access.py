@@ -105,7 +105,7 @@ async def test_some_queues_only(it: Running, signed_in: httpx2.AsyncClient) -> N
         assert "bravo" not in answer.headers.get("location", "")
     page = (await signed_in.get("/")).text
     assert 'data-ledger-published="1"' in page
-    assert "your token may see" in page
+    assert "your token permits" in page
     for method, path in (
         ("GET", "/queues/bravo"), ("GET", "/queues/bravo/dead"), ("GET", "/tasks/bravo/one"),
         ("POST", "/queues/bravo/pause"), ("POST", "/queues/bravo/purge"), ("POST", "/tasks/bravo/one"),

@@ -32,12 +32,12 @@ async def followed(client: httpx2.AsyncClient, answer: httpx2.Response) -> str:
 async def test_pausing(it: Running, client: httpx2.AsyncClient) -> None:
     """Both pauses, there and back, from both pages."""
     await it.publish("one")
-    for what, field in (("handout", "paused"), ("intake", "intake_paused")):
+    for what, field in (("deliveries", "paused"), ("intake", "intake_paused")):
         for to, holds in (("paused", True), ("resumed", False)):
             answer = await post(client, "/queues/k/pause", what=what, to=to)
             assert 'id="said"' in await followed(client, answer)
             assert getattr(await it.context.control.settings("k"), field) is holds
-    answer = await post(client, "/queues/k/pause", what="handout", to="paused", back="overview")
+    answer = await post(client, "/queues/k/pause", what="deliveries", to="paused", back="overview")
     assert answer.headers["location"] == "/?said=paused"
     assert "Resume</button>" in await followed(client, answer)
     assert (await post(client, "/queues/k/pause", to="neither")).status_code == 422
@@ -91,7 +91,7 @@ async def test_wrong_settings(
         form["rate_limit.max_tokens"] = "1"
     answer = await post(client, "/queues/k/settings", **(form | {field: text}))
     assert answer.status_code == 422
-    assert f'id="h-{field}" class="fault"' in answer.text or field in answer.text
+    assert f'id="h-{field}" class="wrong-value"' in answer.text or field in answer.text
     assert 'value="60"' in answer.text
     assert "<script>" not in answer.text.replace("<script src", "").replace("<script defer", "")
     assert await it.context.control.settings("k") == before
@@ -104,9 +104,9 @@ async def test_settings_of_somebody_else(it: Running, client: httpx2.AsyncClient
     await it.context.control.configure("k", before.model_copy(update={"capacity": 50}))
     answer = await post(client, "/queues/k/settings", **form)
     assert answer.status_code == 409
-    assert "These settings were changed" in answer.text
+    assert "These settings have changed" in answer.text
     assert 'value="100"' in answer.text
-    assert "In force: 50" in answer.text
+    assert "Current: 50" in answer.text
     assert (await it.context.control.settings("k")).capacity == 50
     form["version"] = "1"
     await followed(client, await post(client, "/queues/k/settings", **form))

@@ -24,7 +24,7 @@ from taskqueue_core.tasks import (
     Task,
 )
 from taskqueue_server.context.waiters import LimitedSlots
-from taskqueue_server.dashboard import StatsPoller, sampler
+from taskqueue_server.dashboard import StatsPoller, poller
 from taskqueue_server.dashboard.local_metrics import ProcessGauges
 from taskqueue_server.dashboard.snapshot import HISTORY, History, Snapshot, StoreReading
 from taskqueue_server.problems import ProblemError
@@ -75,7 +75,7 @@ async def test_only_what_changed() -> None:
 
 async def test_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is asked while somebody looks and not longer, and hooks are measured only then."""
-    monkeypatch.setattr(sampler, "_LINGER", 0.1)
+    monkeypatch.setattr(poller, "_LINGER_SECONDS", 0.1)
     async with running() as it:
         one = StatsPoller.of(it.context)
         assert one.latest is None
@@ -109,7 +109,7 @@ async def test_one_token_leaves_pages_to_others() -> None:
 
 async def test_so_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Security 12: one page more than may be kept up to date is told to come back; one that is closed makes room."""
-    monkeypatch.setattr(sampler, "MAX_STREAMS", 3)
+    monkeypatch.setattr(poller, "MAX_STREAMS", 3)
     async with running() as it, http(it, headers=PAGE) as client:
         async with AsyncExitStack() as stack:
             pages = [await stack.enter_async_context(stream(it)) for _ in range(3)]
@@ -174,7 +174,7 @@ async def test_the_end_is_not_held_up() -> None:
 
 
 async def test_the_store_is_away() -> None:
-    """C17: pages say that the store does not answer, keep the last figures, and go on when it is back."""
+    """C17: pages say that the store does not respond, keep the last values, and recover when it is back."""
     async with running() as it, http(it, headers=PAGE) as client:
         await it.publish("one")
         async with stream(it) as events:
@@ -182,13 +182,13 @@ async def test_the_store_is_away() -> None:
             queues = it.context.control.queues
             away = _raising()
             it.context.control.queues = away  # type: ignore[method-assign]
-            event = await _until(events, "store", "does not answer (backend_unavailable)")
+            event = await _until(events, "store", "does not respond (backend_unavailable)")
             assert event["ledger"]["published"] == 1
             page = await client.get("/")
             assert page.status_code == 503
-            assert "does not answer" in page.text
+            assert "does not respond" in page.text
             it.context.control.queues = queues  # type: ignore[method-assign]
-            await _until(events, "store", "answers")
+            await _until(events, "store", "responds")
         assert (await client.get("/")).status_code == 200
 
 
@@ -220,7 +220,7 @@ async def test_unbalanced_books_are_seen() -> None:
 
         control.stats = lying  # type: ignore[method-assign]
         page = (await client.get("/")).text
-        assert 'data-live="balance" data-state="bad">Does not add up: 2 missing' in page
+        assert 'data-live="balance" data-state="bad">Ledger does not balance: 2 missing' in page
 
 
 def _sample(number: int, **ledgers: Ledger) -> Snapshot:

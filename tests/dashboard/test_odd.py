@@ -12,7 +12,7 @@ import pytest
 from taskqueue_core.config import Settings
 from taskqueue_core.hooks import Identity
 from taskqueue_core.tasks import Ledger
-from taskqueue_server.dashboard import StatsPoller, pages, sampler, stream
+from taskqueue_server.dashboard import StatsPoller, pages, poller, stream
 from taskqueue_server.dashboard.snapshot import LISTED, History
 from taskqueue_server.dashboard.tasks import _pretty
 from taskqueue_server.dashboard.views import DashboardView
@@ -112,7 +112,7 @@ async def test_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_no_old_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """C17: who comes back after a pause is not told what was true before it."""
-    monkeypatch.setattr(sampler, "_LINGER", 0.05)
+    monkeypatch.setattr(poller, "_LINGER_SECONDS", 0.05)
     async with running() as it:
         await it.publish("one")
         async with following(it) as events:

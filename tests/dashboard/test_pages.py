@@ -13,8 +13,7 @@ import pytest
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.tasks import Task
 from taskqueue_server import dashboard
-from taskqueue_server.dashboard.pages import local_path
-from taskqueue_server.dashboard.static_files import FILES
+from taskqueue_server.dashboard.pages import FILES, local_path
 from tests.server.support import Running
 
 BUDGET = 200_000

@@ -20,7 +20,7 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_memory import MemoryBackend
 from taskqueue_server.auth import access
-from taskqueue_server.dashboard import sampler
+from taskqueue_server.dashboard import poller
 from taskqueue_server.dashboard.pages import path
 from tests.dashboard.support import PAGE, Gate, browsing, looking, post
 from tests.dispatch.support import send, serve, settings, until
@@ -34,7 +34,7 @@ _LONG = 30.0
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are taken five times a second, that nobody waits for the next one for long."""
-    monkeypatch.setattr(sampler, "_SECOND", 0.2)
+    monkeypatch.setattr(poller, "_SECOND", 0.2)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -206,7 +206,7 @@ class TestTokens:
                 await events.authenticate()
                 await worker.receive()
                 write(tokens)
-                it.context.reload()
+                it.context.access.ask_to_reload()
                 assert (await worker.closed())[0] == 1008
                 assert (await events.closed())[0] == 1008
             await it.reaches(KEY, waiting=1)

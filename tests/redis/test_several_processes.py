@@ -140,7 +140,7 @@ async def test_a_killed_one_is_replaced(tmp_path: Path) -> None:
         assert "canary" not in it.log()
         file.write_text("drain = 90\nlease = 33\nport = 1\n")
         it.send(signal.SIGHUP)
-        await it.logs("needs a restart")
+        await it.logs("changed settings need a restart")
         await it.logs("settings='drain'")
         assert "settings='lease'" in it.log(), "the port was given, and so is not among them"
 

@@ -73,7 +73,7 @@ async def test_a_worker_whose_token_is_revoked(path: Path) -> None:
             await it.publish("t1", key="a")
             await asyncio.wait_for(began.wait(), 5)
             write(path, entry(B, keys=["b"]))
-            it.context.reload()
+            it.context.access.ask_to_reload()
             error = await outcome(ended)
             assert isinstance(error, WorkerRefused)
             assert "HTTP 401" in str(error)

@@ -299,4 +299,4 @@ async def test_who_waits_is_let_go_with_its_token(
         await eventually(lambda: len(it.context.waiters))
         write(path, entry(B))
         problem(await asyncio.wait_for(asked, 5), 401, "unauthenticated")
-        assert not it.context.access._stays
+        assert not it.context.access._watches

@@ -75,7 +75,7 @@ class TestStaying:
         """Security 6: who asks for it need not wait until somebody looks."""
         async with guarded(path) as it, it.worker("w1", "a", token=A) as worker:
             write(path, entry(B))
-            it.context.reload()
+            it.context.access.ask_to_reload()
             assert await worker.closed(1.5) == 4001
 
     @pytest.mark.parametrize("text", ["[[token]]\nname = 'x'\n", "[[", None])
@@ -117,7 +117,7 @@ class TestStaying:
 
             async def lines() -> AsyncIterator[bytes]:
                 yield b'{"key":"a","id":"x1"}\n'
-                await eventually(lambda: it.context.access._stays)
+                await eventually(lambda: it.context.access._watches)
                 write(path, entry(B))
                 assert await it.context.access.reload()
                 yield b'{"key":"a","id":"x2"}\n'
@@ -126,7 +126,7 @@ class TestStaying:
             answer = await client.post("/v1/tasks/batch", content=lines(), headers=headers)
             problem(answer, 401, "unauthenticated")
             assert await it.count(State.WAITING, "a") == 0
-            assert not it.context.access._stays
+            assert not it.context.access._watches
 
     async def test_a_file_that_could_not_be_read_is_read_again(
         self, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -195,7 +195,7 @@ class TestStaying:
         assert "good" not in repr(vars(access))
         for stay in stays:
             stay.__exit__(None, None, None)
-        assert not access._stays
+        assert not access._watches
 
     async def test_a_plugin_that_fails_stops_no_round(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

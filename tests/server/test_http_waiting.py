@@ -169,7 +169,7 @@ class TestBounds:
     async def test_no_more_than_so_many(self) -> None:
         """Security 12 and 22: one more than the limit is sent away, with a time to come again; room is used again."""
         async with running() as it, http(it) as client:
-            it.context.waiters._room._most = 2
+            it.context.waiters._slots._most = 2
             await it.publish("a", "b")
             asked = [asyncio.create_task(ask(it, f"/v1/tasks/k/{i}")) for i in "ab"]
             await waiting(it, 2)
@@ -207,7 +207,7 @@ class TestBounds:
         assert caught.value.problem.status == 503
         forever.set()
         await asyncio.gather(*inside)
-        assert not waiters._room._per_client
+        assert not waiters._slots._per_client
         await backend.aclose()
 
     async def test_who_hangs_up_waits_no_longer(self) -> None:

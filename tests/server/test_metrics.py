@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.config import Settings
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
@@ -25,10 +26,10 @@ from taskqueue_core.tasks import (
     Task,
 )
 from taskqueue_memory import MemoryBackend
-from taskqueue_server.context.server import VERSION
+from taskqueue_server.context.server import VERSION, ServerContext
 from taskqueue_server.metrics import exporter, store_metrics
-from taskqueue_server.metrics.http import RequestLogMiddleware
-from taskqueue_server.metrics.process_metrics import MOST_KEYS, OTHER, Local
+from taskqueue_server.metrics.http import ServerMiddleware
+from taskqueue_server.metrics.process_metrics import MAX_KEYS, OTHER, ProcessMetrics
 from tests.server.access import ADMIN, A, bearer, everybody
 from tests.server.support import eventually, http, problem, receipts, running
 
@@ -221,7 +222,7 @@ class TestBounds:
                 await it.backend.publisher.publish(*tasks[start : start + 1000])
             await it.publish("x", "y", key="q999")
             seen = await scrape(client)
-            assert len(seen.keys()) == store_metrics.MOST_LABELS + 1
+            assert len(seen.keys()) == store_metrics.MAX_LABELS + 1
             assert seen("published_total", key="q999") == 3
             told = {str(sample[0]) for sample in seen.samples if ("key", OTHER) in sample}
             assert "taskqueue_queue_subscribers" in told
@@ -233,7 +234,7 @@ class TestBounds:
 
     def test_latencies_of_many_queues(self) -> None:
         """Security 16: a process tells so many queues apart, and the rest together, without loss."""
-        local = Local(registry := CollectorRegistry(), lambda: 2.0)
+        local = ProcessMetrics(registry := CollectorRegistry(), lambda: 2.0)
         for n in range(10_000):
             task = Task(key=f"q{n}", id="t")
             local.delivered(
@@ -242,9 +243,9 @@ class TestBounds:
         local.flush()
         local.flush()
         name, labels = "taskqueue_task_wait_seconds_count", {"key": OTHER}
-        assert registry.get_sample_value(name, labels) == 10_000 - MOST_KEYS
+        assert registry.get_sample_value(name, labels) == 10_000 - MAX_KEYS
         (waits,) = (f for f in registry.collect() if f.name == "taskqueue_task_wait_seconds")
-        assert len({s.labels["key"] for s in waits.samples}) == MOST_KEYS + 1
+        assert len({s.labels["key"] for s in waits.samples}) == MAX_KEYS + 1
         assert sum(s.value for s in waits.samples if s.name.endswith("_sum")) == 5000
 
     def test_no_queue_has_the_name_of_the_rest(self) -> None:
@@ -254,7 +255,7 @@ class TestBounds:
 
     def test_what_clocks_and_outcomes_do(self) -> None:
         """A clock that is behind adds no negative time; a lost lease is counted, and has no latency."""
-        local = Local(registry := CollectorRegistry(), lambda: 1.0)
+        local = ProcessMetrics(registry := CollectorRegistry(), lambda: 1.0)
         task = Task(key="k", id="t")
         (ahead, unknown) = (
             Delivery(task=task, receipt="r", attempt=1, delivered_at=2, waiting_since=since)
@@ -291,7 +292,7 @@ class TestBounds:
     async def test_each_settlement_that_comes_too_late(self) -> None:
         """Law 2: they are counted as stale, one by one or many at once."""
         backend = MemoryBackend()
-        local = Local(registry := CollectorRegistry(), backend.now)
+        local = ProcessMetrics(registry := CollectorRegistry(), backend.now)
         observed = InstrumentedBackend(backend, Hooks())
         observed.hooks.register(local)
         tasks = [Task(key="k", id=f"t{n}") for n in range(4)]
@@ -317,13 +318,16 @@ class TestBounds:
             raise FileNotFoundError
 
         monkeypatch.setattr(exporter, "mark_process_dead", too_late)
-        monkeypatch.setattr(exporter, "lives", lambda _: False)
+        monkeypatch.setattr(exporter, "process_exists", lambda _: False)
         (tmp_path / "gauge_livesum_1.db").touch()
-        exporter._bury(tmp_path)
+        exporter._drop_ended_processes(tmp_path)
 
     async def test_what_fails_is_told_as_a_failure(self) -> None:
         """Fault K1: an error that nobody made a problem of is answered with 500, and so counted, not as given up."""
-        local = Local(registry := CollectorRegistry(), lambda: 1.0)
+        local = ProcessMetrics(registry := CollectorRegistry(), lambda: 1.0)
+
+        context = ServerContext(MemoryBackend(), Settings())
+        scope = {"type": "http", "scheme": "http", "headers": [(b"host", b"localhost")]}
 
         async def fail(*_: object) -> None:
             raise RuntimeError
@@ -332,6 +336,6 @@ class TestBounds:
             raise AssertionError
 
         with pytest.raises(RuntimeError):
-            await RequestLogMiddleware(fail, local)({"type": "http"}, unused, unused)
+            await ServerMiddleware(fail, context, local)(scope, unused, unused)
         labels = {"method": OTHER, "path": OTHER, "status": "5xx"}
         assert registry.get_sample_value("taskqueue_http_requests_total", labels) == 1

@@ -12,8 +12,8 @@ import msgspec
 import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families as families
 
-from taskqueue_server.api import scaling, table
-from taskqueue_server.api.scaling import ScalingOut
+from taskqueue_server.api import table
+from taskqueue_server.api.queues import ScalingOut
 from taskqueue_server.logs import FIELDS
 from tests.server.support import http, running
 
@@ -127,7 +127,7 @@ def test_the_scaled_object() -> None:
     assert {"url", "valueLocation", "targetValue"} <= set(told)
     assert all(isinstance(value, str) for value in told.values())
     url = urlsplit(told["url"])
-    (operation,) = scaling.OPERATIONS
+    (operation,) = [row for row in table.OPERATIONS if row.id == "scaling_scaling"]
     assert operation in table.OPERATIONS
     assert re.fullmatch(operation.path.replace("{key}", r"[\w-]+"), url.path)
     assert set(parse_qs(url.query)) <= {query.name for query in operation.query}

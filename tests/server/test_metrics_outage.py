@@ -65,13 +65,13 @@ class TestOutage:
             figures = store_metrics.StoreMetrics(it.context.control, it.backend.now, patience=0.05)
             await it.publish("a")
             assert (await figures.latest()) is not None
-            monkeypatch.setattr(store_metrics, "_FRESH", 0.0)
+            monkeypatch.setattr(store_metrics, "_FRESH_SECONDS", 0.0)
             backend.answer.clear()
             before = backend.passes
             told = await asyncio.gather(*(figures.latest() for _ in range(20)))
             assert all(one is told[0] and one is not None for one in told)
             assert backend.passes == before + 1
-            monkeypatch.setattr(store_metrics, "_STALE", 0.0)
+            monkeypatch.setattr(store_metrics, "_MAX_AGE_SECONDS", 0.0)
             assert await figures.latest() is None
             await figures.close()
             monkeypatch.undo()
@@ -93,12 +93,10 @@ class TestOutage:
             async def settings(self, key: str) -> QueueSettings:
                 raise BackendUnavailable(key)
 
-        figures = store_metrics.StoreMetricsReader(
-            0, 0, (QueueStats(key="k", ledger=Ledger()),), {}
-        )
+        figures = store_metrics.StoreStatistics(0, 0, (QueueStats(key="k", ledger=Ledger()),), {})
         store = store_metrics.StoreMetrics(Control(), lambda: 0.0)  # type: ignore[arg-type]
         await store.complete(figures, ["k"])
-        shown = store_metrics.Shown.of(figures, lambda _: True)
+        shown = store_metrics.VisibleStatistics.of(figures, lambda _: True)
         names = {
             sample.name
             for family in store_metrics.families(figures, shown)

@@ -183,12 +183,12 @@ class TestRegistry:
         members = [self.Member(str(n), "w") for n in range(3)]
         registry.add(members[0])
         registry.add(members[1])
-        assert not registry.has_room
+        assert not registry.has_room_for(known=False)
         registry.identify(members[0], "w")
-        seen = [registry.has_room]
+        seen = [registry.has_room_for(known=False)]
         registry.add(members[2])
         registry.identify(members[1], "w")
-        seen.append(registry.has_room)
+        seen.append(registry.has_room_for(known=False))
         assert seen == [True, False]
         waiting = asyncio.create_task(registry.empty())
         for member in members:

@@ -127,7 +127,7 @@ OPERATIONS = (
         strict=True,
         query=(_MODEL, LIMIT, AFTER),
         answers={200: LettersOut},
-        tells=("Link",),
+        response_headers=("Link",),
         problems=(503,),
     ),
     Operation(

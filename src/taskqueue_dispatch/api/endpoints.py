@@ -125,7 +125,7 @@ OPERATIONS = (
         strict=True,
         query=(_MODEL, LIMIT, _AFTER),
         answers={200: ModelsOut},
-        tells=("Link",),
+        response_headers=("Link",),
         problems=(503,),
     ),
     Operation(

@@ -14,7 +14,7 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import JobState
 from taskqueue_dispatch.submit import Leased, NoSlots, Queued
 from taskqueue_server.api.models import Cancelled
-from taskqueue_server.api.wait import WAIT, seconds, waited
+from taskqueue_server.api.tasks import WAIT, seconds, waited
 from taskqueue_server.problems import ProblemError, retry_after
 from taskqueue_server.routing.bodies import JSON
 from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer

@@ -66,7 +66,7 @@ async def act(call: RequestContext) -> Response:
         done = await registry.remove(model, server)
     else:
         done = await registry.drain(model, server, draining=action == "drain")
-    return see_other(call, PATH, _ACTIONS[action] if done else "unknown")
+    return see_other(PATH, _ACTIONS[action] if done else "unknown")
 
 
 def _exact(form: Form, name: str) -> str:

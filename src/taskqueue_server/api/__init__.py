@@ -1,1 +1,1 @@
-"""The HTTP API: one table of operations, from which routes and their description are made."""
+"""Handlers of the HTTP API, and the table of its operations."""

@@ -1,4 +1,4 @@
-"""Many tasks in one request: a line of JSON each, answered by a line of JSON each."""
+"""Publishing many tasks in one request: one line of JSON per task, one line of JSON per result."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker
 
 MAX_LINES = 100 * LIMITS.batch
 _LINE = LIMITS.payload + 64 * 1024
-"""bytes of one line: a payload and all that may stand around it"""
+"""maximum number of bytes of one line: a payload and its other fields"""
 _encoder = msgspec.json.Encoder()
 
 
 async def publish(call: RequestContext) -> Response:
-    """Publish many tasks. Answers one line per line, in order; empty lines are passed over.
+    """Publish many tasks. The response has one line per task, in the same order; empty lines are skipped.
 
-    A line that is no valid task is answered as such, and the others are published. Where the whole answer is an
-    error some may have been published: send all again with the same ids, or with the same ``Idempotency-Key``: with it,
-    a task without an id is the same as the one on the same line before.
+    An invalid line is reported in its place, and the other tasks are published. If the whole request fails, some tasks
+    may have been published: repeat it with the same ids, or with the same ``Idempotency-Key``, which identifies a task
+    without an id by its line number.
     """
     batch = _Batch(call)
     async for line in _lines(call.stream(bodies.NDJSON)):
@@ -87,7 +87,7 @@ class _Batch:
         confirmations = await self._call.context.queue.publish_many(tasks)
         for (index, _), confirmation in zip(waiting, confirmations, strict=True):
             self.answers[index] = _encoder.encode(ConfirmationOut.of(confirmation))
-        await asyncio.sleep(0)  # a store within the process answers at once: others have their turn
+        await asyncio.sleep(0)  # a store in this process never suspends: give other tasks a turn
 
     def _refuse(self, code: str, field: str | None, detail: str) -> None:
         refusal = InvalidLine(line=self._number, code=code, field=field, detail=detail)
@@ -95,7 +95,7 @@ class _Batch:
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
-    """Yield lines as they become whole; ``None`` for one that is too long, which is not kept."""
+    """Yield complete lines; ``None`` for a line that is too long, which is skipped."""
     rest = bytearray()
     skipping = False
     async for chunk in chunks:
@@ -115,16 +115,16 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes | None]:
 
 OPERATIONS = (
     Operation(
+        "POST",
+        "/v1/tasks/batch",
+        publish,
+        {200: (ConfirmationOut, InvalidLine)},
         id="batch_publish",
-        method="POST",
-        path="/v1/tasks/batch",
-        handler=publish,
         verb="publish",
         scope=Scope.HANDLER,
         body=TaskIn,
         media_type=bodies.NDJSON,
-        answers={200: (ConfirmationOut, InvalidLine)},
-        problems=(413, 503),
+        problems=(413,),
         headers=(IDEMPOTENCY_KEY,),
         tag="tasks",
         example={"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}},

@@ -1,8 +1,9 @@
-"""Dead letters: pages of them, one of them, redrive, discard."""
+"""Dead letters: list, look up, redrive, discard."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -21,11 +22,12 @@ _encoder = msgspec.json.Encoder()
 
 
 async def page(call: RequestContext) -> Response:
-    """Return dead letters, oldest first, page by page: those that a filter lets through, or all.
+    """List dead letters, oldest first, optionally filtered.
 
-    Ask again with ``next`` as ``after`` until there is none. A page may be short, or empty, and not be the last: it
-    has some megabytes at the most, and so many letters are looked at. Where the one that ``after`` names is not dead
-    any more, it starts from the beginning: who redrives page by page misses none.
+    Repeat the request with ``next`` as ``after`` until the response has no ``next``. A page may be short or empty
+    without being the last one: the size of a page and the number of dead letters examined for it are limited. If the
+    task that ``after`` names is no longer a dead letter, the list starts from the beginning, so that redriving page by
+    page misses none.
     """
     key = call.name("key")
     limit, after = page_query(call)
@@ -48,33 +50,35 @@ async def get_dead_letter(call: RequestContext) -> Response:
     """Return one dead letter."""
     dead_letter = await call.context.dead_letters.get(call.name("key"), call.name("id"))
     if dead_letter is None:
-        raise ProblemError(404, "no_dead_letter", "task not found, or not a dead letter")
+        raise ProblemError(
+            404, "no_dead_letter", "dead letter not found: unknown id, or not a dead letter"
+        )
     return answer(DeadLetterOut.of(dead_letter))
 
 
 async def redrive_one(call: RequestContext) -> Response:
-    """Make one dead task waiting again. A task that is not dead is passed over, and the count is 0."""
+    """Redrive one dead letter. The count is 0 if the task is not a dead letter."""
     return answer(Count(await call.context.dead_letters.redrive(call.name("key"), call.name("id"))))
 
 
 async def discard_one(call: RequestContext) -> Response:
-    """Give one dead task up for good. A task that is not dead is passed over, and the count is 0."""
+    """Discard one dead letter permanently. The count is 0 if the task is not a dead letter."""
     return answer(Count(await call.context.dead_letters.discard(call.name("key"), call.name("id"))))
 
 
 async def redrive(call: RequestContext) -> Response:
-    """Make dead tasks waiting again: some ids, or all, or those that a filter finds. Idempotent.
+    """Redrive dead letters: those with the given ids, those that match a filter, or all. Idempotent.
 
-    Ids that are not dead are passed over. With a filter so many letters are looked at in one call, and none that failed
-    after it began: where the answer has ``next``, ask again with it as ``after`` until it has none.
+    Ids of other tasks are skipped. With a filter, one call examines a limited number of dead letters, and none that
+    failed after it began: repeat the request with ``next`` as ``after`` until the response has no ``next``.
     """
     return await _act(call, "redrive")
 
 
 async def discard(call: RequestContext) -> Response:
-    """Give dead tasks up for good: some ids, or with ``confirm`` all, or those that a filter finds. Idempotent.
+    """Discard dead letters permanently: those with the given ids, or with ``confirm`` all, or all that match a filter.
 
-    Otherwise as redrive.
+    Idempotent. Ids, filter and ``next`` work as for redrive.
     """
     return await _act(call, "discard")
 
@@ -92,7 +96,7 @@ async def _act(call: RequestContext, verb: str) -> Response:
     fields = {name: getattr(chosen.filter, name) for name in chosen.filter.__struct_fields__}
     conditions = dead_letter_filter.DeadLetterFilter.of(call.context.backend.now(), **fields)
     if conditions.lets_all_through:
-        raise InvalidInput("filter", "no condition", 'at least one, or "all": true')
+        raise InvalidInput("filter", "no condition", 'at least one condition, or "all": true')
     count, following = await dead_letter_filter.act(
         dead_letters, key, conditions, act, after=chosen.after
     )
@@ -111,92 +115,68 @@ def _array(dead_letters: Iterable[DeadLetter], following: str | None) -> Iterato
 _KEY = "/v1/queues/{key}/dead-letters"
 _TEXT = {"type": "string", "minLength": 1, "maxLength": LIMITS.text}
 _FILTER = (
-    Query("reason", _TEXT, "those with this reason, word for word", example="max_attempts"),
-    Query("error", _TEXT, "those in whose last error this stands", example="timeout"),
+    Query("reason", _TEXT, "only dead letters with exactly this reason", example="max_attempts"),
+    Query(
+        "error", _TEXT, "only dead letters whose last error contains this text", example="timeout"
+    ),
     Query(
         "failed_before",
         {"type": "number", "minimum": 0, "maximum": END_OF_TIME},
-        "those that failed before this time, Unix seconds",
+        "only dead letters that failed before this time, Unix seconds",
     ),
     Query(
         "older_than",
         {"type": "number", "minimum": 0, "maximum": CENTURY},
-        "those that failed so many seconds ago, or more",
+        "only dead letters that failed at least this many seconds ago",
         example=3600,
     ),
 )
 _CONFIRM = Query(
     "confirm",
     {"type": "string"},
-    "the queue's key, where all are discarded, or a filter says which",
+    "the queue's key; required unless ids are given",
 )
 _EXAMPLE = {"filter": {"error": "timeout", "older_than": 600}}
+_operation = partial(Operation, tag="dead letters", verb="admin")
 OPERATIONS = (
-    Operation(
+    _operation(
+        "GET",
+        _KEY,
+        page,
+        {200: DeadLettersOut},
         id="dead_letters_page",
-        method="GET",
-        path=_KEY,
-        handler=page,
-        verb="admin",
         query=(LIMIT, AFTER, *_FILTER),
-        answers={200: DeadLettersOut},
-        problems=(503,),
-        tag="dead letters",
-        tells=("Link",),
+        response_headers=("Link",),
     ),
-    Operation(
+    _operation(
+        "POST",
+        f"{_KEY}/redrive",
+        redrive,
+        {200: Acted},
         id="dead_letters_redrive",
-        method="POST",
-        path=f"{_KEY}/redrive",
-        handler=redrive,
-        verb="admin",
         body=Selection,
-        answers={200: Acted},
-        problems=(503,),
-        tag="dead letters",
         example=_EXAMPLE,
     ),
-    Operation(
+    _operation(
+        "POST",
+        f"{_KEY}/discard",
+        discard,
+        {200: Acted},
         id="dead_letters_discard",
-        method="POST",
-        path=f"{_KEY}/discard",
-        handler=discard,
-        verb="admin",
         query=(_CONFIRM,),
         body=Selection,
-        answers={200: Acted},
-        problems=(503,),
-        tag="dead letters",
         example={"ids": ["order-4711"]},
     ),
-    Operation(
+    _operation(
+        "GET",
+        _KEY + "/{id}",
+        get_dead_letter,
+        {200: DeadLetterOut},
         id="dead_letters_one",
-        method="GET",
-        path=_KEY + "/{id}",
-        handler=get_dead_letter,
-        verb="admin",
-        answers={200: DeadLetterOut},
-        problems=(404, 503),
-        tag="dead letters",
+        problems=(404,),
     ),
-    Operation(
-        id="dead_letters_redrive_one",
-        method="POST",
-        path=_KEY + "/{id}/redrive",
-        handler=redrive_one,
-        verb="admin",
-        answers={200: Count},
-        problems=(503,),
-        tag="dead letters",
+    _operation(
+        "POST", _KEY + "/{id}/redrive", redrive_one, {200: Count}, id="dead_letters_redrive_one"
     ),
-    Operation(
-        id="dead_letters_discard_one",
-        method="DELETE",
-        path=_KEY + "/{id}",
-        handler=discard_one,
-        verb="admin",
-        answers={200: Count},
-        problems=(503,),
-        tag="dead letters",
-    ),
+    _operation("DELETE", _KEY + "/{id}", discard_one, {200: Count}, id="dead_letters_discard_one"),
 )

@@ -1,8 +1,9 @@
-"""What this server allows, and how far it is on its way from one backend to another."""
+"""Limits of this server, and the migration from one backend to another."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -25,27 +26,27 @@ from taskqueue_server.routing.operations import Operation, Query, RequestContext
 
 
 class LimitsOut(msgspec.Struct, frozen=True, kw_only=True):
-    """What is too much for this server, in bytes or in number, and what its backend can do."""
+    """The limits of this server, in bytes or counts, and the capabilities of its backend."""
 
     limits: Limits
     capabilities: list[Capability]
 
 
 class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the migration between two backends is."""
+    """The progress of the migration between two backends."""
 
     phase: MigrationPhase
     leaves: str
-    """the side that is left"""
+    """the backend that is being left"""
     remembered: float
-    """seconds for which the side that is left may still be needed to tell an id that it knows, once it is empty"""
+    """seconds for which the backend that is being left must still detect duplicate ids after it is empty"""
     queues: list[QueueOnTheMove]
     unfinished: list[str]
-    """queues of which something is left"""
+    """queues with remaining tasks"""
 
     @classmethod
     def of(cls, status: MigrationStatus) -> MigrationOut:
-        """Name what is unfinished."""
+        """Return the status with the names of unfinished queues."""
         return cls(
             phase=status.phase,
             leaves=status.leaves,
@@ -56,31 +57,31 @@ class MigrationOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def limits(call: RequestContext) -> Response:
-    """Return the limits on what comes from outside, and what the backend can do."""
+    """Return the limits of this server and the capabilities of its backend."""
     names = sorted(call.context.backend.capabilities.names)
     return answer(LimitsOut(limits=LIMITS, capabilities=names))
 
 
 async def get_migration(call: RequestContext) -> Response:
-    """Say how far the migration is, and what is left where. 404 where this server serves one backend only."""
+    """Return the progress of the migration, by queue. 404 if this server has one backend only."""
     return await _act(call, status)
 
 
 async def begin(call: RequestContext) -> Response:
-    """Close the old side's intake, queue by queue, and have the new side take in. Settings are copied. Idempotent."""
+    """Start the migration: for each queue, copy the settings and move the intake to the new backend. Idempotent."""
     return await _act(call, start)
 
 
 async def end(call: RequestContext) -> Response:
-    """Note that nothing is left behind. 409 while there is, unless it is forced. Idempotent."""
+    """Finish the migration. 409 while the old backend still has tasks, unless ``force`` is set. Idempotent."""
     force = _force(call)
     return await _act(call, lambda backend: finish(backend, force=force))
 
 
 async def back(call: RequestContext) -> Response:
-    """Close the new side's intake, queue by queue, and have the old side take in again. Idempotent.
+    """Roll back: queue by queue, close the new backend's intake and open the old one's again. Idempotent.
 
-    With ``force`` only the old side is opened: the new one is lost.
+    With ``force``, only the old backend is opened, and tasks in the new one are lost.
     """
     force = _force(call)
     return await _act(call, lambda backend: rollback(backend, force=force))
@@ -97,7 +98,7 @@ async def _act(
 ) -> Response:
     backend = call.context.backend.inner
     if not isinstance(backend, MigratingBackend):
-        raise ProblemError(404, "not_migrating", "no migration: this server has one backend only")
+        raise ProblemError(404, "not_migrating", "no migration: this server has only one backend")
     try:
         return answer(MigrationOut.of(await step(backend)))
     except MigrationUnfinished as error:
@@ -105,41 +106,31 @@ async def _act(
 
 
 _FORCE = (
-    Query("force", {"type": "boolean", "default": False}, "though something is left behind"),
-    Query("confirm", {"const": "force"}, "`force`, where it is forced"),
+    Query("force", {"type": "boolean", "default": False}, "proceed even if tasks are left behind"),
+    Query("confirm", {"const": "force"}, "`force`; required with `force`"),
 )
+_operation = partial(Operation, tag="migration", verb="admin")
 OPERATIONS = (
-    Operation(
-        id="migration_limits",
-        method="GET",
-        path="/v1/limits",
-        handler=limits,
-        answers={200: LimitsOut},
-        tag="server",
-    ),
-    Operation(
+    Operation("GET", "/v1/limits", limits, {200: LimitsOut}, id="migration_limits", tag="server"),
+    _operation(
+        "GET",
+        "/v1/migration",
+        get_migration,
+        {200: MigrationOut},
         id="migration_look",
-        method="GET",
-        path="/v1/migration",
-        handler=get_migration,
-        verb="admin",
         scope=Scope.SERVER,
-        answers={200: MigrationOut},
-        problems=(404, 503),
-        tag="migration",
+        problems=(404,),
     ),
     *(
-        Operation(
+        _operation(
+            "POST",
+            f"/v1/migration/{name}",
+            handler,
+            {200: MigrationOut},
             id=f"migration_{called}",
-            method="POST",
-            path=f"/v1/migration/{name}",
-            handler=handler,
-            verb="admin",
             scope=Scope.SERVER,
             query=query,
-            answers={200: MigrationOut},
-            problems=(404, 409, 503),
-            tag="migration",
+            problems=(404, 409),
         )
         for name, called, handler, query in (
             ("start", "begin", begin, ()),

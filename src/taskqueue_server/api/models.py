@@ -1,4 +1,4 @@
-"""What requests and answers of the HTTP API look like. The OpenAPI document is made from these."""
+"""Bodies of requests and responses of the HTTP API; the OpenAPI document is built from them."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class TaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_attempts: Attempts | None = None
 
     def to_task(self, now: float, task_id: str | None = None) -> Task:
-        """Return the checked task; the payload's bytes stay as they came. Raises `InvalidInput`.
+        """Return the checked task, with the payload's bytes unchanged. Raises `InvalidInput`.
 
-        ``task_id`` is its id where it has none of its own; a fresh one without.
+        ``task_id`` is used if the body has no id; without both, a new id.
         """
         return Task(
             key=self.key,
@@ -90,9 +90,9 @@ class RetryIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The next attempt of the task that the path names: at once, at a time, or after a delay.
+    """The next attempt of the task in the path: at once, at a time, or after a delay.
 
-    Without ``payload`` the task must be dead, for then its payload is known.
+    Without ``payload`` the task must be a dead letter, whose payload is stored.
     """
 
     at: Instant | None = None
@@ -103,7 +103,7 @@ class RetryTaskIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ConfirmationOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The store's word on one task."""
+    """The result of publishing one task."""
 
     key: str
     task_id: str
@@ -116,12 +116,12 @@ class ConfirmationOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @classmethod
     def of(cls, confirmation: Confirmation) -> ConfirmationOut:
-        """Leave out what the backend does not know."""
+        """Return the confirmation without fields that the backend does not report."""
         return cls(**msgspec.structs.asdict(confirmation))
 
 
 class InvalidLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of a batch that is no valid task; the others are not held up."""
+    """An invalid line of a batch; the other lines are processed."""
 
     line: int
     status: str = msgspec.field(default_factory=lambda: "invalid")
@@ -131,42 +131,42 @@ class InvalidLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Ids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ids to look up."""
+    """Ids of tasks to look up."""
 
     ids: IdList
 
     def checked(self) -> tuple[str, ...]:
-        """Return the ids without repeats. Raises `InvalidInput`."""
+        """Return the ids without duplicates. Raises `InvalidInput`."""
         return checked_ids(self.ids)
 
 
 def checked_ids(ids: list[str]) -> tuple[str, ...]:
-    """Return the ids without repeats. Raises `InvalidInput`."""
+    """Return the ids without duplicates. Raises `InvalidInput`."""
     for task_id in ids:
         check_name("ids", task_id)
     return tuple(dict.fromkeys(ids))
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many."""
+    """The number of tasks affected."""
 
     count: int
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """Whether the task was live, and is cancelled now."""
+    """Whether the task was live and has been cancelled."""
 
     cancelled: bool
 
 
 class StatusesOut(msgspec.Struct, frozen=True):
-    """Statuses by id; null for what is not known."""
+    """Statuses by id; null for unknown tasks."""
 
     statuses: dict[str, TaskStatus | None]
 
 
 class RateLimitOut(msgspec.Struct, frozen=True):
-    """A token bucket: each hand-out takes a token, an interval fills it."""
+    """A token bucket: each delivery takes a token, and the bucket is refilled over an interval."""
 
     max_tokens: int
     interval: int = 1
@@ -174,7 +174,7 @@ class RateLimitOut(msgspec.Struct, frozen=True):
 
 
 class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What limits and orders the flow through a queue; what is not there does not."""
+    """Limits and order of a queue; settings with their default value are omitted."""
 
     capacity: int | None = None
     max_inflight: int = 0
@@ -185,7 +185,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_processing_time: float | None = None
     order: Order = Order.FIFO
     weighted: int = 0
-    """how many tenants have a weight"""
+    """number of tenants with a weight"""
     tenant_capacity: int | None = None
     tenant_max_inflight: int = 0
     tenant_rate_limit: RateLimitOut | None = None
@@ -195,7 +195,7 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, settings: QueueSettings) -> FlowOut:
-        """Leave out what is at its default, and the other settings."""
+        """Return the settings of limits and order that differ from their default."""
         fields = settings.flow | settings.ordering | {"bound_to": settings.bound_to}
         fields["weighted"] = len(settings.weights)
         fields["shards"] = settings.shards
@@ -203,33 +203,33 @@ class FlowOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class QueueOut(QueueStats, frozen=True, kw_only=True):
-    """One queue at a glance, with its limits."""
+    """Statistics and limits of one queue."""
 
     flow: FlowOut
 
     @classmethod
     def of(cls, stats: QueueStats, settings: QueueSettings) -> QueueOut:
-        """Put both together."""
+        """Return statistics and settings as one value."""
         figures = {name: getattr(stats, name) for name in stats.__struct_fields__}
         return cls(**figures, flow=FlowOut.of(settings))
 
 
 class QueuesOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of queues at a glance, by name. With ``next`` there are more: ask again, with it as ``after``."""
+    """A page of queues, sorted by name. If there is a ``next``, pass it as ``after`` for the next page."""
 
     queues: list[QueueOut]
     next: str | None = None
 
 
 class WorkersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of the workers with an open subscription, on any replica. With ``next`` there are more."""
+    """A page of workers with an open subscription, on any replica. If there is a ``next``, more follow."""
 
     workers: list[WorkerInfo]
     next: str | None = None
 
 
 class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger with its sum: what is published and not accounted for is the imbalance, and 0."""
+    """The counts of tasks by state. Their sum equals ``published``; the difference, ``imbalance``, is 0."""
 
     published: int
     waiting: int
@@ -245,13 +245,13 @@ class LedgerOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, ledger: Ledger) -> LedgerOut:
-        """Add up."""
+        """Return the ledger with its sum."""
         counts = msgspec.structs.asdict(ledger)
         return cls(**counts, balanced=ledger.balanced, imbalance=ledger.imbalance)
 
 
 class HealthOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the store can serve."""
+    """Whether the store works."""
 
     ok: bool
     backend: str
@@ -260,36 +260,36 @@ class HealthOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AliveOut(msgspec.Struct, frozen=True, kw_only=True):
-    """That this process answers."""
+    """Confirms that this process answers."""
 
     alive: bool = True
     version: str
 
 
 class ReadyOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether this server takes work now, and if not, why."""
+    """Whether this server accepts work, and if not, why."""
 
     ready: bool
     reason: str
 
 
 class LetterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dead letters for which all of this holds. At least one thing must be said."""
+    """Conditions that a dead letter must all meet. At least one is required."""
 
     reason: Text | None = None
-    """is the reason, word for word"""
+    """equals the reason"""
     error: Text | None = None
-    """stands in the last error"""
+    """is contained in the last error"""
     failed_before: Instant | None = None
     """Unix seconds"""
     older_than: Seconds | None = None
-    """failed so many seconds ago, or more"""
+    """failed at least this many seconds ago"""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Some dead letters: those with these ids, or those that a filter finds, or all.
+    """The dead letters to act on: those with these ids, those that match a filter, or all.
 
-    Nothing stands for all but saying so. ``after`` goes with a filter: where the answer before said ``next``.
+    All must be requested explicitly. ``after`` is allowed with a filter only: the ``next`` of the previous response.
     """
 
     ids: IdList | None = None
@@ -298,10 +298,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after: Name | None = None
 
     def checked(self) -> tuple[str, ...]:
-        """Return the ids; none means all, or those of the filter. Raises `InvalidInput`."""
+        """Return the ids; empty for all or for a filter. Raises `InvalidInput`."""
         ways = sum((self.all, self.ids is not None, self.filter is not None))
         if ways > 1:
-            raise InvalidInput("all", "more than one of all, ids and filter", "one of them")
+            raise InvalidInput("all", "more than one of all, ids and filter", "exactly one of them")
         if self.after is not None:
             check_name("after", self.after)
             if self.filter is None:
@@ -309,19 +309,19 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.all or self.filter is not None:
             return ()
         if not self.ids:
-            raise InvalidInput("ids", "no ids", 'at least one id, or a filter, or "all": true')
+            raise InvalidInput("ids", "no ids", 'at least one id, a filter, or "all": true')
         return checked_ids(self.ids)
 
 
 class Acted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many dead letters moved. With ``next`` there are more to look at: ask again, with it as ``after``."""
+    """The number of dead letters affected. If there is a ``next``, repeat the request with it as ``after``."""
 
     count: int
     next: str | None = None
 
 
 class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that was given up."""
+    """A task that was given up, with its history."""
 
     task: WireTask
     attempt: int
@@ -332,19 +332,13 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, dead_letter: DeadLetter) -> DeadLetterOut:
-        """Share the payload's bytes."""
-        return cls(
-            task=to_wire_task(dead_letter.task),
-            attempt=dead_letter.attempt,
-            losses=dead_letter.losses,
-            reason=dead_letter.reason,
-            failed_at=dead_letter.failed_at,
-            history=dead_letter.history,
-        )
+        """Return the dead letter, sharing the payload's bytes."""
+        fields = msgspec.structs.asdict(dead_letter) | {"task": to_wire_task(dead_letter.task)}
+        return cls(**fields)
 
 
 class DeadLettersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of dead letters, oldest first. With ``next`` there are more, though the page may be short, or empty."""
+    """A page of dead letters, oldest first. If there is a ``next``, more follow, even after a short or empty page."""
 
     dead_letters: list[DeadLetterOut]
     next: str | None = None

@@ -1,36 +1,80 @@
-"""Queues: figures, page by page or one by one, and purge."""
+"""Queues: statistics, scaling and purge."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from math import ceil
 
+import msgspec
 from starlette.responses import Response
 
-from taskqueue_core.concurrency import gather_all
+from taskqueue_core.limits import LIMITS
 from taskqueue_server.api.models import Count, LedgerOut, QueueOut, QueuesOut
+from taskqueue_server.context.server import read_each
 from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_of
 from taskqueue_server.routing.schemas import NAME
 
 _AT_ONCE = 20
+_PER_WORKER = 10
+
+
+class ScalingOut(msgspec.Struct, frozen=True, kw_only=True):
+    """The amount of work in one queue."""
+
+    key: str
+    value: int
+    """waiting and running tasks: the value to scale by"""
+    waiting: int
+    in_flight: int
+    oldest_age_seconds: float
+    """age of the oldest waiting task; 0 if none waits"""
+    workers: int
+    """open subscriptions, on all replicas"""
+    replicas: int
+    """number of workers required: limited by the queue's settings, and 0 while it is paused and nothing runs"""
+
+
+async def scaling(call: RequestContext) -> Response:
+    """Return the amount of work in a queue, for autoscalers such as KEDA's metrics-api; an unknown queue is empty."""
+    key = call.name("key")
+    per_worker = call.number("per_worker", _PER_WORKER, LIMITS.credit)
+    control = call.context.control
+    stats, settings = await asyncio.gather(control.stats(key), control.settings(key))
+    waiting, running = stats.ledger.waiting, stats.ledger.in_flight
+    at_once = waiting + running
+    if settings.paused:
+        at_once = running
+    elif settings.max_inflight:
+        at_once = min(at_once, max(running, settings.max_inflight))
+    oldest = stats.oldest_waiting
+    now = call.context.backend.now()
+    return answer(
+        ScalingOut(
+            key=key,
+            value=waiting + running,
+            waiting=waiting,
+            in_flight=running,
+            oldest_age_seconds=0.0 if oldest is None else max(0.0, now - oldest),
+            workers=stats.subscribers,
+            replicas=ceil(at_once / per_worker),
+        )
+    )
 
 
 async def queues(call: RequestContext) -> Response:
-    """Return queues at a glance, by name, page by page: those that the token is for.
+    """List statistics and limits of the queues that the token permits, sorted by name.
 
-    Ask again with ``next`` as ``after`` until there is none; the header ``Link`` says the same.
+    Repeat the request with ``next`` as ``after`` until the response has no ``next``; the header ``Link`` has its URL.
     """
     keys, following = page_of(call, filter(call.is_allowed, await call.context.control.queues()))
-    matches: list[QueueOut] = []
-    for start in range(0, len(keys), _AT_ONCE):
-        matches += await gather_all(
-            _read_queue(call, key) for key in keys[start : start + _AT_ONCE]
-        )
-    return answer(QueuesOut(queues=matches, next=following), headers=link(call, following))
+    found = await read_each(partial(_read_queue, call), keys, _AT_ONCE)
+    return answer(QueuesOut(queues=found, next=following), headers=link(call, following))
 
 
 async def queue(call: RequestContext) -> Response:
-    """Return one queue at a glance; an unknown one is empty."""
+    """Return statistics and limits of one queue; an unknown queue is empty."""
     return answer(await _read_queue(call, call.name("key")))
 
 
@@ -40,7 +84,7 @@ async def _read_queue(call: RequestContext, key: str) -> QueueOut:
 
 
 async def ledger(call: RequestContext) -> Response:
-    """Return one queue's ledger, read in one step."""
+    """Return a consistent ledger of one queue."""
     return answer(LedgerOut.of(await call.context.control.ledger(call.name("key"))))
 
 
@@ -50,68 +94,43 @@ async def total(call: RequestContext) -> Response:
 
 
 async def purge(call: RequestContext) -> Response:
-    """Cancel all waiting and scheduled tasks; what runs is left alone. Idempotent. It cannot be undone."""
+    """Cancel all waiting and scheduled tasks of a queue, but no running ones. Idempotent. This cannot be undone."""
     key = call.name("key")
     call.confirm(key)
     return answer(Count(await call.context.control.purge(key)))
 
 
 _KEY = "/v1/queues/{key}"
-_CONFIRM = Query("confirm", NAME, "the queue's key, once more", required=True, example="emails")
+_CONFIRM = Query("confirm", NAME, "the queue's key again", required=True, example="emails")
+_TASKS_PER_WORKER = Query(
+    "per_worker",
+    {"type": "integer", "minimum": 1, "maximum": LIMITS.credit, "default": _PER_WORKER},
+    "number of tasks that one worker runs concurrently",
+)
+_operation = partial(Operation, tag="queues", verb="admin")
 OPERATIONS = (
-    Operation(
+    _operation(
+        "GET",
+        "/v1/queues",
+        queues,
+        {200: QueuesOut},
         id="queues_queues",
-        method="GET",
-        path="/v1/queues",
-        handler=queues,
-        verb="admin",
         scope=Scope.HANDLER,
         query=(LIMIT, AFTER),
-        answers={200: QueuesOut},
-        tells=("Link",),
-        problems=(503,),
-        tag="queues",
+        response_headers=("Link",),
     ),
+    _operation("GET", _KEY, queue, {200: QueueOut}, id="queues_queue"),
+    _operation("GET", f"{_KEY}/ledger", ledger, {200: LedgerOut}, id="queues_ledger"),
+    _operation("GET", "/v1/ledger", total, {200: LedgerOut}, id="queues_total", scope=Scope.SERVER),
+    _operation("POST", f"{_KEY}/purge", purge, {200: Count}, id="queues_purge", query=(_CONFIRM,)),
     Operation(
-        id="queues_queue",
-        method="GET",
-        path=_KEY,
-        handler=queue,
-        verb="admin",
-        answers={200: QueueOut},
-        problems=(503,),
-        tag="queues",
-    ),
-    Operation(
-        id="queues_ledger",
-        method="GET",
-        path=f"{_KEY}/ledger",
-        handler=ledger,
-        verb="admin",
-        answers={200: LedgerOut},
-        problems=(503,),
-        tag="queues",
-    ),
-    Operation(
-        id="queues_total",
-        method="GET",
-        path="/v1/ledger",
-        handler=total,
-        verb="admin",
-        scope=Scope.SERVER,
-        answers={200: LedgerOut},
-        problems=(503,),
-        tag="queues",
-    ),
-    Operation(
-        id="queues_purge",
-        method="POST",
-        path=f"{_KEY}/purge",
-        handler=purge,
-        verb="admin",
-        query=(_CONFIRM,),
-        answers={200: Count},
-        problems=(503,),
+        "GET",
+        "/v1/scaling/{key}",
+        scaling,
+        {200: ScalingOut},
+        id="scaling_scaling",
+        verb="consume",
+        query=(_TASKS_PER_WORKER,),
         tag="queues",
     ),
 )

@@ -1,10 +1,11 @@
-"""The settings of a queue as a resource, and its two pauses as verbs."""
+"""The settings of a queue: read, replace, reset, pause and resume."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from starlette.responses import Response
 
@@ -20,20 +21,20 @@ _ETAG = re.compile(r'"([0-9]{1,9})"')
 
 
 async def read(call: RequestContext) -> Response:
-    """Return the settings in force."""
+    """Return the queue's current settings."""
     return _answer(await call.context.control.settings(call.name("key")))
 
 
 async def replace(call: RequestContext) -> Response:
-    """Replace the settings. They act on the next call.
+    """Replace the queue's settings. They apply from the next call on.
 
-    The version in force must be told: as ``version`` in the body, where another one is answered with 409, or by its
-    ``ETag`` in the header ``If-Match``, where another one is answered with 412. The header counts, if both are there.
-    A queue is bound only to those that the token is for as well.
+    The current version is required: as ``version`` in the body (409 if another version is current), or as its ``ETag``
+    in the header ``If-Match`` (412 in that case). The header takes precedence. A queue can be bound only to queues that
+    the token permits.
     """
     key = call.name("key")
     body = await call.read()
-    bodies.decode(object, body)  # what is not JSON has the answer that it has everywhere
+    bodies.decode(object, body)  # text that is not JSON gets the usual error
     settings, version = read_settings(body), _if_match(call)
     if version is None:
         await _demand_targets(call, key, settings)
@@ -45,7 +46,7 @@ async def replace(call: RequestContext) -> Response:
 
 
 async def _demand_targets(call: RequestContext, key: str, settings: QueueSettings) -> None:
-    """Refuse to bind the queue to others that who asks may not administer; what is bound already may stay."""
+    """Refuse to bind the queue to others that the client may not administer; existing bindings may stay."""
     targets = {target for target in settings.bound_to if not call.is_allowed(target)}
     if targets:
         found = await call.context.control.settings(key)
@@ -56,9 +57,9 @@ async def _demand_targets(call: RequestContext, key: str, settings: QueueSetting
 
 
 async def reset(call: RequestContext) -> Response:
-    """Return to the defaults. They act on the next call.
+    """Reset the queue's settings to the defaults. They apply from the next call on.
 
-    The version in force must be told: as ``version`` in the query, or by its ``ETag`` in the header ``If-Match``.
+    The current version is required: as ``version`` in the query, or as its ``ETag`` in the header ``If-Match``.
     """
     key = call.name("key")
     version = _if_match(call)
@@ -66,18 +67,20 @@ async def reset(call: RequestContext) -> Response:
         version = call.number("version", None, _VERSIONS, lowest=0)
         return _answer(await reset_settings(call.context.control, key, version=version))
     if "version" in call.request.query_params:
-        raise InvalidInput("version", "both a version and If-Match", "one of them")
+        raise InvalidInput("version", "both a version and If-Match", "only one of them")
     with _precondition():
         return _answer(await reset_settings(call.context.control, key, version=version))
 
 
 def _if_match(call: RequestContext) -> int | None:
-    """Return the version of the header, if it is there. Raises `InvalidInput`."""
-    results = call.request.headers.getlist("if-match")
-    if not results:
+    """Return the version in the header, or ``None`` without it. Raises `InvalidInput`."""
+    values = call.request.headers.getlist("if-match")
+    if not values:
         return None
-    if len(results) > 1 or not (match := _ETAG.fullmatch(results[0])):
-        raise InvalidInput("If-Match", f"text of length {len(results[0])}", "one ETag of settings")
+    if len(values) > 1 or not (match := _ETAG.fullmatch(values[0])):
+        raise InvalidInput(
+            "If-Match", f"text of length {len(values[0])}", "one ETag of the settings"
+        )
     return int(match[1])
 
 
@@ -90,12 +93,12 @@ def _precondition() -> Iterator[None]:
 
 
 async def pause(call: RequestContext) -> Response:
-    """Hand out nothing more, or with ``intake`` accept nothing more. The other goes on. Idempotent."""
+    """Pause deliveries, or with ``intake`` the acceptance of new tasks. Idempotent."""
     return await _pause(call, paused=True)
 
 
 async def resume(call: RequestContext) -> Response:
-    """Hand out again, or with ``intake`` accept again. Idempotent."""
+    """Resume deliveries, or with ``intake`` the acceptance of new tasks. Idempotent."""
     return await _pause(call, paused=False)
 
 
@@ -111,71 +114,65 @@ def _answer(settings: QueueSettings) -> Response:
 
 _KEY = "/v1/queues/{key}"
 _INTAKE_PAUSED = Query(
-    "intake", {"type": "boolean", "default": False}, "what publishers put in, instead"
+    "intake",
+    {"type": "boolean", "default": False},
+    "the acceptance of new tasks instead of deliveries",
 )
 _VERSION = Query(
     "version",
     {"type": "integer", "minimum": 0, "maximum": _VERSIONS},
-    "the version in force; needed, unless there is `If-Match`",
+    "the current version; required without `If-Match`",
     example=3,
 )
 _IF_MATCH = Query(
     "If-Match",
     {"type": "string", "pattern": f"^{_ETAG.pattern}$"},
-    "the `ETag` of the settings that are to be replaced",
+    "the `ETag` of the current settings",
     example='"3"',
 )
+_operation = partial(Operation, tag="queues", verb="admin")
 OPERATIONS = (
-    Operation(
+    _operation(
+        "GET",
+        f"{_KEY}/settings",
+        read,
+        {200: QueueSettings},
         id="settings_read",
-        method="GET",
-        path=f"{_KEY}/settings",
-        handler=read,
-        verb="admin",
-        answers={200: QueueSettings},
-        tag="queues",
-        tells=("ETag",),
-        problems=(503,),
+        response_headers=("ETag",),
     ),
-    Operation(
+    _operation(
+        "PUT",
+        f"{_KEY}/settings",
+        replace,
+        {200: QueueSettings},
         id="settings_replace",
-        method="PUT",
-        path=f"{_KEY}/settings",
-        handler=replace,
-        verb="admin",
         body=QueueSettings,
-        answers={200: QueueSettings},
-        tag="queues",
-        tells=("ETag",),
+        response_headers=("ETag",),
         headers=(_IF_MATCH,),
-        problems=(409, 412, 503),
+        problems=(409, 412),
         example={"version": 3, "max_inflight": 10},
     ),
-    Operation(
+    _operation(
+        "DELETE",
+        f"{_KEY}/settings",
+        reset,
+        {200: QueueSettings},
         id="settings_reset",
-        method="DELETE",
-        path=f"{_KEY}/settings",
-        handler=reset,
-        verb="admin",
         query=(_VERSION,),
         headers=(_IF_MATCH,),
-        answers={200: QueueSettings},
-        tag="queues",
-        tells=("ETag",),
-        problems=(409, 412, 503),
+        response_headers=("ETag",),
+        problems=(409, 412),
     ),
     *(
-        Operation(
+        _operation(
+            "POST",
+            f"{_KEY}/{name}",
+            handler,
+            {200: QueueSettings},
             id=f"settings_{name}",
-            method="POST",
-            path=f"{_KEY}/{name}",
-            handler=handler,
-            verb="admin",
             query=(_INTAKE_PAUSED,),
-            answers={200: QueueSettings},
-            tag="queues",
-            tells=("ETag",),
-            problems=(409, 503),
+            response_headers=("ETag",),
+            problems=(409,),
         )
         for name, handler in (("pause", pause), ("resume", resume))
     ),

@@ -1,4 +1,4 @@
-"""The server itself: health, readiness, workers, housekeeping, and the description of this API."""
+"""The server itself: health, readiness, workers and maintenance."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _UNREADY = {"retry-after": "1"}
 
 
 async def health(call: RequestContext) -> Response:
-    """Say whether the store can serve. Its details are for those who show a token, where tokens are asked for."""
+    """Return whether the store works. Details require a valid token on a server with authentication."""
     context, request = call.context, call.request
-    told = await _health(context)
-    known = context.identify(token_of(request), peer_of(request)) is not None
-    details = told.details if known else {}
-    body = HealthOut(ok=told.ok, backend=told.backend, version=VERSION, details=details)
-    return answer(body, 200 if told.ok else 503)
+    store = await _health(context)
+    known = context.access.identify(token_of(request), peer_of(request)) is not None
+    details = store.details if known else {}
+    body = HealthOut(ok=store.ok, backend=store.backend, version=VERSION, details=details)
+    return answer(body, 200 if store.ok else 503)
 
 
 async def alive(_: RequestContext) -> Response:
-    """Say that this process runs and answers, whatever becomes of its store: a restart would not bring that back."""
+    """Confirm that this process runs, whatever the state of the store, which a restart would not repair."""
     return answer(AliveOut(version=VERSION))
 
 
 async def ready(call: RequestContext) -> Response:
-    """Say whether this server takes work now: not while it starts or drains, nor while its store is away."""
+    """Return whether this server accepts work: not while it starts or drains, nor while its store is unavailable."""
     context = call.context
     if not context.started:
         reason = "starting"
@@ -56,9 +56,9 @@ async def _health(context: ServerContext) -> Health:
 
 
 async def workers(call: RequestContext) -> Response:
-    """Return the workers with an open subscription, on any replica, by id, page by page.
+    """List the workers with an open subscription, on any replica, sorted by id.
 
-    Those are left out that work on a queue that the token is not for.
+    Workers with a queue that the token does not permit are omitted.
     """
     matches = {
         worker.worker_id: worker
@@ -71,49 +71,33 @@ async def workers(call: RequestContext) -> Response:
 
 
 async def maintain(call: RequestContext) -> Response:
-    """Do one pass of housekeeping. The server does so by itself; this is for those who cannot wait."""
+    """Run maintenance once. The server does this periodically; use this to avoid waiting."""
     return answer(await call.context.control.maintain())
 
 
 OPERATIONS = (
+    Operation("GET", "/health", health, {200: HealthOut, 503: HealthOut}, id="system_health"),
+    Operation("GET", "/alive", alive, {200: AliveOut}, id="system_alive"),
+    Operation("GET", "/ready", ready, {200: ReadyOut, 503: ReadyOut}, id="system_ready"),
     Operation(
-        id="system_health",
-        method="GET",
-        path="/health",
-        handler=health,
-        answers={200: HealthOut, 503: HealthOut},
-    ),
-    Operation(
-        id="system_alive", method="GET", path="/alive", handler=alive, answers={200: AliveOut}
-    ),
-    Operation(
-        id="system_ready",
-        method="GET",
-        path="/ready",
-        handler=ready,
-        answers={200: ReadyOut, 503: ReadyOut},
-    ),
-    Operation(
+        "GET",
+        "/v1/workers",
+        workers,
+        {200: WorkersOut},
         id="system_workers",
-        method="GET",
-        path="/v1/workers",
-        handler=workers,
         verb="admin",
         scope=Scope.HANDLER,
         query=(LIMIT, AFTER),
-        answers={200: WorkersOut},
-        problems=(503,),
         tag="workers",
-        tells=("Link",),
+        response_headers=("Link",),
     ),
     Operation(
+        "POST",
+        "/v1/maintain",
+        maintain,
+        {200: Maintained},
         id="system_maintain",
-        method="POST",
-        path="/v1/maintain",
-        handler=maintain,
         verb="admin",
         scope=Scope.SERVER,
-        answers={200: Maintained},
-        problems=(503,),
     ),
 )

@@ -1,4 +1,4 @@
-"""The table of all operations of the HTTP API, in the order in which its description lists them."""
+"""All operations of the HTTP API, in the order of the documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from taskqueue_server.api import (
     dead_letters,
     migration,
     queues,
-    scaling,
     settings,
     system,
     tasks,
@@ -26,13 +25,13 @@ from taskqueue_server.worker_socket import asyncapi
 
 
 async def describe(call: RequestContext) -> Response:
-    """Return this description."""
+    """Return the OpenAPI document of this API."""
     known: Description = call.request.app.state.description
-    return answer(known.document(open_to_all=not call.context.authenticates))
+    return answer(known.document(open_to_all=not call.context.access.authenticates))
 
 
 class Description:
-    """What a server tells of itself, with its parts."""
+    """The API documentation of a server and its extensions."""
 
     def __init__(self, extensions: Sequence[Extension] = ()) -> None:
         self._operations = (
@@ -43,7 +42,7 @@ class Description:
         self._document: dict[bool, dict[str, Any]] = {}
 
     def document(self, *, open_to_all: bool) -> dict[str, Any]:
-        """Return the document, which is made when it is first asked for."""
+        """Return the OpenAPI document, which is built on the first call."""
         if open_to_all not in self._document:
             self._document[open_to_all] = document(
                 self._operations, VERSION, open_to_all=open_to_all, tags=self._tags
@@ -52,7 +51,7 @@ class Description:
 
 
 async def describe_socket(_: RequestContext) -> Response:
-    """Return the description of the workers' socket, as AsyncAPI 3.1."""
+    """Return the description of the workers' WebSocket, as AsyncAPI 3.1."""
     return answer(_socket_described())
 
 
@@ -70,19 +69,12 @@ OPERATIONS = (
     *dead_letters.OPERATIONS,
     *system.OPERATIONS,
     *migration.OPERATIONS,
-    *scaling.OPERATIONS,
+    Operation("GET", "/v1/openapi.json", describe, {200: dict[str, Any]}, id="table_describe"),
     Operation(
-        id="table_describe",
-        method="GET",
-        path="/v1/openapi.json",
-        handler=describe,
-        answers={200: dict[str, Any]},
-    ),
-    Operation(
+        "GET",
+        "/v1/asyncapi.json",
+        describe_socket,
+        {200: dict[str, Any]},
         id="table_describe_socket",
-        method="GET",
-        path="/v1/asyncapi.json",
-        handler=describe_socket,
-        answers={200: dict[str, Any]},
     ),
 )

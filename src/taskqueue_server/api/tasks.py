@@ -1,14 +1,17 @@
-"""Single tasks: publish, look up, cancel, retry."""
+"""Tasks: publish, look up, wait for, cancel and retry."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 from starlette.responses import Response
 
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_time
 from taskqueue_core.queue import instant
@@ -22,10 +25,18 @@ from taskqueue_server.api.models import (
     StatusesOut,
     TaskIn,
 )
-from taskqueue_server.api.wait import WAIT, seconds, waited
+from taskqueue_server.context.waiters import MAX_WAIT
 from taskqueue_server.problems import ProblemError, refusal_status, retry_after
 from taskqueue_server.routing.bodies import JSON
-from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer, spliced
+from taskqueue_server.routing.operations import (
+    Operation,
+    Query,
+    RequestContext,
+    Scope,
+    answer,
+    spliced,
+    unauthenticated,
+)
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 _STATUS = {
@@ -36,14 +47,56 @@ _STATUS = {
 _CONFIRMATIONS = dict.fromkeys((*_STATUS.values(), *map(refusal_status, Refusal)), ConfirmationOut)
 
 
+WAIT = Query(
+    "wait",
+    {"type": "integer", "minimum": 0, "maximum": MAX_WAIT, "default": 0},
+    "maximum number of seconds to wait for the end of the task",
+    example=20,
+)
+
+
+def seconds(call: RequestContext) -> int:
+    """Return the number of seconds to wait that the query requests. Raises `InvalidInput`."""
+    return call.number("wait", 0, MAX_WAIT, lowest=0)
+
+
+async def waited(call: RequestContext, status: TaskStatus | None, most: int) -> bool:
+    """Wait up to ``most`` seconds, if the task is live; return whether its status may have changed.
+
+    Raises `ProblemError` if too many requests wait, or if the client loses its rights.
+    """
+    if not most or status is None or not status.state.live:
+        return False
+    with call.watch_access() as dismissed:
+        gone = _client_left(call, dismissed)
+        await call.context.waiters.wait(status.key, status.task_id, most, gone, call.client_name)
+    if dismissed.is_set():
+        raise unauthenticated()
+    return True
+
+
+async def _client_left(call: RequestContext, dismissed: asyncio.Event) -> None:
+    """Return when the client has disconnected or lost its rights."""
+    await first_completed(_hung_up(call), _set(dismissed))
+
+
+async def _hung_up(call: RequestContext) -> None:
+    while (await call.request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
 async def publish(call: RequestContext) -> Response:
-    """Publish one task. Sending it again with the same id, or with the same ``Idempotency-Key``, is harmless.
+    """Publish one task. Repeating the request with the same id or ``Idempotency-Key`` is harmless.
 
-    The same id with another payload is answered with 409, the same ``Idempotency-Key`` with another payload with 422.
-    Both are remembered as long as the task lives, and for its queue's ``dedupe_window`` after its end.
+    The same id with another payload gives 409; the same ``Idempotency-Key`` with another payload gives 422. Both are
+    remembered while the task is live, and for the queue's ``dedupe_window`` after its end.
 
-    Refused for now: 429 where the queue or the tenant's part of it is full, 503 where its intake is paused or the whole
-    store is full. Refused for good: 409 where the queue has moved, the code says so then.
+    Refused temporarily with 429 if the queue or the tenant's share of it is full, and with 503 if its intake is paused
+    or the store is full. Refused permanently with 409 and a code if the queue has moved.
     """
     id_of = id_maker(call)
     body = await call.body(TaskIn)
@@ -57,7 +110,7 @@ async def publish(call: RequestContext) -> Response:
 
 
 async def retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of a task, live, dead, ended or forgotten. Idempotent by the token."""
+    """Schedule the next attempt of a task, whatever its state, even if it is unknown. Idempotent by the token."""
     body = await call.body(RetryIn)
     now = call.context.backend.now()
     if body.task.id is None:
@@ -71,10 +124,10 @@ async def retry(call: RequestContext) -> Response:
 
 
 async def schedule_retry(call: RequestContext) -> Response:
-    """Schedule the next attempt of this task: at once, or at a time. Idempotent by the token.
+    """Schedule the next attempt of this task, at once or at a time. Idempotent by the token.
 
-    A dead task keeps all that it was. Of another one the payload must be told: the store may have forgotten it.
-    409 where it is not told and the task is not dead.
+    A dead letter keeps its fields. For another task the payload is required, because the store may no longer have it.
+    409 if it is missing and the task is not a dead letter.
     """
     key, task_id = call.name("key"), call.name("id")
     body = await call.body(RetryTaskIn)
@@ -114,9 +167,9 @@ def _confirmed(confirmation: Confirmation) -> Response:
 
 
 async def status(call: RequestContext) -> Response:
-    """Say what is known of a task.
+    """Return the status of a task.
 
-    With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after that time.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
@@ -131,9 +184,9 @@ async def status(call: RequestContext) -> Response:
 
 
 async def result(call: RequestContext) -> Response:
-    """Return a task's result, as the worker wrote it.
+    """Return a task's result, as the worker returned it.
 
-    With ``wait`` the answer comes once the task has ended, or is dead, or so many seconds have passed.
+    With ``wait``, the response is sent once the task has ended or become a dead letter, at the latest after that time.
     """
     key, task_id = call.name("key"), call.name("id")
     most = seconds(call)
@@ -150,7 +203,7 @@ async def result(call: RequestContext) -> Response:
 
 
 async def cancel(call: RequestContext) -> Response:
-    """End a live task as cancelled, wherever it is; a running one is revoked."""
+    """Cancel a live task in any state; a running one is revoked."""
     key, task_id = call.name("key"), call.name("id")
     cancelled = await call.context.control.cancel(key, task_id)
     call.context.waiters.check_now(key, task_id)
@@ -159,83 +212,69 @@ async def cancel(call: RequestContext) -> Response:
 
 _EXAMPLE = {"key": "emails", "id": "order-4711", "payload": {"to": "a@example.org"}}
 _RETRIED = {201: ConfirmationOut, 200: ConfirmationOut}
+_operation = partial(Operation, tag="tasks", verb=("publish", "admin"))
 OPERATIONS = (
     Operation(
+        "POST",
+        "/v1/tasks",
+        publish,
+        _CONFIRMATIONS,
         id="tasks_publish",
-        method="POST",
-        path="/v1/tasks",
-        handler=publish,
         verb="publish",
         tag="tasks",
         scope=Scope.HANDLER,
         headers=(IDEMPOTENCY_KEY,),
         body=TaskIn,
         example=_EXAMPLE,
-        answers=_CONFIRMATIONS,
-        problems=(503,),
     ),
     Operation(
+        "POST",
+        "/v1/retries",
+        retry,
+        _RETRIED,
         id="tasks_retry",
-        method="POST",
-        path="/v1/retries",
-        handler=retry,
         verb="publish",
         tag="tasks",
         scope=Scope.HANDLER,
         body=RetryIn,
         example={"task": _EXAMPLE, "delay": 60, "token": "run 7"},
-        answers=_RETRIED,
-        problems=(503,),
     ),
     Operation(
+        "POST",
+        "/v1/tasks/{key}/{id}/retry",
+        schedule_retry,
+        _RETRIED,
         id="tasks_again",
-        method="POST",
-        path="/v1/tasks/{key}/{id}/retry",
-        handler=schedule_retry,
         verb="publish",
         tag="tasks",
         body=RetryTaskIn,
         example={"delay": 60, "token": "run 7"},
-        answers=_RETRIED,
-        problems=(409, 503),
+        problems=(409,),
     ),
-    Operation(
+    _operation(
+        "GET",
+        "/v1/tasks/{key}/{id}",
+        status,
+        {200: TaskStatus},
         id="tasks_status",
-        method="GET",
-        path="/v1/tasks/{key}/{id}",
-        handler=status,
-        verb=("publish", "admin"),
-        tag="tasks",
         query=(WAIT,),
-        answers={200: TaskStatus},
-        problems=(404, 429, 503),
+        problems=(404, 429),
     ),
-    Operation(
+    _operation(
+        "GET",
+        "/v1/tasks/{key}/{id}/result",
+        result,
+        {200: None},
         id="tasks_result",
-        method="GET",
-        path="/v1/tasks/{key}/{id}/result",
-        handler=result,
-        verb=("publish", "admin"),
-        tag="tasks",
         query=(WAIT,),
-        answers={200: None},
-        problems=(404, 429, 503),
+        problems=(404, 429),
     ),
-    Operation(
-        id="tasks_cancel",
-        method="DELETE",
-        path="/v1/tasks/{key}/{id}",
-        handler=cancel,
-        verb=("publish", "admin"),
-        tag="tasks",
-        answers={200: Cancelled},
-        problems=(503,),
-    ),
+    _operation("DELETE", "/v1/tasks/{key}/{id}", cancel, {200: Cancelled}, id="tasks_cancel"),
 )
 
 
 async def statuses(call: RequestContext) -> Response:
-    """Say what is known of tasks; null for unknown and forgotten ones."""
+    """Return the statuses of tasks; null for unknown ones."""
     key = call.name("key")
     ids = (await call.body(Ids)).checked()
     found = await call.context.control.statuses(key, *ids) if ids else ()
@@ -243,7 +282,7 @@ async def statuses(call: RequestContext) -> Response:
 
 
 async def results(call: RequestContext) -> Response:
-    """Return results by id, as the workers wrote them; ids without one are absent."""
+    """Return results by id, as the workers returned them; ids without a result are omitted."""
     key = call.name("key")
     ids = (await call.body(Ids)).checked()
     found = await call.context.control.results(key, *ids) if ids else ()
@@ -261,28 +300,22 @@ def _object(pairs: Iterator[tuple[str, bytes | None]]) -> Iterator[bytes]:
 
 
 LOOKUPS = (
-    Operation(
+    _operation(
+        "POST",
+        "/v1/queues/{key}/statuses",
+        statuses,
+        {200: StatusesOut},
         id="lookups_statuses",
-        method="POST",
-        path="/v1/queues/{key}/statuses",
-        handler=statuses,
-        verb=("publish", "admin"),
         body=Ids,
-        answers={200: StatusesOut},
-        problems=(503,),
-        tag="tasks",
         example={"ids": ["order-4711"]},
     ),
-    Operation(
+    _operation(
+        "POST",
+        "/v1/queues/{key}/results",
+        results,
+        {200: dict[str, dict[str, Any]]},
         id="lookups_results",
-        method="POST",
-        path="/v1/queues/{key}/results",
-        handler=results,
-        verb=("publish", "admin"),
         body=Ids,
-        answers={200: dict[str, dict[str, Any]]},
-        problems=(503,),
-        tag="tasks",
         example={"ids": ["order-4711"]},
     ),
 )

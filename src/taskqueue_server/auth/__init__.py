@@ -1,1 +1,1 @@
-"""Who may use the server: tokens, sessions, names, origins, TLS."""
+"""Authentication and authorization: tokens, sessions, origins, TLS, quotas."""

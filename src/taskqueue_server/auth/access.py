@@ -1,4 +1,4 @@
-"""Who may use a server: asked once at the door, and again and again for as long as a connection stays."""
+"""Authentication of clients: once at the start, and repeatedly while a connection is open."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from taskqueue_core.hooks import Hooks, Identity
 from taskqueue_server.auth.tokens import Tokens, signature
 
 RELOAD_SECONDS = 2.0
-"""between two looks whether the tokens file was changed"""
+"""interval at which the tokens file is checked for changes"""
 CHECK_SECONDS = 3.0
-"""between two rounds in which everybody who is connected is asked about again"""
+"""interval at which all open connections are authenticated again"""
 OPEN = Identity(name="anybody")
-"""everybody, where nothing authenticates"""
-_PIECE = 50
-"""credentials that are checked before others have their turn"""
+"""every client, on a server without authentication"""
+_BATCH = 50
+"""number of credentials checked before other tasks of the event loop get a turn"""
 _log = logging.getLogger("taskqueue.server.access")
 
 Allowed = Callable[[Identity], bool]
 
 
 class AccessWatch:
-    """The access of one connection, checked again while it lasts. Its repr shows nothing of the token."""
+    """The access of one connection, which is checked again while it is open. The repr does not show the token."""
 
     __slots__ = ("_allowed", "peer", "revoked", "token")
 
@@ -39,37 +39,37 @@ class AccessWatch:
         self._allowed = allowed
 
     def check(self, identity: Identity | None) -> None:
-        """Set ``revoked`` unless the identity may still do what the connection does."""
+        """Set ``revoked`` unless the identity still has the rights that the connection needs."""
         try:
-            stays = identity is not None and self._allowed(identity)
-        except Exception:  # noqa: BLE001 - an identity of a plugin may be anything; others must be judged, too
-            stays = False
-        if not stays:
+            is_allowed = identity is not None and self._allowed(identity)
+        except Exception:  # noqa: BLE001 - an identity from a plugin may raise anything; the other checks must go on
+            is_allowed = False
+        if not is_allowed:
             self.revoked.set()
 
 
 class AccessControl:
-    """Asks the plugins, then the tokens file. One for each server."""
+    """Authentication by plugins first, then by the tokens file. One for each server."""
 
     def __init__(self, settings: Settings, hooks: Hooks) -> None:
-        """Read the tokens file, if the settings name one. Raises `ConfigurationError` for one that is no good."""
+        """Read the tokens file, if one is configured. Raises `ConfigurationError` if it is invalid."""
         self._hooks = hooks
         self._path = settings.tokens_file
         self._signature = signature(self._path) if self._path else None
         self._tokens = Tokens.load(self._path) if self._path else None
-        self._stays: set[AccessWatch] = set()
-        self._reading = asyncio.Lock()
-        self._refused: int | None = None
-        """the hash of what was last said about a file that is no good"""
-        self._checked_at = asyncio.Event()
+        self._watches: set[AccessWatch] = set()
+        self._reload_lock = asyncio.Lock()
+        self._reported_error: int | None = None
+        """hash of the last reported error of the tokens file"""
+        self._reload_requested = asyncio.Event()
 
     @property
     def authenticates(self) -> bool:
-        """Whether anything says who may come in. Otherwise everybody may, and the server is on loopback only."""
+        """Whether clients must authenticate. If not, the server listens on loopback only."""
         return self._tokens is not None or self._hooks.wants("authenticate")
 
     def identify(self, token: str | None, peer: str) -> Identity | None:
-        """Say who shows a token, ``None`` if nobody knows it. The first plugin that does counts, then the file."""
+        """Return the identity of a token, ``None`` for an unknown one. Plugins are asked first, then the file."""
         if not self.authenticates:
             return OPEN
         result = self._hooks.first("authenticate", token=token, peer=peer)
@@ -84,40 +84,40 @@ class AccessControl:
     def watch_access(
         self, token: str | None, peer: str, allowed: Allowed
     ) -> Generator[asyncio.Event, None, None]:
-        """Keep an eye on who showed a token: the event is set once it stands for nobody who is ``allowed``.
+        """Watch the access of a token during the block: the event is set once its identity is not ``allowed`` any more.
 
-        That is so within `CHECK_SECONDS` of an expiry or a plugin's change of mind, and at once after a changed file
-        was read; `RELOAD_SECONDS` may pass until then. Forgotten at the end of the block.
+        That is within `CHECK_SECONDS` of an expiry or a changed answer of a plugin, and at once after a changed tokens
+        file was read, which may take `RELOAD_SECONDS`.
         """
         watch = AccessWatch(token, peer, allowed)
-        self._stays.add(watch)
+        self._watches.add(watch)
         try:
             yield watch.revoked
         finally:
-            self._stays.discard(watch)
+            self._watches.discard(watch)
 
     def ask_to_reload(self) -> None:
-        """Have `watch` read the tokens file at once, changed or not."""
-        self._checked_at.set()
+        """Make `watch` read the tokens file at once, changed or not."""
+        self._reload_requested.set()
 
     async def reload(self) -> bool:
-        """Read the tokens file now, and end the stay of those who may no longer; return whether that was possible.
+        """Read the tokens file and revoke access that it no longer grants; return whether the file is valid.
 
-        A file that is no good changes nothing: those who could come in still can, and nobody else. The log says why.
+        An invalid file changes nothing; the error is logged.
         """
         path = self._path
         if path is None:
             return True
-        async with self._reading:
+        async with self._reload_lock:
             self._signature = await asyncio.to_thread(signature, path)
             try:
                 tokens = await asyncio.to_thread(Tokens.load, path)
             except ConfigurationError as error:
-                if self._refused != (refused := hash(str(error))):
-                    self._refused = refused
+                if self._reported_error != (error_hash := hash(str(error))):
+                    self._reported_error = error_hash
                     _log.error("tokens file not reloaded, previous tokens stay in force: %s", error)
                 return False
-            self._refused = None
+            self._reported_error = None
             old, self._tokens = self._tokens, tokens
         if old is None or old.entries != tokens.entries:
             _log.info("tokens file reloaded")
@@ -125,50 +125,50 @@ class AccessControl:
         return True
 
     async def watch(self) -> None:
-        """Look at the file and at everybody who is connected, for ever."""
+        """Check the tokens file and all open connections periodically until cancelled."""
         loop = asyncio.get_running_loop()
-        look_at = loop.time() + RELOAD_SECONDS
+        reload_at = loop.time() + RELOAD_SECONDS
         check_at = loop.time() + CHECK_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(look_at, check_at)):
-                    await self._checked_at.wait()
+                async with asyncio.timeout_at(min(reload_at, check_at)):
+                    await self._reload_requested.wait()
             try:
-                if self._checked_at.is_set():
-                    self._checked_at.clear()
+                if self._reload_requested.is_set():
+                    self._reload_requested.clear()
                     await self.reload()
-                if loop.time() >= look_at:
-                    look_at = loop.time() + RELOAD_SECONDS
+                if loop.time() >= reload_at:
+                    reload_at = loop.time() + RELOAD_SECONDS
                     await self._reload_tokens()
                 if loop.time() >= check_at:
                     check_at = loop.time() + CHECK_SECONDS
                     await self.check()
-            except Exception:  # noqa: BLE001 - whatever it was, the next round must come
+            except Exception:  # noqa: BLE001 - the next round must follow whatever failed
                 _log.exception("could not check open connections against the tokens")
 
     async def check(self) -> None:
-        """Ask again about everybody who is connected. Each token is asked about once."""
+        """Authenticate all open connections again, each token once."""
         if not self.authenticates:
             return
         known: dict[tuple[str | None, str], Identity | None] = {}
-        for watch in tuple(self._stays):
-            shown = (watch.token, watch.peer)
-            if shown not in known:
-                known[shown] = self.identify(*shown)
-                if len(known) % _PIECE == 0:
+        for watch in tuple(self._watches):
+            credentials = (watch.token, watch.peer)
+            if credentials not in known:
+                known[credentials] = self.identify(*credentials)
+                if len(known) % _BATCH == 0:
                     await asyncio.sleep(0)
-            watch.check(known[shown])
+            watch.check(known[credentials])
 
     async def _reload_tokens(self) -> None:
         if self._path is not None:
             result = await asyncio.to_thread(signature, self._path)
-            # What could not be read may be readable now, though it did not change: who was revoked must not stay.
-            if result != self._signature or self._refused is not None:
+            # After an error, read the file again even if unchanged: it may be readable now, and revoke access.
+            if result != self._signature or self._reported_error is not None:
                 await self.reload()
 
 
 def check_host(settings: Settings, hooks: Hooks) -> None:
-    """Raise `ConfigurationError` for a server that others can reach, and that would let them all in."""
+    """Raise `ConfigurationError` for a server without authentication that other machines could reach."""
     if settings.tokens_file is None and not hooks.wants("authenticate"):
         host = settings.host
         if not _is_loopback(host):
@@ -180,7 +180,7 @@ def check_host(settings: Settings, hooks: Hooks) -> None:
 
 
 def notice(settings: Settings, hooks: Hooks) -> str | None:
-    """Return what people should know of a server that lets everybody in; ``None`` for one that authenticates."""
+    """Return the startup notice of a server without authentication, else ``None``."""
     if settings.tokens_file is not None or hooks.wants("authenticate"):
         return None
     return (

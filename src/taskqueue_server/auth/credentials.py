@@ -1,4 +1,4 @@
-"""What a request shows of who makes it: a bearer token in its header, or in the cookie of a browser's session."""
+"""Credentials of a request: a bearer token in the ``Authorization`` header or in a session cookie."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from taskqueue_server.auth.origins import is_own_origin
 
 _COOKIE = "taskqueue-session"
 _SECURE = f"__Host-{_COOKIE}"
-"""browsers keep this name to cookies that came over TLS, from this very host, for all its paths"""
+"""with this prefix, browsers accept the cookie only over TLS, from the same host, and for all paths"""
 _TOKEN = 4096
-"""characters of a token at the most"""
+"""maximum number of characters of a token"""
 
 
 def token_of(connection: HTTPConnection) -> str | None:
-    """Return the bearer token of the ``Authorization`` header, else of a page's session; ``None`` where neither is.
+    """Return the bearer token of the ``Authorization`` header, or of the session cookie; ``None`` without either.
 
-    A socket shows no session: browsers send cookies along from any page.
+    For a WebSocket the cookie does not count, because browsers send it from any page.
     """
     shown = connection.headers.getlist("authorization")
     if not shown:
@@ -30,39 +30,40 @@ def token_of(connection: HTTPConnection) -> str | None:
 
 
 def shows_header(connection: HTTPConnection) -> bool:
-    """Whether it tries to show a token by header, a good one or not."""
+    """Return whether the request has an ``Authorization`` header, valid or not."""
     return "authorization" in connection.headers
 
 
 def by_cookie(connection: HTTPConnection) -> bool:
-    """Whether a session is all that it shows: then another site's page may be behind it."""
+    """Return whether the session cookie is the only credential: another site's page may have sent the request."""
     return not shows_header(connection) and _session_of(connection) is not None
 
 
 def peer_of(connection: HTTPConnection) -> str:
-    """Return the address it came from, as far as it is known."""
+    """Return the client's address, or an empty string if it is unknown."""
     return connection.client.host if connection.client else ""
 
 
-def login_cookie(
-    connection: HTTPConnection, token: str, origins: Collection[str] | None = None
-) -> str:
-    """Return the ``Set-Cookie`` that begins a session. It is not checked here whether the token is any good.
+def login_cookie(connection: HTTPConnection, token: str, origins: Collection[str]) -> str:
+    """Return the ``Set-Cookie`` that starts a session. The caller has checked the token.
 
-    ``origins`` are those of the settings (as the server's own, unless given): behind a proxy that ends TLS they tell
-    that browsers come by https.
+    ``origins`` are those of the settings: behind a proxy that ends TLS, they show that the browser uses https.
     """
-    return session_cookie(token, secure=_is_secure(connection, _origins(connection, origins)))
+    scheme, origin = connection.url.scheme, connection.headers.get("origin", "")
+    secure = scheme == "https" or (
+        origin.startswith("https:") and is_own_origin(connection.headers, scheme, origins)
+    )
+    return session_cookie(token, secure=secure)
 
 
 def logout_cookie(connection: HTTPConnection) -> str:
-    """Return the ``Set-Cookie`` that ends the session that the request shows."""
+    """Return the ``Set-Cookie`` that ends the session of the request."""
     secure = connection.url.scheme == "https" or _SECURE in connection.cookies
     return _cookie("", "; Max-Age=0", secure=secure)
 
 
 def session_cookie(token: str, *, secure: bool) -> str:
-    """Return the cookie that has a browser show ``token`` until it is closed: to no script, to no other site."""
+    """Return the session cookie for ``token``, which neither scripts nor other sites can use."""
     encoded = base64.urlsafe_b64encode(token.encode("utf-8", "surrogatepass")).decode()
     return _cookie(encoded.rstrip("="), "", secure=secure)
 
@@ -72,24 +73,9 @@ def _cookie(value: str, more: str, *, secure: bool) -> str:
     return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{flag}{more}"
 
 
-def _is_secure(connection: HTTPConnection, origins: Collection[str]) -> bool:
-    origin = connection.headers.get("origin", "")
-    scheme = connection.url.scheme
-    return scheme == "https" or (
-        origin.startswith("https:") and is_own_origin(connection.headers, scheme, origins)
-    )
-
-
-def _origins(connection: HTTPConnection, given: Collection[str] | None) -> Collection[str]:
-    if given is not None:
-        return given
-    matches: Collection[str] = connection.app.state.context.settings.origins
-    return matches
-
-
 def _session_of(connection: HTTPConnection) -> str | None:
     cookies = connection.cookies
-    # Over TLS only the name that no other host can have set; behind a proxy both may come.
+    # Over TLS, accept only the name that no other host can have set; behind a proxy, either may arrive.
     plain = None if connection.url.scheme == "https" else cookies.get(_COOKIE)
     return cookies.get(_SECURE, plain) or None
 

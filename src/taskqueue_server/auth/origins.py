@@ -1,4 +1,4 @@
-"""Which names a server answers to, and which pages may speak to it: none of another site, unless it is listed."""
+"""Checks of the ``Host`` and ``Origin`` headers against DNS rebinding and cross-site requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 from collections.abc import Collection
 
 from starlette.datastructures import Headers
+
+from taskqueue_core.config import Settings
+from taskqueue_server.problems import ProblemError
 
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LOOPBACK = re.compile(
@@ -15,33 +18,41 @@ _PORT = re.compile(r":[0-9]{1,5}\Z")
 
 
 def host_problem(headers: Headers, allowed: Collection[str], *, loopback: bool) -> str | None:
-    """Say what is wrong with the ``Host`` header; ``None`` if nothing is.
+    """Return what is wrong with the ``Host`` header; ``None`` if nothing is.
 
-    With ``loopback`` it must name this machine: a page whose name was rebound to it has another. Else it must be
-    ``allowed``, with its port or without; where nothing is listed every name is.
+    With ``loopback`` it must be a loopback name, which protects against DNS rebinding. Otherwise it must be among the
+    ``allowed`` names, with or without its port; an empty list allows every name.
     """
     hosts = headers.getlist("host")
     host = hosts[0].lower() if len(hosts) == 1 else ""
     if loopback:
         fine = _LOOPBACK.fullmatch(host) is not None
-        return None if fine else "the Host header must be a loopback name"
+        return None if fine else "the Host header must be a loopback name, such as localhost"
     if not host or (allowed and not {host, _PORT.sub("", host)} & set(allowed)):
-        return "the Host header is not a name of this server"
+        return "the Host header is not in TASKQUEUE_ALLOWED_HOSTS of this server"
     return None
 
 
-def is_allowed_origin(headers: Headers, scheme: str, listed: Collection[str]) -> bool:
-    """Whether there is no ``Origin`` header, or one that is on the list or where the request went."""
+def refusal(
+    headers: Headers, scheme: str, settings: Settings, *, loopback: bool
+) -> ProblemError | None:
+    """Return why an HTTP request is refused for its host or origin; ``None`` if it is not.
+
+    A request may come without ``Origin`` header, from a listed origin, or from a page of this server.
+    """
+    if wrong := host_problem(headers, settings.allowed_hosts, loopback=loopback):
+        return ProblemError(421, "wrong_host", wrong)
     origins = headers.getlist("origin")
-    if not origins:
-        return True
-    return len(origins) == 1 and (origins[0] in listed or origins[0] == _target(headers, scheme))
+    allowed = (*settings.origins, _target(headers, scheme))
+    if origins and (len(origins) > 1 or origins[0] not in allowed):
+        return ProblemError(403, "origin", "cross-site request rejected")
+    return None
 
 
 def is_own_origin(headers: Headers, scheme: str, listed: Collection[str]) -> bool:
-    """Whether there is an ``Origin`` header, and it is this server's: where the request went.
+    """Return whether the ``Origin`` header is that of this server.
 
-    Behind a proxy that ends TLS it is the one on the list that has the name of the ``Host`` header.
+    Behind a proxy that ends TLS, it must be a listed origin whose name equals the ``Host`` header.
     """
     origins = headers.getlist("origin")
     if len(origins) != 1:

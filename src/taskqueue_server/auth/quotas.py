@@ -1,4 +1,4 @@
-"""What each name uses of this process: requests, published tasks, sockets. Other processes count for themselves."""
+"""Quotas of each token name in this process: requests, published tasks, sockets."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from taskqueue_core.hooks import Identity
 from taskqueue_server.problems import ProblemError, retry_after
 
 MAX_NAMES = 10_000
-"""names whose pace is remembered; the one that was longest away is forgotten first"""
+"""names whose rate is tracked; the least recently used one is forgotten first"""
 MAX_DEBT = 100_000
-"""tasks that a name may be ahead of its rate by batches: the largest one fits, and of many at a time only the first"""
+"""tasks that a name may exceed its rate by with batches: the largest batch fits once"""
 
 
 class QuotaSlot:
-    """One of the sockets that a name may have. Harmless to leave twice."""
+    """One of the sockets that a name may open. Leaving it twice is harmless."""
 
     def __init__(self, leave: Callable[[], None] | None = None) -> None:
         self._leave = leave
 
     def leave(self) -> None:
-        """Make room for another."""
+        """Free the slot."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
 
 
 class Quotas:
-    """Counts, and says when it is too much. Names without limits cost nothing."""
+    """Counters that enforce the limits of each name. Names without limits are not tracked."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin with nothing used. ``clock`` tells seconds, and never goes back."""
+        """Start with nothing used. ``clock`` returns monotonic seconds."""
         self._clock = clock
         self._remaining: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._sockets: Counter[str] = Counter()
 
     def spend(self, identity: Identity, tasks: int = 0) -> None:
-        """Count a request, or so many tasks of one. Raises `ProblemError` where the name is too fast.
+        """Count a request, or ``tasks`` of one. Raises `ProblemError` if the name exceeds its rate.
 
-        A request needs room. Tasks come in a request that had some: they are counted though they exceed it, up to
-        `MAX_DEBT`, and what they are too many holds up the requests that follow.
+        A request needs a free token of the bucket. Tasks are counted even if they exceed it, up to `MAX_DEBT`, and the
+        debt delays the requests that follow.
         """
         if identity.rate is None:
             return
@@ -51,9 +51,7 @@ class Quotas:
         remaining = min(most, remaining + (now - at) * rate)
         lacking = (-MAX_DEBT if tasks else 1.0) - remaining
         if lacking > 0:
-            detail = (
-                f"more than {rate:g} requests and tasks per second with the tokens of this name"
-            )
+            detail = f"more than {rate:g} requests and tasks per second with tokens of this name"
             again = {"retry-after": retry_after(lacking / rate)}
             raise ProblemError(429, "rate_limited", detail, headers=again)
         self._remaining[name] = (remaining - (tasks or 1), now)
@@ -62,7 +60,7 @@ class Quotas:
             self._remaining.popitem(last=False)
 
     def enter(self, identity: Identity) -> QuotaSlot | None:
-        """Return a place for one more socket, ``None`` where the name has as many as it may."""
+        """Return a slot for one more socket; ``None`` if the name already has as many as it may open."""
         if identity.connections is None:
             return QuotaSlot()
         name = identity.name

@@ -1,4 +1,4 @@
-"""The server's side of TLS: 1.2 or later, with the certificate that the settings name."""
+"""TLS of the server: version 1.2 or later, with the configured certificate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taskqueue_core.errors import ConfigurationError
 
 
 def server_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return what connections are made with, ``None`` for a server without TLS.
+    """Return the TLS context for connections, ``None`` for a server without TLS.
 
     Raises `ConfigurationError` that names the setting.
     """
@@ -30,7 +30,7 @@ def server_context(settings: Settings) -> ssl.SSLContext | None:
         context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigurationError(
-            "TASKQUEUE_TLS_CERTIFICATE, TASKQUEUE_TLS_KEY: they must be a certificate chain and its key, in PEM and "
+            "TASKQUEUE_TLS_CERTIFICATE, TASKQUEUE_TLS_KEY: expected a certificate chain and its key in PEM format, "
             f"without a password ({getattr(error, 'reason', None) or type(error).__name__})"
         ) from None
     return context
@@ -45,5 +45,5 @@ def _check(name: str, path: Path) -> None:
 
 
 def _no_password() -> str:
-    # Without this a key with a password would ask for it on the terminal.
+    # Without this callback, OpenSSL would ask for a key's password on the terminal.
     raise ValueError

@@ -1,4 +1,4 @@
-"""The tokens file: who may use a server, by the hashes of their tokens. The tokens themselves stand nowhere."""
+"""The tokens file: hashes, rights and limits of tokens. The tokens themselves are not stored."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from taskqueue_core.limits import check_name, check_time, kind_of
 
 VERBS = ("publish", "consume", "admin")
 MAX_ENTRIES = 1000
-"""every one is compared with each token that is shown"""
+"""limited because each request is compared with every entry"""
 _TOKEN = 1024
-"""characters of a token at the most"""
+"""maximum number of characters of a token"""
 _PATTERNS = 1000
 _BYTES = 4 * 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = 1_000_000
-"""the highest limit that an entry may tell"""
+"""highest limit of an entry"""
 _FIELDS = frozenset(
     {"name", "sha256", "verbs", "keys", "expires_at", "rate", "burst", "connections"}
 )
 
 
 class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One token: the SHA-256 of it, whose it is and for what, until when."""
+    """One token of the file: its hash, name, rights and expiry."""
 
     name: str
     sha256: bytes
@@ -49,7 +49,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> Identity:
-        """Who it stands for."""
+        """The identity that the token stands for."""
         return Identity(
             name=self.name,
             verbs=self.verbs,
@@ -65,34 +65,34 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The first 8 digits of the hash: enough for people to tell two entries of a name apart."""
+        """The first 8 hex digits of the hash, which distinguish entries with the same name."""
         return self.sha256.hex()[:8]
 
     def lives(self, now: float) -> bool:
-        """Whether it has not expired."""
+        """Return whether the token has not expired."""
         return self.expires_at is None or now < self.expires_at
 
 
 def hashed(token: str) -> bytes:
-    """Return what is kept of a token."""
+    """Return the hash under which a token is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 class Tokens:
-    """All entries of a file, at one time."""
+    """All entries of one version of the file."""
 
     def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
-        """Several entries may have one name: then each of its tokens is good."""
+        """Entries may share a name; each of their tokens is then valid."""
         self.entries = tuple(entries)
         self._identities = tuple(entry.identity for entry in self.entries)
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """Read a file that nobody else can read. Raises `ConfigurationError` that names the entry and the field."""
+        """Read a file that only its owner can read. Raises `ConfigurationError` that names the entry and the field."""
         return cls(read_entries(load(path), path))
 
     def identify(self, token: str | None, now: float) -> Identity | None:
-        """Say whose a token is, ``None`` if nobody's. Takes as long whichever entry it is, and if it is none."""
+        """Return the identity of a token, or ``None``. Takes the same time for every token, known or not."""
         if token is None or len(token) > _TOKEN:
             return None
         shown = hashed(token)
@@ -104,7 +104,7 @@ class Tokens:
 
 
 def signature(path: Path) -> object:
-    """Return what differs once a file was changed; ``None`` where there is none."""
+    """Return a value that changes with the file; ``None`` if it does not exist."""
     try:
         result = path.stat()
     except OSError:
@@ -113,7 +113,7 @@ def signature(path: Path) -> object:
 
 
 def check_pattern(field: str, pattern: object) -> None:
-    """Raise `InvalidInput` for what stands for no keys."""
+    """Raise `InvalidInput` for an invalid pattern of keys."""
     try:
         if pattern != "*":
             check_name(field, pattern.removesuffix("*") if isinstance(pattern, str) else pattern)
@@ -123,13 +123,13 @@ def check_pattern(field: str, pattern: object) -> None:
 
 
 def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
-    """Return the entries that a file tells. Raises `ConfigurationError`."""
+    """Return the entries of the file's text. Raises `ConfigurationError`."""
     try:
         decoded = tomllib.loads(text.decode())
     except UnicodeDecodeError:
         raise _wrong(path, "it is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        # What the parser says is about the place, and at most about one character.
+        # The parser's message contains a position and at most one character of the file.
         raise _wrong(path, f"it is not TOML: {error}") from None
     rows = decoded.pop("token", [])
     if decoded or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -143,9 +143,9 @@ def read_entries(text: bytes, path: Path) -> tuple[TokenEntry, ...]:
 
 
 def load(path: Path) -> bytes:
-    """Return the bytes of a file that nobody else can use. Raises `ConfigurationError`."""
+    """Return the content of a file that no other user can access. Raises `ConfigurationError`."""
     try:
-        # A pipe is not waited for: nobody would be asked about meanwhile.
+        # O_NONBLOCK: opening a named pipe must not block the checks of other connections.
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
@@ -156,7 +156,7 @@ def load(path: Path) -> bytes:
                 mode = stat.S_IMODE(result.st_mode)
                 raise _wrong(
                     path,
-                    f"other users may access it (mode {mode:04o}); run chmod 600, then start again",
+                    f"other users may access it (mode {mode:04o}); run chmod 600 and start again",
                 )
             return file.read(_BYTES)
     except OSError as error:
@@ -165,7 +165,7 @@ def load(path: Path) -> bytes:
 
 
 def _is_open(result: os.stat_result) -> bool:
-    # Who may write it may come in as anybody. A group may read what root gave it to read, as Kubernetes mounts secrets.
+    # Write access would allow adding tokens. Root may grant a group read access, as Kubernetes mounts secrets.
     given = stat.S_IRGRP if result.st_uid == 0 else 0
     return bool(result.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~given)
 
@@ -199,7 +199,7 @@ def _entry(row: Mapping[str, Any], number: int, path: Path) -> TokenEntry:
 
 
 def check_limits(rate: object, burst: object, connections: object) -> None:
-    """Raise `InvalidInput` for what limits nothing. ``None`` is no limit."""
+    """Raise `InvalidInput` for an invalid limit. ``None`` means no limit."""
     for field, value, kind in (
         ("rate", rate, float),
         ("burst", burst, float),
@@ -209,9 +209,9 @@ def check_limits(rate: object, burst: object, connections: object) -> None:
         lowest = 1 / 3600 if field == "rate" else 1
         if value is not None and not (number and lowest <= value <= _NUMBERS):  # type: ignore[operator]
             what = (
-                "a number per second, at least one per hour"
+                "a number per second, at least 1 per hour"
                 if field == "rate"
-                else "a number from 1"
+                else "a number of at least 1"
             )
             raise InvalidInput(field, kind_of(value), f"{what}, up to {_NUMBERS}")
     if burst is not None and rate is None:
@@ -229,7 +229,7 @@ def _limits(row: Mapping[str, Any], wrong: Callable[[str, str], NoReturn]) -> di
 
 def _verbs(value: object, wrong: Callable[[str, str], NoReturn]) -> list[str]:
     if not isinstance(value, list) or not value or not all(verb in VERBS for verb in value):
-        wrong("verbs", f"an array with one or more of {', '.join(VERBS)}")
+        wrong("verbs", f"an array of one or more of {', '.join(VERBS)}")
     return value
 
 
@@ -259,7 +259,7 @@ def _expiry(value: object, wrong: Callable[[str, str], NoReturn]) -> float | Non
 
 
 def seconds_of(value: object) -> float:
-    """Return Unix seconds, told as such, as a time or as its ISO text. Raises `ValueError`."""
+    """Return Unix seconds from a number, a time or its ISO text. Raises `ValueError`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
@@ -267,7 +267,7 @@ def seconds_of(value: object) -> float:
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if not isinstance(value, datetime):
-        raise ValueError  # noqa: TRY004 - of the file, as the others
+        raise ValueError  # noqa: TRY004 - the caller handles one type of error
     return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
 
 

@@ -1,4 +1,4 @@
-"""Changing the tokens file: whole or not at all, for its owner alone, one after the other."""
+"""Changes of the tokens file: atomic, one at a time, and readable by the owner only."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_server.auth.tokens import TokenEntry, hashed, load, read_entries
 
 _RANDOM = 32
-"""bytes"""
+"""bytes of randomness"""
 _HEAD = "# Tokens of the server: the hash, the rights and the expiry of each. The tokens themselves are not stored.\n"
 _START = re.compile(r"^(?=[ \t]*\[\[[ \t]*token[ \t]*\]\])", re.MULTILINE)
 
 
 def new_token() -> str:
-    """Return a token that nobody can guess."""
+    """Return a new random token."""
     return f"tq_{secrets.token_urlsafe(_RANDOM)}"
 
 
@@ -45,7 +45,7 @@ def add(
     burst: float | None = None,
     connections: int | None = None,
 ) -> TokenEntry:
-    """Put an entry at the end of a file, which is made where there is none. Raises `ConfigurationError`."""
+    """Append an entry to the file, which is created if needed. Raises `ConfigurationError`."""
     lines: dict[str, object] = {
         "name": name,
         "sha256": hashed(token).hex(),
@@ -70,7 +70,7 @@ def add(
 
 
 def remove(path: Path, unwanted: Callable[[TokenEntry], bool]) -> tuple[TokenEntry, ...]:
-    """Take entries out of a file and return them; all else stays as it is. Raises `ConfigurationError`."""
+    """Remove entries from the file and return them; everything else stays as it is. Raises `ConfigurationError`."""
     with _alone(path):
         text = load(path)
         result = read_entries(text, path)
@@ -83,7 +83,9 @@ def remove(path: Path, unwanted: Callable[[TokenEntry], bool]) -> tuple[TokenEnt
         retained = [part for part, entry in zip(parts, result, strict=True) if entry not in gone]
         after = "".join((head, *retained))
         if read_entries(after.encode(), path) != tuple(e for e in result if e not in gone):
-            raise ConfigurationError(f"the tokens file {path}: edit it by hand")
+            raise ConfigurationError(
+                f"the tokens file {path}: it has an unexpected structure; edit it by hand"
+            )
         if gone:
             _write(path, after)
     return gone
@@ -91,7 +93,7 @@ def remove(path: Path, unwanted: Callable[[TokenEntry], bool]) -> tuple[TokenEnt
 
 @contextmanager
 def _alone(path: Path) -> Generator[None, None, None]:
-    # The lock is the folder's: the file itself is replaced.
+    # Lock the folder, because the file itself is replaced.
     try:
         folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -121,7 +123,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _keep_owner(target: Path, draft: int) -> None:
-    """Have the new file be whose the old one was: a server that could not read it would go on with the old tokens."""
+    """Give the new file the owner and mode of the old one: the server must still be able to read it."""
     try:
         old = target.stat()
     except FileNotFoundError:
@@ -134,4 +136,4 @@ def _keep_owner(target: Path, draft: int) -> None:
 
 def _failed(path: Path, error: OSError) -> ConfigurationError:
     reason = os.strerror(error.errno) if error.errno else type(error).__name__
-    return ConfigurationError(f"the tokens file {path}: it cannot be changed: {reason}")
+    return ConfigurationError(f"the tokens file {path}: it could not be changed: {reason}")

@@ -1,1 +1,1 @@
-"""What all requests of one server share."""
+"""State that all requests of one server share."""

@@ -1,4 +1,4 @@
-"""Who is connected: by connection id, counted per worker. Nothing here is needed for correctness; leases are."""
+"""Open connections, by connection id and by worker. Correctness relies on leases, not on this registry."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 MAX_CONNECTIONS = 10_000
-"""sockets in all"""
+"""maximum number of sockets"""
 MAX_STRANGERS = 100
-"""sockets that have not said hello"""
+"""maximum number of sockets that have not sent a hello"""
 
 
 class Connection(Protocol):
-    """A connection, as the registry needs it."""
+    """A connection as the registry sees it."""
 
     @property
     def connection_id(self) -> str:
-        """The one name that is never shared."""
+        """The unique id of the connection."""
         ...
 
     @property
     def worker_id(self) -> str | None:
-        """The identity, once it is known."""
+        """The worker's id, once it is known."""
         ...
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Let go of receipts that move to another connection."""
+        """Forget receipts that move to another connection."""
         ...
 
 
 class Connections:
-    """The connections of this process. Removing one touches no other."""
+    """The connections of this process. Removing one affects no other."""
 
     def __init__(
         self, max_connections: int = MAX_CONNECTIONS, max_strangers: int = MAX_STRANGERS
     ) -> None:
-        """Start empty."""
+        """Start without connections."""
         self._max_connections = max_connections
         self._max_strangers = max_strangers
         self._members: dict[str, Connection] = {}
@@ -45,31 +45,26 @@ class Connections:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more may come in of whom nothing is known."""
-        return self.has_room_for(known=False)
-
     def has_room_for(self, *, known: bool) -> bool:
-        """Whether one more may come in; strangers cannot keep out one that is ``known`` by its token."""
+        """Return whether another connection fits; unauthenticated ones cannot keep out one that is ``known``."""
         return len(self._members) < self._max_connections and (
             known or len(self._strangers) < self._max_strangers
         )
 
     def add(self, member: Connection, *, known: bool = False) -> None:
-        """Note a connection that has not said hello."""
+        """Add a connection that has not sent a hello."""
         self._members[member.connection_id] = member
         if not known:
             self._strangers[member.connection_id] = None
         self._empty.clear()
 
     def identify(self, member: Connection, worker_id: str) -> None:
-        """Note whose connection it is."""
+        """Record which worker the connection belongs to."""
         self._strangers.pop(member.connection_id, None)
         self._by_worker.setdefault(worker_id, {})[member.connection_id] = member
 
     def remove(self, member: Connection) -> None:
-        """Forget one connection. Harmless when repeated."""
+        """Remove a connection. Idempotent."""
         self._members.pop(member.connection_id, None)
         self._strangers.pop(member.connection_id, None)
         if member.worker_id is not None:
@@ -81,35 +76,35 @@ class Connections:
             self._empty.set()
 
     def claim(self, member: Connection, worker_id: str, receipts: Iterable[str]) -> None:
-        """Have the worker's other connections let go of receipts that ``member`` is about to adopt."""
-        wanted = tuple(receipts)
+        """Make the worker's other connections forget receipts that ``member`` is about to adopt."""
+        moving = tuple(receipts)
         for other in self.others(member, worker_id):
-            other.forget(wanted)
+            other.forget(moving)
 
     def others(self, member: Connection, worker_id: str) -> tuple[Connection, ...]:
-        """Return a worker's other connections."""
+        """Return the worker's other connections."""
         known = self._by_worker.get(worker_id, {})
         return tuple(
             connection for name, connection in known.items() if name != member.connection_id
         )
 
     def connections(self, worker_id: str) -> int:
-        """Count a worker's connections."""
+        """Return the number of connections of the worker."""
         return len(self._by_worker.get(worker_id, {}))
 
     @property
     def strangers(self) -> int:
-        """How many have not said hello."""
+        """The number of connections that have not sent a hello."""
         return len(self._strangers)
 
     def __iter__(self) -> Iterator[Connection]:
-        """All connections."""
+        """Iterate over all connections."""
         return iter(tuple(self._members.values()))
 
     def __len__(self) -> int:
-        """Count all connections."""
+        """Return the number of connections."""
         return len(self._members)
 
     async def empty(self) -> None:
-        """Wait until nobody is connected."""
+        """Wait until all connections are closed."""
         await self._empty.wait()

@@ -1,15 +1,18 @@
-"""What all connections and requests of one server share."""
+"""Server-wide state: the backend, the open connections, and whether the server is shutting down."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import control_of, dead_letters_of, has
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.config import Settings
-from taskqueue_core.hooks import Hooks, Identity
+from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.queue import Queue
 from taskqueue_server.auth.access import AccessControl
@@ -20,7 +23,7 @@ from taskqueue_server.context.waiters import ResultWaiters
 _log = logging.getLogger("taskqueue.server")
 _HANDOVER_SECONDS = 2.0
 _SETTLE_SECONDS = 0.5
-"""for closing sockets and handing back, once the time to drain is over"""
+"""for closing sockets and releasing deliveries after the drain timeout"""
 
 try:
     VERSION = version("taskqueue-backends")
@@ -28,16 +31,29 @@ except PackageNotFoundError:  # run from a source tree
     VERSION = "0"
 
 
+T = TypeVar("T")
+
+
+async def read_each(
+    read: Callable[[str], Awaitable[T]], keys: Sequence[str], at_once: int
+) -> list[T]:
+    """Return what ``read`` returns for each key; at most ``at_once`` calls are in progress."""
+    results: list[T] = []
+    for start in range(0, len(keys), at_once):
+        results += await gather_all(map(read, keys[start : start + at_once]))
+    return results
+
+
 class ServerContext:
-    """The backend with its capabilities, who is connected, and whether the server is on its way out."""
+    """Server-wide state: the backend, its capabilities, open connections, and whether the server is shutting down."""
 
     def __init__(
         self, backend: Backend, settings: Settings, registry: Connections | None = None
     ) -> None:
-        """Own ``backend``.
+        """Take ownership of ``backend``.
 
-        Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for a tokens
-        file that is no good.
+        Raises `CapabilityMissing` if it lacks ``control`` or ``dead_letters``, and `ConfigurationError` for an invalid
+        tokens file.
         """
         if not isinstance(backend, InstrumentedBackend):
             backend = InstrumentedBackend(backend, Hooks())
@@ -52,41 +68,28 @@ class ServerContext:
         self.registry = registry if registry is not None else Connections()
         self.started = False
         self.startup_error: Exception | None = None
-        """why it could not start, or did not end in order"""
+        """why the server could not start, or did not end cleanly"""
         self.draining = asyncio.Event()
         self.waiters = ResultWaiters(self.control, self.hooks, self.draining)
         self.extension_state: dict[str, object] = {}
-        """what extensions keep, by extension name: see `taskqueue_server.routing.extensions.Extension.open`"""
+        """state of extensions by their name: see `taskqueue_server.routing.extensions.Extension.open`"""
         self._drained_at = 0.0
-
-    def identify(self, token: str | None, peer: str) -> Identity | None:
-        """Say who a token stands for, ``None`` where nobody knows it: see `AccessControl.identify`."""
-        return self.access.identify(token, peer)
-
-    @property
-    def authenticates(self) -> bool:
-        """Whether anything says who may come in; without it everybody may, on loopback only."""
-        return self.access.authenticates
-
-    def reload(self) -> None:
-        """Have the tokens file read anew, soon, whether it changed or not."""
-        self.access.ask_to_reload()
 
     @property
     def drain_remaining(self) -> float:
-        """Seconds that workers still have to settle what they run."""
+        """Seconds that workers still have to settle what they are running."""
         return max(0.0, self._drained_at - asyncio.get_running_loop().time())
 
     @property
     def handover(self) -> float:
-        """Seconds in which a worker that was sent away may take what it runs to another server of the same store."""
+        """Seconds in which a disconnected worker may move its deliveries to another server of the same store."""
         movable = has(self.backend, Capability.HANDOVER) and self.backend.capabilities.shared
         return _HANDOVER_SECONDS if movable else 0.0
 
     async def drain(self) -> None:
-        """Let nobody in, tell every worker, wait until all have settled or ``settings.drain`` is over. Idempotent.
+        """Stop accepting connections, ask every worker to leave, and wait until they have settled or the drain timeout.
 
-        Each connection closes itself; what its worker still runs and takes nowhere else is handed back.
+        Each connection closes itself and releases deliveries that its worker neither settles nor moves. Idempotent.
         """
         if not self.draining.is_set():
             self._drained_at = asyncio.get_running_loop().time() + self.settings.drain

@@ -1,4 +1,4 @@
-"""Waiting for the end of tasks: one look at the store for all who wait, and none of their own."""
+"""Requests that wait for the end of a task (long polling), with one query of the store for all of them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from taskqueue_server.problems import ProblemError
 
 MAX_WAIT = 30
 """seconds"""
-MOST = 1000
-"""who wait at one server at once"""
+MAX_WAITERS = 1000
+"""maximum number of waiting requests of one server"""
 _PERIOD = 0.5
-"""seconds after which the store is asked again: what ends elsewhere is told by nobody"""
+"""interval at which the store is polled: tasks that end on another server cause no notification here"""
 
 _Name = tuple[str, str]
 
 
 class ResultWaiters:
-    """Those who wait at one server. What ends at this one wakes them at once, what ends elsewhere soon after.
+    """Requests that wait for tasks to end. A task that ends on this server wakes them at once; others at the next poll.
 
-    While nobody waits it does nothing at all.
+    Without waiting requests the store is not polled.
     """
 
     def __init__(
@@ -38,23 +38,23 @@ class ResultWaiters:
         hooks: Hooks,
         draining: asyncio.Event,
         *,
-        most: int = MOST,
+        most: int = MAX_WAITERS,
         period: float = _PERIOD,
     ) -> None:
-        """Look at the store by ``control``; everybody is let go when ``draining`` is set."""
+        """Poll the store with ``control``; all waiting requests return when ``draining`` is set."""
         self._control = control
         self._hooks = hooks
         self._draining = draining
         self._period = period
         self._futures: dict[_Name, set[asyncio.Future[None]]] = {}
-        self._room = LimitedSlots(most, "too_many_waiters", "requests wait for results")
-        self._stirred: set[_Name] = set()
-        self._notify = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._slots = LimitedSlots(most, "too_many_waiters", "requests wait for results")
+        self._pending: set[_Name] = set()
+        self._wakeup = asyncio.Event()
+        self._polling: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """How many wait."""
-        return len(self._room)
+        """Return the number of waiting requests."""
+        return len(self._slots)
 
     async def wait(
         self,
@@ -64,14 +64,14 @@ class ResultWaiters:
         gone: Coroutine[Any, Any, None],
         client: str | None = None,
     ) -> None:
-        """Return when the task has ended, or after some seconds, or when the server drains, or who waits is ``gone``.
+        """Return when the task has ended, the seconds have passed, the server drains, or ``gone`` completes.
 
-        Raises `ProblemError` where too many wait already. Who has a name leaves half of the room to others.
+        Raises `ProblemError` if too many requests wait. A named client may use half of the slots.
         """
         try:
             if self._draining.is_set():
                 return
-            with self._room.acquire(client):
+            with self._slots.acquire(client):
                 await self._wait((key, task_id), seconds, gone)
         finally:
             gone.close()
@@ -89,10 +89,10 @@ class ResultWaiters:
     def _enter(self, name: _Name) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures.setdefault(name, set()).add(future)
-        if self._looking is None:
+        if self._polling is None:
             self._hooks.register(self)
-            self._looking = asyncio.create_task(self._poll_store())
-        self._ended([name])  # it may have ended while it was not known that somebody waits
+            self._polling = asyncio.create_task(self._poll_store())
+        self._ended([name])  # the task may have ended before this request was registered
         return future
 
     async def _leave(self, name: _Name, future: asyncio.Future[None]) -> None:
@@ -100,36 +100,36 @@ class ResultWaiters:
         others.discard(future)
         if not others:
             del self._futures[name]
-        if self._futures or self._looking is None:
+        if self._futures or self._polling is None:
             return
-        looking, self._looking = self._looking, None
+        polling, self._polling = self._polling, None
         self._hooks.unregister(self)
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
 
     @hookimpl
     def settled(self, deliveries: Sequence[Delivery]) -> None:
-        """Look at what was settled here."""
+        """Check the tasks that were settled on this server."""
         self._ended((delivery.task.key, delivery.task.id) for delivery in deliveries)
 
     @hookimpl
     def dead_lettered(self, delivery: Delivery) -> None:
-        """Look at what was given up here."""
+        """Check a task that became a dead letter on this server."""
         self._ended([(delivery.task.key, delivery.task.id)])
 
     @hookimpl
     def expired(self, tasks: Sequence[Expired]) -> None:
-        """Look at what was found to be too late here."""
+        """Check tasks that this server found expired."""
         self._ended((task.key, task.task_id) for task in tasks)
 
     def check_now(self, key: str, task_id: str) -> None:
-        """Look at a task: this server has done something to it."""
+        """Check a task that this server has changed."""
         self._ended([(key, task_id)])
 
     def _ended(self, names: Iterable[_Name]) -> None:
         if waited_for := self._futures.keys() & set(names):
-            self._stirred |= waited_for
-            self._notify.set()
+            self._pending |= waited_for
+            self._wakeup.set()
 
     async def _poll_store(self) -> None:
         loop = asyncio.get_running_loop()
@@ -137,15 +137,15 @@ class ResultWaiters:
         while not self._draining.is_set():
             try:
                 async with asyncio.timeout_at(due):
-                    await first_completed(_event(self._notify), _event(self._draining))
+                    await first_completed(_event(self._wakeup), _event(self._draining))
             except TimeoutError:
-                self._stirred |= self._futures.keys()
+                self._pending |= self._futures.keys()
                 due = loop.time() + self._period
-            self._notify.clear()
-            names, self._stirred = self._stirred, set()
+            self._wakeup.clear()
+            names, self._pending = self._pending, set()
             await first_completed(
                 self._wake(names), _event(self._draining)
-            )  # a silent store keeps nobody
+            )  # a store that does not respond must not delay the drain
         self._wake_up(self._futures.keys())
 
     async def _wake(self, names: set[_Name]) -> None:
@@ -155,7 +155,9 @@ class ResultWaiters:
         for key, ids in by_key.items():
             for start in range(0, len(ids), LIMITS.batch):
                 batch = ids[start : start + LIMITS.batch]
-                with contextlib.suppress(Exception):  # who waits asks again in the end, and is told
+                with contextlib.suppress(
+                    Exception
+                ):  # requests read the store again at the end, and report its error
                     matches = zip(batch, await self._control.statuses(key, *batch), strict=True)
                     self._wake_up(
                         (key, i) for i, status in matches if status is None or not status.state.live
@@ -177,10 +179,10 @@ async def _event(event: asyncio.Event) -> None:
 
 
 class LimitedSlots:
-    """Counts who is in, by name. Who has a name leaves half of the places to others."""
+    """A limited number of slots, counted by client. A named client may hold half of them."""
 
     def __init__(self, most: int, code: str, doing: str, retry_after: int = 1) -> None:
-        """There is room for ``most``; ``code`` and what they are ``doing`` tell of it to one for whom there is none."""
+        """Allow ``most`` slots; ``code`` and ``doing`` appear in the problem when none is free."""
         self._most = most
         self._code = code
         self._doing = doing
@@ -188,12 +190,12 @@ class LimitedSlots:
         self._per_client: Counter[str | None] = Counter()
 
     def __len__(self) -> int:
-        """How many are in."""
+        """Return the number of slots in use."""
         return self._per_client.total()
 
     @contextmanager
     def acquire(self, client: str | None) -> Iterator[None]:
-        """Take a place for the block. Raises `ProblemError` where there is none, or where ``who`` has enough."""
+        """Hold a slot during the block. Raises `ProblemError` if none is free, or if the client holds its share."""
         if len(self) >= self._most:
             raise self._problem(503, f"{self._most} {self._doing} already")
         if client is not None and self._per_client[client] >= self._most // 2:
@@ -203,7 +205,7 @@ class LimitedSlots:
             yield
         finally:
             self._per_client[client] -= 1
-            self._per_client += Counter()  # forgets who is out
+            self._per_client += Counter()  # drops zero counts
 
     def _problem(self, status: int, detail: str) -> ProblemError:
         return ProblemError(status, self._code, detail, headers=self._headers)

@@ -1,14 +1,13 @@
-"""The first page, and the workers."""
+"""Operations of the dashboard, with the pages of all queues and of workers."""
 
 from __future__ import annotations
 
 from starlette.responses import Response
 from starlette.routing import Route
 
-from taskqueue_server.dashboard import dead_letters, formatting, login, queues, tasks
-from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, render
+from taskqueue_server.dashboard import dead_letters, login, queues, tasks
+from taskqueue_server.dashboard.pages import add_templates, as_pages, poller_of, static
 from taskqueue_server.dashboard.snapshot import LISTED
-from taskqueue_server.dashboard.static_files import static
 from taskqueue_server.dashboard.stream import live
 from taskqueue_server.dashboard.views import DashboardView, sees_all
 from taskqueue_server.routing.extensions import Extension
@@ -16,44 +15,22 @@ from taskqueue_server.routing.operations import Handler, Operation, RequestConte
 
 
 async def overview(call: RequestContext) -> Response:
-    """Show all queues, whether all tasks are accounted for, and who works."""
-    poller = poller_of(call)
-    snapshot = await poller.fresh()
+    """Show all queues, the ledger, charts and the number of workers."""
+    snapshot = await poller_of(call).fresh()
     view = DashboardView(call, "overview")
     keys = view.keys(snapshot)
-    return await render(
-        call,
-        "overview.html",
+    return await view.render(
+        snapshot,
         200 if snapshot.error is None else 503,
-        live="/live?view=overview",
-        snapshot=snapshot,
-        shape=view.shape(snapshot),
         readings={key: snapshot.readings[key] for key in keys[:LISTED]},
         hidden=max(0, len(keys) - LISTED),
-        ledger=formatting.raw(view.total(snapshot)),
-        texts=view.texts(snapshot),
-        workers=view.workers(snapshot),
         everything=sees_all(call),
-        server=str(call.request.base_url).rstrip("/"),
     )
 
 
 async def workers(call: RequestContext) -> Response:
-    """Show who is subscribed, on any server of the store."""
-    poller = poller_of(call)
-    snapshot = await poller.fresh()
-    view = DashboardView(call, "workers")
-    return await render(
-        call,
-        "workers.html",
-        live="/live?view=workers",
-        snapshot=snapshot,
-        shape=view.shape(snapshot),
-        ledger=formatting.raw(view.total(snapshot)),
-        texts=view.texts(snapshot),
-        workers=view.workers(snapshot),
-        server=str(call.request.base_url).rstrip("/"),
-    )
+    """Show all workers, on any server of the store."""
+    return await DashboardView(call, "workers").render(await poller_of(call).fresh())
 
 
 def _operation(method: str, path: str, handler: Handler, verb: str | None = "admin") -> Operation:
@@ -85,7 +62,7 @@ ROUTES = as_pages(routes(OPERATIONS))
 
 
 def page_routes(part: Extension) -> list[Route]:
-    """Return the routes of a part's pages, once their templates are known."""
+    """Return the routes of an extension's pages, and register its templates."""
     if part.templates is not None:
         add_templates(part.templates)
     return as_pages(routes(part.pages))

@@ -1,4 +1,4 @@
-"""Dead letters: read, put back, or given up for good."""
+"""The page of dead letters: list, redrive, discard."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from starlette.responses import Response
 from taskqueue_core import dead_letter_filter
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.tasks import DeadLetter
-from taskqueue_server.dashboard import formatting
-from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
+from taskqueue_server.dashboard.pages import path, poller_of, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
@@ -20,14 +19,14 @@ _FILTER = 200
 _ACTIONS = {"redrive", "redrive-all", "discard", "discard-all"}
 
 
-class _Sought(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True):
-    """What the search of the page lets through."""
+class _TextFilter(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True):
+    """The filter of the page: a text contained in the reason, an error, the id or the tenant."""
 
     text: str
 
     @classmethod
-    def by(cls, call: RequestContext, text: str) -> _Sought:
-        """Look for a text, in letters of any case."""
+    def by(cls, call: RequestContext, text: str) -> _TextFilter:
+        """Return the filter for a text, ignoring case."""
         made = call.context.backend.now()
         return cls(reason=None, error=None, before=None, made=made, text=text.lower())
 
@@ -42,41 +41,41 @@ class _Sought(dead_letter_filter.DeadLetterFilter, frozen=True, kw_only=True):
 
 
 async def dead_letters(call: RequestContext) -> Response:
-    """Show a page of dead letters, the oldest first."""
+    """Show a page of dead letters, oldest first."""
     return await _page(call, call.name("key"))
 
 
 async def act(call: RequestContext) -> Response:
-    """Redrive or discard one, some, or all that fit. To discard needs a word of confirmation."""
+    """Redrive or discard one, the selected, or all matching dead letters. Discarding must be confirmed."""
     key, form = call.name("key"), await read_form(call)
-    wanted = form.text("filter")[:_FILTER]
+    search = form.text("filter")[:_FILTER]
     name, action = form.text("one"), form.text("action")
     if not name and action not in _ACTIONS:
-        return see_other(call, path("queues", key, "dead"), "nothing")
+        return see_other(path("queues", key, "dead"), "nothing")
     verb = "redrive" if name or action.startswith("redrive") else "discard"
     if verb == "discard" and form.text("confirm") != "discard":
         return await _page(call, key, 422, error="Nothing was discarded: tick the box to confirm.")
-    back = path("queues", key, "dead") + (f"?{urlencode({'filter': wanted})}" if wanted else "")
+    back = path("queues", key, "dead") + (f"?{urlencode({'filter': search})}" if search else "")
     following = None
     if name or not action.endswith("-all"):
         done = await _each(call, key, verb, [name] if name else form.all("ids"))
-    elif wanted:
-        done, following = await _act_on_filter(call, key, verb, wanted)
+    elif search:
+        done, following = await _act_on_filter(call, key, verb, search)
     else:
         done = await getattr(call.context.dead_letters, verb)(key)
     if not done and not following:
-        return see_other(call, back, "nothing")
-    said = "more" if following else "redriven" if verb == "redrive" else "discarded"
-    return see_other(call, back, said, done)
+        return see_other(back, "nothing")
+    notice = "more" if following else "redriven" if verb == "redrive" else "discarded"
+    return see_other(back, notice, done)
 
 
 async def _act_on_filter(
-    call: RequestContext, key: str, verb: str, wanted: str
+    call: RequestContext, key: str, verb: str, search: str
 ) -> tuple[int, str | None]:
     dead_letters = call.context.dead_letters
-    sought = _Sought.by(call, wanted)
+    conditions = _TextFilter.by(call, search)
     return await dead_letter_filter.act(
-        dead_letters, key, sought, getattr(dead_letters, verb), after=None
+        dead_letters, key, conditions, getattr(dead_letters, verb), after=None
     )
 
 
@@ -94,30 +93,21 @@ async def _each(call: RequestContext, key: str, verb: str, ids: list[str]) -> in
 async def _page(
     call: RequestContext, key: str, status: int = 200, error: str | None = None
 ) -> Response:
-    wanted = call.request.query_params.get("filter", "").strip()[:_FILTER]
+    search = call.request.query_params.get("filter", "").strip()[:_FILTER]
     after = call.query_name("after")
     matches, following = await dead_letter_filter.page(
-        call.context.dead_letters, key, _Sought.by(call, wanted), limit=_PAGE, after=after
+        call.context.dead_letters, key, _TextFilter.by(call, search), limit=_PAGE, after=after
     )
-    poller = poller_of(call)
-    snapshot = await poller.fresh()
+    snapshot = await poller_of(call).fresh()
     view = DashboardView(call, "dead", key)
-    ledger = view.total(snapshot)
-    on = {"filter": wanted, "after": following} if following else {}
-    return await render(
-        call,
-        "dead.html",
+    on = {"filter": search, "after": following} if following else {}
+    return await view.render(
+        snapshot,
         status,
-        live=f"/live?view=dead&key={path(key)[1:]}",
-        snapshot=snapshot,
-        shape=view.shape(snapshot),
-        key=key,
         dead_letters=matches,
-        sought=wanted,
+        search=search,
         after=after,
         following=urlencode({name: text for name, text in on.items() if text}),
-        dead=ledger.dead,
-        ledger=formatting.raw(ledger),
-        texts=view.texts(snapshot),
+        dead=view.total(snapshot).dead,
         error=error,
     )

@@ -1,4 +1,4 @@
-"""Figures as people read them; every text that changes by itself has a name here."""
+"""Formatting of values for people, and the names of all texts that the stream updates."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ PARTS = tuple(state.value for state in (State.WAITING, State.SCHEDULED, State.IN
     state.value
     for state in (State.DONE, State.DEAD, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 )
-"""what published tasks are accounted for as, in the order of a task's life"""
+"""states that add up to the published tasks, in the order of a task's life"""
 _NONE = "\N{EN DASH}"
 _LONG = 10
-"""from here on a figure is told without decimals"""
+"""values from here on are shown without decimals"""
 _WIDE, _HIGH = 960, 200
 _UNITS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def count(number: int) -> str:
-    """Say a whole number."""
+    """Format an integer."""
     return f"{number:,}"
 
 
 def rate(per_second: float) -> str:
-    """Say how many per second."""
+    """Format a rate per second."""
     return f"{per_second:,.0f}" if per_second >= _LONG or per_second == 0 else f"{per_second:.1f}"
 
 
 def duration(seconds: float | None) -> str:
-    """Say a span of time, with two digits or so."""
+    """Format a duration with about two digits."""
     if seconds is None:
         return _NONE
     if seconds < 1:
@@ -52,12 +52,12 @@ def duration(seconds: float | None) -> str:
 
 
 def age(at: float | None, now: float) -> str:
-    """Say how long ago."""
+    """Format the age of something that happened at ``at``."""
     return _NONE if at is None else duration(max(0.0, now - at)) if now - at >= 1 else "0 s"
 
 
 def clock(at: float) -> str:
-    """Say a time of the store's clock."""
+    """Format a time of the store's clock."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -65,7 +65,7 @@ def clock(at: float) -> str:
 
 
 def rate_limit(limit: RateLimit | None) -> str:
-    """Say a token bucket."""
+    """Format a token bucket."""
     if limit is None:
         return "no limit"
     unit = limit.interval_unit.value.lower()
@@ -74,12 +74,12 @@ def rate_limit(limit: RateLimit | None) -> str:
 
 
 def limits(settings: QueueSettings) -> list[tuple[str, str]]:
-    """Say what limits and orders a queue, in pairs of what and how."""
+    """Return limits and order of a queue as pairs of label and value."""
     results = [
         ("Capacity", "no limit" if settings.capacity is None else count(settings.capacity)),
         ("In flight", count(settings.max_inflight) if settings.max_inflight else "no limit"),
         ("Rate", rate_limit(settings.rate_limit)),
-        ("Order", "tenants in turn" if settings.order is Order.FAIR else "first in, first out"),
+        ("Order", "fair by tenant" if settings.order is Order.FAIR else "first in, first out"),
     ]
     if settings.shards > 1:
         results.append(("Shards", count(settings.shards)))
@@ -91,16 +91,16 @@ def limits(settings: QueueSettings) -> list[tuple[str, str]]:
 
 
 def balance(ledger: Ledger) -> tuple[str, str]:
-    """Say whether every task is accounted for: a state and words."""
+    """Return whether every task is accounted for, as a state and a text."""
     if ledger.balanced:
         return "ok", "Every task is accounted for"
     missing = ledger.imbalance
     what = "missing" if missing > 0 else "too many"
-    return "bad", f"Does not add up: {count(abs(missing))} {what}"
+    return "bad", f"Ledger does not balance: {count(abs(missing))} {what}"
 
 
 def of_ledger(ledger: Ledger) -> dict[str, str]:
-    """Name the texts of a ledger; what begins with ``@`` is a state, not a text."""
+    """Return the texts of a ledger by name; a name with ``@`` is a state, not a text."""
     state, names = balance(ledger)
     texts = {f"ledger.{name}": count(getattr(ledger, name)) for name in ("published", *PARTS)}
     return {**texts, "balance": names, "@balance": state}
@@ -109,7 +109,7 @@ def of_ledger(ledger: Ledger) -> dict[str, str]:
 def of_queue(
     key: str, reading: StoreReading, snapshot: Snapshot, history: History
 ) -> dict[str, str]:
-    """Name the texts of a queue."""
+    """Return the texts of a queue by name."""
     ledger, settings, window = reading.ledger, reading.settings, history.window([key])
     name, names = state_of(reading, flows=window.published > 0 or window.done > 0)
     busy = f"{count(ledger.in_flight)} / {count(settings.max_inflight)}"
@@ -136,13 +136,13 @@ def of_queue(
 
 
 def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
-    """Say how a queue is: a state and words."""
+    """Return the state of a queue, as a state and a text."""
     settings, ledger = reading.settings, reading.ledger
     if not ledger.balanced:
-        return "bad", "Does not add up"
+        return "bad", "Ledger does not balance"
     held = [
         (settings.moved_to is not None, "Moved"),
-        (settings.paused and settings.intake_paused, "Paused, intake too"),
+        (settings.paused and settings.intake_paused, "Paused, intake paused"),
         (settings.paused, "Paused"),
         (settings.intake_paused, "Intake paused"),
     ]
@@ -157,12 +157,12 @@ def state_of(reading: StoreReading, *, flows: bool) -> tuple[str, str]:
 
 
 def points(series: Sequence[int]) -> str:
-    """Return the points of a small line."""
+    """Return the points of a sparkline."""
     if len(series) <= 1:
         return ""
     steps, scale = len(series) - 1, (_HIGH - 20) / max(*series, 1)
     heights = [_HIGH - 10 - int(value * scale) for value in series]
-    # Where a line is level its ends are enough: most queues rest most of the time.
+    # On a level stretch its two ends suffice: most queues are idle most of the time.
     return " ".join(
         [
             f"{index * _WIDE // steps},{height}"
@@ -173,5 +173,5 @@ def points(series: Sequence[int]) -> str:
 
 
 def raw(ledger: Ledger) -> dict[str, int]:
-    """Return a ledger's numbers, for whoever compares."""
+    """Return a ledger's numbers, for scripts and tests."""
     return {name: int(value) for name, value in msgspec.structs.asdict(ledger).items()}

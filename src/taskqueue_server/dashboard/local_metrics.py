@@ -1,4 +1,4 @@
-"""What only the server that handed tasks out can tell: how long they ran, and whose they were."""
+"""Metrics of the tasks that this process delivered: their run time and their tenants."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from taskqueue_core.hooks import hookimpl
 from taskqueue_core.tasks import Confirmation, Delivery, Settled, Task
 
 _TIMES = 1000
-"""of one queue between two samples; the others of that second change a percentile little"""
+"""maximum number of run times per queue between two samples; more would change a percentile little"""
 _KEYS = 1000
 _TENANTS = 200
-"""of one queue; those that come after are counted together"""
+"""maximum number of tenants per queue; further ones are counted together"""
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Seconds from a delivery to its ack."""
+    """Percentiles of the seconds from a delivery to its ack."""
 
     p50: float
     p95: float
 
 
 class TenantFlow(msgspec.Struct):
-    """What one tenant had since somebody began to look."""
+    """The tasks of one tenant since the dashboard was opened."""
 
     published: int = 0
     delivered: int = 0
@@ -32,10 +32,10 @@ class TenantFlow(msgspec.Struct):
 
 
 class ProcessGauges:
-    """A plugin that measures while it is registered. Bounded in keys, tenants and times."""
+    """Hooks that measure while they are registered, with a bounded number of keys, tenants and times."""
 
     OTHERS = ""
-    """the tenant under whose name those are counted that are too many"""
+    """the name under which further tenants are counted"""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -43,24 +43,24 @@ class ProcessGauges:
         self._tenants: dict[str, dict[str, TenantFlow]] = {}
 
     def take(self) -> dict[str, Percentiles]:
-        """Return the percentiles by key since this was called last."""
+        """Return the percentiles by key since the last call."""
         times, self._times = self._times, {}
         return {key: _percentiles(time) for key, time in times.items()}
 
     def tenants(self, key: str) -> dict[str, TenantFlow]:
-        """Return what each tenant of a queue had."""
+        """Return the counts of each tenant of a queue."""
         return dict(self._tenants.get(key, {}))
 
     @hookimpl
     def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
-        """Count by tenant what was stored."""
+        """Count stored tasks by tenant."""
         for task, confirmation in zip(tasks, confirmations, strict=False):
             if task.tenant is not None and confirmation.stored:
                 self._flow(task).published += 1
 
     @hookimpl
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
-        """Count by tenant what was handed out."""
+        """Count deliveries by tenant."""
         for delivery in deliveries:
             if delivery.task.tenant is not None:
                 self._flow(delivery.task).delivered += 1
@@ -69,7 +69,7 @@ class ProcessGauges:
     def settled(
         self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
     ) -> None:
-        """Note how long what is done has run."""
+        """Record the run time of acked deliveries."""
         if verb != "ack":
             return
         now = self._now()

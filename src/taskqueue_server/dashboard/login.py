@@ -1,4 +1,4 @@
-"""Saying who one is, and leaving."""
+"""Sign in and sign out."""
 
 from __future__ import annotations
 
@@ -15,50 +15,56 @@ _TOKEN = 4096
 
 
 async def ask(call: RequestContext) -> Response:
-    """Show the form; where nobody is asked, go on."""
-    wanted = local_path(call.request.query_params.get("next"))
-    if not call.context.authenticates:
-        return see_other(call, wanted)
-    return await render(call, "login.html", wanted=wanted, error=None)
+    """Show the form; on a server without authentication, redirect to the requested page."""
+    target = local_path(call.request.query_params.get("next"))
+    if not call.context.access.authenticates:
+        return see_other(target)
+    return await render(call, "login.html", target=target, error=None)
 
 
 async def login(call: RequestContext) -> Response:
-    """Begin a session with a token that may look."""
-    _demand_own_page(call)
+    """Start a session with a token that has the right ``admin``."""
+    _require_own_page(call)
     form = await read_form(call)
-    wanted, token = local_path(form.text("next")), form.text("token")
-    if not call.context.authenticates:
-        return see_other(call, wanted)
+    target, token = local_path(form.text("next")), form.text("token")
+    if not call.context.access.authenticates:
+        return see_other(target)
     identity = (
-        call.context.identify(token, peer_of(call.request)) if 0 < len(token) <= _TOKEN else None
+        call.context.access.identify(token, peer_of(call.request))
+        if 0 < len(token) <= _TOKEN
+        else None
     )
     if identity is None:
-        said = "Unknown token. Check that it was copied completely and is not revoked."
-        return await render(call, "login.html", 401, wanted=wanted, error=said)
+        message = (
+            "Unknown token. Check that you copied it completely and that it has not been revoked."
+        )
+        return await render(call, "login.html", 401, target=target, error=message)
     if "admin" not in identity.verbs:
-        said = "This token is valid, but it lacks the right admin, which the dashboard needs."
-        return await render(call, "login.html", 403, wanted=wanted, error=said)
-    response = see_other(call, wanted)
-    response.headers["set-cookie"] = login_cookie(call.request, token)
+        message = "This token is valid, but the dashboard requires a token with the right admin."
+        return await render(call, "login.html", 403, target=target, error=message)
+    response = see_other(target)
+    response.headers["set-cookie"] = login_cookie(
+        call.request, token, call.context.settings.origins
+    )
     return response
 
 
 async def logout(call: RequestContext) -> Response:
     """End the session of this browser."""
-    _demand_own_page(call)
-    response = see_other(call, "/login", "signed-out")
+    _require_own_page(call)
+    response = see_other("/login", "signed-out")
     response.headers["set-cookie"] = logout_cookie(call.request)
     return response
 
 
-def _demand_own_page(call: RequestContext) -> None:
-    # There is no session yet that could be asked for, and another site's page must not begin or end one either:
-    # not even one that is allowed to ask the API.
+def _require_own_page(call: RequestContext) -> None:
+    # Before sign-in there is no session to check, yet another site must not start or end one, even if its origin is
+    # allowed to use the API.
     request = call.request
     origins = call.context.settings.origins
     if "origin" in request.headers and not is_own_origin(
         request.headers, request.url.scheme, origins
     ):
         raise ProblemError(
-            403, "origin", "cross-site request rejected: only pages of this server may do this"
+            403, "origin", "cross-site request rejected: only pages of this server may send it"
         )

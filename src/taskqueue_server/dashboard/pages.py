@@ -1,11 +1,13 @@
-"""How a page is made: rendered with everything escaped, with headers that let in nothing from elsewhere."""
+"""Rendering of pages, with all values escaped and strict security headers, and static files."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
@@ -17,17 +19,33 @@ from starlette.routing import Route
 
 from taskqueue_server.context.server import VERSION
 from taskqueue_server.dashboard import formatting
-from taskqueue_server.dashboard.sampler import StatsPoller
-from taskqueue_server.dashboard.static_files import address
-from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem
+from taskqueue_server.dashboard.poller import StatsPoller
+from taskqueue_server.problems import PROBLEM_TYPE, HttpProblem, ProblemError
 from taskqueue_server.routing.operations import RequestContext
+
+_TYPES = {"css": "text/css", "js": "text/javascript"}
+_FOLDER = files("taskqueue_server.dashboard") / "static"
+FILES = {
+    file.name: file.read_bytes()
+    for file in sorted(_FOLDER.iterdir(), key=lambda file: file.name)
+    if file.name.rpartition(".")[2] in _TYPES
+}
+"""content by file name"""
+_HASHES = {name: hashlib.sha256(text).hexdigest()[:16] for name, text in FILES.items()}
+_FOR_GOOD = "public, max-age=31536000, immutable"
+
+
+def address(name: str) -> str:
+    """Return the URL of a static file, which changes with its content."""
+    return f"/static/{name}?v={_HASHES[name]}"
+
 
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
-    # With no-referrer browsers hide the origin of a form as well, which is what forms are known by.
+    # With no-referrer, browsers would hide the origin of forms, by which cross-site requests are detected.
     "referrer-policy": "same-origin",
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
@@ -48,13 +66,13 @@ NOTICES: Mapping[str, str] = {
     "not-live": "No change: the task has already ended.",
     "not-dead": "No change: the task is no longer a dead letter.",
     "nothing": "No change: no dead letter was selected, or it is no longer one.",
-    "more": "Done for {n}; more match, so repeat it.",
+    "more": "Done: {n}. More dead letters match: repeat the action to continue.",
     "signed-out": "Signed out.",
 }
-"""what a page says after an action: an address names a text, and never brings one"""
+"""messages after an action, by the name in the URL, so that a link cannot inject text"""
 _DIGITS = 12
-_PIECE = 0.004
-"""seconds of a page that are made at one go"""
+_TURN_SECONDS = 0.004
+"""maximum number of seconds of rendering before other tasks of the event loop get a turn"""
 _PATH = 2000
 _problem = msgspec.json.Decoder(HttpProblem)
 _loader = ChoiceLoader([PackageLoader("taskqueue_server.dashboard")])
@@ -69,7 +87,7 @@ _environment = Environment(
 
 
 def path(*parts: str) -> str:
-    """Return the address of a page, each part quoted."""
+    """Return the path of a page, with each part quoted."""
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
@@ -80,13 +98,13 @@ _environment.filters.update(
     rate=formatting.rate,
 )
 _environment.globals.update(static=address, path=path, version=VERSION, parts=formatting.PARTS)
-# All are read now: where the files are replaced under a running server, its pages stay those of its code.
+# Load all templates now, so that files replaced under a running server do not mix with its code.
 for _name in _environment.list_templates(extensions=["html"]):
     _environment.get_template(_name)
 
 
 def add_templates(package: str) -> None:
-    """Have a package's templates, which may extend ``base.html``, found after those of this one. Idempotent."""
+    """Add a package's templates, which may extend ``base.html``. Idempotent."""
     known = {loader.package_name for loader in _loader.loaders if isinstance(loader, PackageLoader)}
     if package not in known:
         added = PackageLoader(package)
@@ -96,18 +114,18 @@ def add_templates(package: str) -> None:
 
 
 def poller_of(call: RequestContext) -> StatsPoller:
-    """Return the one sampler of this server."""
+    """Return the server's poller."""
     return StatsPoller.of(call.context)
 
 
 async def render(call: RequestContext, template: str, status: int = 200, **names: Any) -> Response:
-    """Return a page."""
+    """Return a rendered page."""
     request = call.request
-    said, number = request.query_params.get("said", ""), request.query_params.get("n", "")
-    shown = number if number.isdecimal() and len(number) <= _DIGITS else "?"
+    notice, number = request.query_params.get("said", ""), request.query_params.get("n", "")
+    digits = number if number.isdecimal() and len(number) <= _DIGITS else "?"
     names = {
-        "said": NOTICES[said].format(n=shown) if said in NOTICES else None,
-        "open": not call.context.authenticates,
+        "said": NOTICES[notice].format(n=digits) if notice in NOTICES else None,
+        "open": not call.context.access.authenticates,
         "who": call.identity.name if call.identity else None,
         "live": None,
         "shape": None,
@@ -120,13 +138,13 @@ async def render(call: RequestContext, template: str, status: int = 200, **names
     turn, more = poller_of(call).turn, True
     while more:
         async with turn:
-            until, more = time.perf_counter() + _PIECE, False
+            until, more = time.perf_counter() + _TURN_SECONDS, False
             for piece in pieces:
                 text.append(piece)
                 if time.perf_counter() > until:
                     more = True
                     break
-            await asyncio.sleep(0)  # whoever is next waits for the turn, and others come in between
+            await asyncio.sleep(0)  # let the next renderer take the turn, and other tasks run
     return _response("".join(text), status)
 
 
@@ -136,22 +154,16 @@ def _response(text: str, status: int) -> Response:
     )
 
 
-def see_other(
-    call: RequestContext, target: str, said: str | None = None, number: int | None = None
-) -> Response:
-    """Return the way to the page that shows what an action did: it is loaded anew, and can be again."""
-    if said is not None:
-        target += f"{'&' if '?' in target else '?'}said={said}"
+def see_other(target: str, notice: str | None = None, number: int | None = None) -> Response:
+    """Return a redirect to the page that shows the result of an action, so that reloading does not repeat it."""
+    if notice is not None:
+        target += f"{'&' if '?' in target else '?'}said={notice}"
         target += "" if number is None else f"&n={number}"
-    return Response(status_code=303, headers={"location": target, **_of_htmx(call.request, None)})
-
-
-def _of_htmx(request: Request, redirect: str | None) -> dict[str, str]:
-    return {"hx-redirect": redirect} if redirect and "hx-request" in request.headers else {}
+    return Response(status_code=303, headers={"location": target})
 
 
 def local_path(text: str | None) -> str:
-    """Return ``text`` if it is a path of this server, else the first page."""
+    """Return ``text`` if it is a path of this server, else ``/``."""
     if (
         text is not None
         and text.startswith("/")
@@ -166,14 +178,14 @@ def local_path(text: str | None) -> str:
 
 
 def as_pages(routes: list[Route]) -> list[Route]:
-    """Have problems shown as pages, and who is not known sent to where one says who one is."""
-    return [Route(route.path, _shown(route.endpoint), methods=route.methods) for route in routes]
+    """Return the routes with problems shown as pages, and unauthenticated clients redirected to sign in."""
+    return [Route(route.path, _as_page(route.endpoint), methods=route.methods) for route in routes]
 
 
-def _shown(
+def _as_page(
     endpoint: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    async def shown(request: Request) -> Response:
+    async def handler_as_page(request: Request) -> Response:
         response = await endpoint(request)
         if response.media_type != PROBLEM_TYPE or "text/event-stream" in request.headers.get(
             "accept", ""
@@ -182,7 +194,7 @@ def _shown(
         problem = _problem.decode(response.body)
         if problem.status == HTTPStatus.UNAUTHORIZED:
             return _to_login(request)
-        nobody = {
+        anonymous = {
             "said": None,
             "open": False,
             "who": None,
@@ -191,21 +203,36 @@ def _shown(
             "query": "",
         }
         text = _environment.get_template("problem.html").render(
-            **nobody, problem=problem, here=request.url.path
+            **anonymous, problem=problem, here=request.url.path
         )
         page = _response(text, problem.status)
         if "retry-after" in response.headers:
             page.headers["retry-after"] = response.headers["retry-after"]
         return page
 
-    return shown
+    return handler_as_page
 
 
 def _to_login(request: Request) -> Response:
-    wanted = request.url.path if request.method == "GET" else "/"
+    requested = request.url.path if request.method == "GET" else "/"
     if request.method == "GET" and request.url.query:
-        wanted += f"?{request.url.query}"
-    target = "/login" if wanted == "/" else f"/login?next={quote(local_path(wanted), safe='')}"
-    if "hx-request" in request.headers:  # a script would put the page into the place of a part
+        requested += f"?{request.url.query}"
+    target = (
+        "/login" if requested == "/" else f"/login?next={quote(local_path(requested), safe='')}"
+    )
+    if "hx-request" in request.headers:  # htmx would insert the sign-in page into this page
         return Response(status_code=204, headers={"hx-redirect": target})
     return Response(status_code=303, headers={"location": target})
+
+
+async def static(call: RequestContext) -> Response:
+    """Return a static file. With the hash of its content in the URL, it may be cached forever."""
+    name = call.request.path_params["name"]
+    if name not in FILES:
+        raise ProblemError(404, "not_found", "no resource at this path")
+    tag = f'"{_HASHES[name]}"'
+    versioned = call.request.query_params.get("v") == _HASHES[name]
+    headers = {"etag": tag, "cache-control": _FOR_GOOD if versioned else "no-cache"}
+    if tag in call.request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(FILES[name], headers=headers, media_type=_TYPES[name.rpartition(".")[2]])

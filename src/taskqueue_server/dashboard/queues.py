@@ -1,4 +1,4 @@
-"""One queue: what flows through it, and what an operator may change."""
+"""The page of one queue: statistics, pause, settings and purge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskqueue_core.errors import (
 from taskqueue_core.queue_settings import pause_queue
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_server.dashboard import formatting, settings_form
-from taskqueue_server.dashboard.pages import path, poller_of, render, see_other
+from taskqueue_server.dashboard.pages import path, poller_of, see_other
 from taskqueue_server.dashboard.settings_form import read_form
 from taskqueue_server.dashboard.snapshot import StoreReading
 from taskqueue_server.dashboard.views import DashboardView
@@ -27,32 +27,32 @@ _TENANTS = 50
 
 
 async def queue(call: RequestContext) -> Response:
-    """Show a queue; an unknown one is empty."""
+    """Show a queue; an unknown queue is empty."""
     return await _page(call, call.name("key"))
 
 
 async def pause(call: RequestContext) -> Response:
-    """Pause or resume the hand-out, or the intake."""
+    """Pause or resume deliveries or the intake."""
     key, form = call.name("key"), await read_form(call)
     intake, paused = form.text("what") == "intake", form.text("to") == "paused"
     if form.text("to") not in {"paused", "resumed"}:
         raise InvalidInput("to", "an unknown value", "paused or resumed")
     await pause_queue(call.context.control, key, intake=intake, paused=paused)
-    said = ("intake-" if intake else "") + ("paused" if paused else "resumed")
+    notice = ("intake-" if intake else "") + ("paused" if paused else "resumed")
     back = path() if form.text("back") == "overview" else path("queues", key)
-    return see_other(call, back, said)
+    return see_other(back, notice)
 
 
 async def settings(call: RequestContext) -> Response:
-    """Change limits and order. What does not go is said beside its field, and nothing is changed."""
+    """Change settings. Errors are shown next to their fields, and nothing is changed then."""
     key, form = call.name("key"), await read_form(call)
     found = await call.context.control.settings(key)
     filled = {name: form.text(name) for name in settings_form.NAMES}
     try:
-        wanted = settings_form.changed(found, filled, form.text("version"))
-        if wanted != found:
-            await call.context.control.configure(key, wanted)
-    except settings_form.Wrong as wrong:
+        new = settings_form.changed(found, filled, form.text("version"))
+        if new != found:
+            await call.context.control.configure(key, new)
+    except settings_form.FormError as wrong:
         return await _page(call, key, 422, filled=filled, errors=wrong.errors)
     except InvalidInput as error:
         errors = settings_form.field_errors(error)
@@ -61,23 +61,23 @@ async def settings(call: RequestContext) -> Response:
         return await _page(call, key, 422, filled=filled, errors={"": str(error)})
     except SettingsConflict:
         found = await call.context.control.settings(key)
-        said = (
-            "These settings were changed in the meantime. Your values are below; where they "
-            "differ, the current value is shown next to them. Save again to overwrite it."
+        notice = (
+            "These settings have changed since you opened the form. Your values are shown below, with the current "
+            "value next to each one that differs. Save again to overwrite the current values."
         )
-        return await _page(call, key, 409, filled=filled, errors={"": said})
-    return see_other(call, path("queues", key), "saved")
+        return await _page(call, key, 409, filled=filled, errors={"": notice})
+    return see_other(path("queues", key), "saved")
 
 
 async def purge(call: RequestContext) -> Response:
-    """Cancel all that waits or is scheduled, when the queue's name was typed."""
+    """Cancel all waiting and scheduled tasks, if the queue's name was typed as confirmation."""
     key, form = call.name("key"), await read_form(call)
     if form.text("confirm") != key:
         return await _page(
-            call, key, 422, errors={"confirm": "Type the name of the queue, as above."}
+            call, key, 422, errors={"confirm": "Type the name of the queue exactly."}
         )
     number = await call.context.control.purge(key)
-    return see_other(call, path("queues", key), "purged", number)
+    return see_other(path("queues", key), "purged", number)
 
 
 async def _page(
@@ -92,22 +92,16 @@ async def _page(
     snapshot = await poller.fresh()
     known = key in snapshot.readings
     if snapshot.error is not None and not known:
-        detail = f"the store does not answer ({snapshot.error})"
+        detail = f"the store does not respond ({snapshot.error})"
         raise ProblemError(503, "store", detail, headers={"retry-after": "1"})
     reading = snapshot.readings.get(key) or _empty(key, await call.context.control.settings(key))
     view = DashboardView(call, "queue", key)
     now = settings_form.fields(reading.settings)
-    return await render(
-        call,
-        "queue.html",
+    return await view.render(
+        snapshot,
         status,
-        live=f"/live?view=queue&key={path(key)[1:]}",
-        snapshot=snapshot,
-        shape=view.shape(snapshot),
-        key=key,
         reading=reading,
         known=known,
-        ledger=formatting.raw(reading.ledger),
         texts={
             **view.texts(snapshot),
             **formatting.of_queue(key, reading, snapshot, poller.history),
@@ -120,7 +114,6 @@ async def _page(
         now=now,
         filled=filled or now,
         errors=errors or {},
-        server=str(call.request.base_url).rstrip("/"),
     )
 
 
@@ -131,14 +124,14 @@ def _empty(key: str, result: QueueSettings) -> StoreReading:
 def _tenants(call: RequestContext, key: str, result: QueueSettings) -> list[dict[str, Any]]:
     poller = poller_of(call)
     flows = poller.process_gauges.tenants(key)
-    handed_out = sum(flow.delivered for flow in flows.values())
+    total_delivered = sum(flow.delivered for flow in flows.values())
     most = sorted(flows.items(), key=lambda pair: (-pair[1].delivered, pair[0]))
     return [
         {
             "name": tenant or "all others",
             "weight": result.weights.get(tenant, 1),
             "flow": flow,
-            "share": flow.delivered / handed_out if handed_out else 0.0,
+            "share": flow.delivered / total_delivered if total_delivered else 0.0,
         }
         for tenant, flow in most[:_TENANTS]
     ]

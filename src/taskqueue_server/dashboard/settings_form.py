@@ -1,4 +1,4 @@
-"""A queue's settings as the fields of a form, and back."""
+"""The form for a queue's settings: its fields, and their conversion from and to `QueueSettings`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
 _UNITS = (("SECONDS", "seconds"), ("MINUTES", "minutes"), ("HOURS", "hours"))
-_ORDERS = (("fifo", "First in, first out"), ("fair", "Tenants in turn"))
+_ORDERS = (("fifo", "First in, first out"), ("fair", "Fair by tenant"))
 
 
 class Field(NamedTuple):
-    """One field of the form. An empty one stands for no limit."""
+    """One field of the form. An empty value means no limit."""
 
     name: str
     label: str
@@ -36,8 +36,12 @@ class Group(NamedTuple):
 
 def _rate(of: str, label: str) -> tuple[Field, ...]:
     return (
-        Field(f"{of}.max_tokens", label, "empty: no limit; this many may also come at once"),
-        Field(f"{of}.interval", "Interval", "in how many of the unit; empty: 1"),
+        Field(
+            f"{of}.max_tokens",
+            label,
+            "deliveries per interval, also the largest burst; empty: no limit",
+        ),
+        Field(f"{of}.interval", "Interval", "number of units; empty: 1"),
         Field(f"{of}.interval_unit", "Unit", "", _UNITS),
     )
 
@@ -46,49 +50,45 @@ GROUPS = (
     Group(
         "Limits",
         (
+            Field("capacity", "Capacity", "maximum of tasks not yet delivered; empty: no limit"),
             Field(
-                "capacity", "Capacity", "tasks waiting before new ones are refused; empty: no limit"
-            ),
-            Field(
-                "max_inflight", "In flight", "tasks running at once, over all workers; 0: no limit"
+                "max_inflight",
+                "In flight",
+                "maximum of running tasks, over all workers; 0: no limit",
             ),
             Field(
                 "max_processing_time",
                 "Longest run",
-                "seconds without progress; empty: no limit",
+                "maximum of seconds without progress; empty: no limit",
                 whole=False,
             ),
-            Field(
-                "max_losses", "Losses", "lost with its worker more often than this, a task is dead"
-            ),
+            Field("max_losses", "Losses", "a task lost more often becomes a dead letter"),
         ),
     ),
-    Group("Rate", _rate("rate_limit", "Hand-outs")),
+    Group("Rate", _rate("rate_limit", "Deliveries")),
     Group(
         "Order",
         (
-            Field("order", "Order", "of the tasks of one priority", _ORDERS),
+            Field("order", "Order", "within each priority", _ORDERS),
             Field(
                 "floor_share",
                 "Floor share",
-                "0 to 0.5: what the lowest priority has for sure",
+                "0 to 0.5: share of deliveries reserved for the lowest priority",
                 whole=False,
             ),
             Field(
-                "tenant_capacity", "Capacity of a tenant", "with tenants in turn; empty: no limit"
+                "tenant_capacity", "Capacity per tenant", "with fair order only; empty: no limit"
             ),
             Field(
-                "tenant_max_inflight", "In flight of a tenant", "with tenants in turn; 0: no limit"
+                "tenant_max_inflight", "In flight per tenant", "with fair order only; 0: no limit"
             ),
         ),
     ),
     Group(
         "Retry",
         (
-            Field(
-                "retry.max_attempts", "Attempts", "in all, before a task goes to the dead letters"
-            ),
-            Field("retry.base", "First wait", "seconds; it doubles each time", whole=False),
+            Field("retry.max_attempts", "Attempts", "maximum before a task becomes a dead letter"),
+            Field("retry.base", "First delay", "seconds; doubles with each retry", whole=False),
             Field("retry.cap", "Longest wait", "seconds", whole=False),
         ),
     ),
@@ -100,8 +100,8 @@ _MOST = 1e15
 _OPTIONAL = {"capacity", "max_processing_time", "tenant_capacity"}
 
 
-class Wrong(Exception):
-    """Some fields do not hold what they may."""
+class FormError(Exception):
+    """An error for invalid values in the form."""
 
     def __init__(self, errors: dict[str, str]) -> None:
         super().__init__("invalid values in the form")
@@ -109,7 +109,7 @@ class Wrong(Exception):
 
 
 def fields(settings: QueueSettings) -> dict[str, str]:
-    """Return what the form shows of settings."""
+    """Return the settings as values of the form's fields."""
     return {name: _shown(_value_of(settings.model_dump(mode="json"), name)) for name in NAMES}
 
 
@@ -126,10 +126,10 @@ def _shown(value: object) -> str:
 
 
 def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> QueueSettings:
-    """Return the settings with what was filled in.
+    """Return the settings with the values of the form.
 
-    Raises `Wrong` for what is no number, `InvalidInput` for one that may not be, and `SettingsConflict` where the
-    form was made from another version.
+    Raises `Wrong` for what is not a number, `InvalidInput` for a value that is not allowed, and `SettingsConflict` if
+    the form was made from another version.
     """
     if version != str(settings.version):
         raise SettingsConflict("these settings were changed in the meantime")
@@ -142,14 +142,14 @@ def changed(settings: QueueSettings, filled: dict[str, str], version: str) -> Qu
         try:
             value = _read(_FIELDS[name], text)
         except ValueError:
-            errors[name] = "A whole number, please." if _FIELDS[name].whole else "A number, please."
+            errors[name] = "Enter a whole number." if _FIELDS[name].whole else "Enter a number."
             continue
         if parent == "rate_limit":
             continue
         (values if not parent else values[parent])[last] = value
     values["rate_limit"] = _bucket(filled, errors)
     if errors:
-        raise Wrong(errors)
+        raise FormError(errors)
     return read_settings(msgspec.json.encode(values))
 
 
@@ -177,14 +177,14 @@ def _bucket(filled: dict[str, str], errors: dict[str, str]) -> dict[str, object]
         try:
             bucket[name] = _read(_FIELDS[f"rate_limit.{name}"], text)
         except ValueError:
-            errors[f"rate_limit.{name}"] = "A whole number, please."
+            errors[f"rate_limit.{name}"] = "Enter a whole number."
     return bucket
 
 
 def field_errors(error: InvalidInput) -> dict[str, str]:
-    """Return what is wrong, by the name of its field; under no name where the form has none."""
-    said = f"Allowed: {error.allowed}."
-    return {error.field: said} if error.field in _FIELDS else {"": str(error)}
+    """Return the errors by field; under an empty name if the form does not have the field."""
+    message = f"Allowed: {error.allowed}."
+    return {error.field: message} if error.field in _FIELDS else {"": str(error)}
 
 
 _FORM = "application/x-www-form-urlencoded"
@@ -192,22 +192,22 @@ _MAX_FIELDS = 2000
 
 
 class Form:
-    """The fields of a form."""
+    """The submitted values of a form."""
 
     def __init__(self, fields: dict[str, list[str]]) -> None:
         self._fields = fields
 
     def text(self, name: str) -> str:
-        """Return one field without blanks around it; nothing where it is not there."""
+        """Return a value without surrounding spaces; an empty string if it is missing."""
         return self._fields.get(name, [""])[0].strip()
 
     def all(self, name: str) -> list[str]:
-        """Return a field that may be there several times."""
+        """Return all values of a field that may be repeated."""
         return self._fields.get(name, [])
 
 
 async def read_form(call: RequestContext) -> Form:
-    """Read the body. Raises `ProblemError`."""
+    """Read and decode the body. Raises `ProblemError`."""
     body = await call.read(_FORM)
     try:
         fields = parse_qs(

@@ -1,4 +1,4 @@
-"""One look at the store, and the five minutes before it."""
+"""A sample of the store's statistics, and the history of the last five minutes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from taskqueue_core.tasks import Health, Ledger, QueueStats, WorkerInfo
 from taskqueue_server.dashboard.local_metrics import Percentiles
 
 HISTORY = 300
-"""seconds, with one point each at the most"""
+"""seconds of history, with at most one point per second"""
 LISTED = 200
-"""queues that one page shows; sums are over all of them"""
-_KEPT = 1000
-"""queues whose own history is kept"""
+"""maximum number of queues on a page; sums include all"""
+_MAX_HISTORIES = 1000
+"""maximum number of queues with a history of their own"""
 _WINDOW = 3.0
-"""seconds over which a rate is told: calm enough to be read, quick enough to see a pause"""
+"""seconds over which a rate is computed: long enough to be steady, short enough to show a pause"""
 
 
 class StoreReading(msgspec.Struct, frozen=True):
-    """One queue in one sample. The ledger is the store's, read in one step."""
+    """One queue in one sample, with a consistent ledger."""
 
     stats: QueueStats
     settings: QueueSettings
@@ -32,12 +32,12 @@ class StoreReading(msgspec.Struct, frozen=True):
 
     @property
     def ledger(self) -> Ledger:
-        """The queue's books."""
+        """The queue's ledger."""
         return self.stats.ledger
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look at the store found."""
+    """A sample of the store's statistics."""
 
     number: int
     at: float
@@ -46,29 +46,29 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...] = ()
     health: Health
     error: str | None = None
-    """why could not read the store for the dashboard; what is shown then is what was found before"""
+    """code of the error that prevented this sample; it then repeats the values of the one before"""
 
     def keys(self, may: Callable[[str], bool]) -> list[str]:
-        """Return the queues that somebody may see, sorted."""
+        """Return the queues for which ``may`` is true, sorted."""
         return [key for key in self.readings if may(key)]
 
     def total(self, keys: Iterable[str]) -> Ledger:
-        """Add ledgers up."""
+        """Return the sum of the queues' ledgers."""
         total = Ledger()
         for key in keys:
             total += self.readings[key].ledger
         return total
 
     def workers_of(self, may: Callable[[str], bool]) -> list[WorkerInfo]:
-        """Return the workers all of whose keys somebody may see."""
+        """Return the workers for all of whose keys ``may`` is true."""
         return [worker for worker in self.workers if all(map(may, worker.keys))]
 
 
-class Point(msgspec.Struct, frozen=True):
-    """One queue, or the sum of some, at one moment of the history."""
+class Point(NamedTuple):
+    """One point of the history, for one queue or a sum."""
 
     published: int = 0
-    """since the history began, or the queue was there: what it had before did not come while somebody looked"""
+    """since the history began, or the queue appeared: earlier tasks are not part of a rate"""
     done: int = 0
     waiting: int = 0
     scheduled: int = 0
@@ -76,12 +76,12 @@ class Point(msgspec.Struct, frozen=True):
     p50: float | None = None
     p95: float | None = None
 
-    def then(self, reading: StoreReading, came: int, went: int) -> Point:
-        """Return the point after this one."""
+    def following(self, reading: StoreReading, new_published: int, new_done: int) -> Point:
+        """Return the next point."""
         ledger, run_time = reading.ledger, reading.run_time
         return Point(
-            self.published + came,
-            self.done + went,
+            self.published + new_published,
+            self.done + new_done,
             ledger.waiting,
             ledger.scheduled,
             ledger.in_flight,
@@ -90,11 +90,11 @@ class Point(msgspec.Struct, frozen=True):
         )
 
 
-_NOTHING = Point()
+_ZERO = Point()
 
 
 class MetricsWindow(msgspec.Struct, frozen=True):
-    """Per second, over the last moments."""
+    """Rates per second over the last few seconds."""
 
     published: float = 0.0
     done: float = 0.0
@@ -109,16 +109,16 @@ class _Row(NamedTuple):
     total: Point
 
     def sum(self, keys: Sequence[str] | None) -> Point:
-        """Add some queues up, or all; percentiles cannot be added."""
+        """Return the sum over these queues, or all; without percentiles, which cannot be added."""
         if keys is None:
             return self.total
         if len(keys) == 1:
-            return self.points.get(keys[0], _NOTHING)
+            return self.points.get(keys[0], _ZERO)
         return _sum(self.points[key] for key in keys if key in self.points)
 
 
 class History:
-    """The last five minutes, in a ring. Where keys are asked for, ``None`` stands for all there are."""
+    """The history of the last five minutes. Where keys are an argument, ``None`` means all queues."""
 
     def __init__(self) -> None:
         self._rows: deque[_Row] = deque(maxlen=HISTORY)
@@ -126,40 +126,35 @@ class History:
 
     def add(self, snapshot: Snapshot) -> None:
         """Append a sample."""
-        last = self._rows[-1] if self._rows else _Row(snapshot.at, {}, _NOTHING)
+        last = self._rows[-1] if self._rows else _Row(snapshot.at, {}, _ZERO)
         while self._rows and self._rows[0].at <= snapshot.at - HISTORY:
             self._rows.popleft()
         points = dict[str, Point]()
-        published, done, waiting, scheduled, in_flight = (
-            last.total.published,
-            last.total.done,
-            0,
-            0,
-            0,
-        )
+        published, done = last.total.published, last.total.done
+        waiting = scheduled = in_flight = 0
         for number, (key, reading) in enumerate(snapshot.readings.items()):
             ledger = reading.ledger
             before = self._before[key].ledger if key in self._before else ledger
-            came = max(0, ledger.published - before.published)
-            went = max(0, ledger.done - before.done)
-            published, done = published + came, done + went
+            new_published = max(0, ledger.published - before.published)
+            new_done = max(0, ledger.done - before.done)
+            published, done = published + new_published, done + new_done
             waiting += ledger.waiting
             scheduled += ledger.scheduled
             in_flight += ledger.in_flight
-            if number < _KEPT:
-                point = last.points.get(key, _NOTHING)
-                now = point.then(reading, came, went)
+            if number < _MAX_HISTORIES:
+                point = last.points.get(key, _ZERO)
+                now = point.following(reading, new_published, new_done)
                 points[key] = point if now == point else now
         total = Point(published, done, waiting, scheduled, in_flight)
         self._before = snapshot.readings
         self._rows.append(_Row(snapshot.at, points, total))
 
     def __len__(self) -> int:
-        """Count the points."""
+        """Return the number of points."""
         return len(self._rows)
 
     def window(self, keys: Sequence[str] | None) -> MetricsWindow:
-        """Return how much flows through some queues."""
+        """Return the rates of these queues."""
         if len(self._rows) <= 1:
             return MetricsWindow()
         last = self._rows[-1]
@@ -173,9 +168,9 @@ class History:
     def rows(
         self, keys: Sequence[str] | None, newest: int = HISTORY
     ) -> Iterator[list[float | None]]:
-        """Return rows to draw, the oldest first: time, published/s, done/s, waiting, scheduled, in flight, p50, p95.
+        """Yield rows of the charts, oldest first: time, published/s, done/s, waiting, scheduled, in flight, p50, p95.
 
-        Each is made when it is taken: many rows of many queues are more than is done at one go.
+        Rows are computed one by one, because many rows of many queues would block the event loop.
         """
         shown = list(self._rows)[-(newest + 1) :]
         before: tuple[float, Point] | None = None
@@ -192,7 +187,7 @@ class History:
                 yield [round(row.at, 2), *rates, *depth, point.p50, point.p95]
 
     def series(self, key: str, newest: int = 60) -> list[int]:
-        """Return how many waited in a queue, for a small picture."""
+        """Return the number of waiting tasks over time, for a sparkline."""
         rows = islice(reversed(self._rows), newest)
         waiting = [row.points[key].waiting if key in row.points else 0 for row in rows]
         return waiting[::-1]
@@ -207,11 +202,4 @@ def _between(since: float, before: Point, until: float, after: Point) -> Metrics
 
 
 def _sum(points: Iterable[Point]) -> Point:
-    published = done = waiting = scheduled = in_flight = 0
-    for point in points:
-        published += point.published
-        done += point.done
-        waiting += point.waiting
-        scheduled += point.scheduled
-        in_flight += point.in_flight
-    return Point(published, done, waiting, scheduled, in_flight)
+    return Point(*map(sum, zip(*(point[:5] for point in points), strict=True)))

@@ -1,4 +1,4 @@
-"""What keeps a page up to date: a stream of events, each with what has changed since the one before."""
+"""The stream of events that updates a page: each event has the changes since the previous one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_server.dashboard.pages import poller_of
-from taskqueue_server.dashboard.sampler import StatsPoller
+from taskqueue_server.dashboard.poller import StatsPoller
 from taskqueue_server.dashboard.snapshot import Snapshot
 from taskqueue_server.dashboard.views import DashboardView, encoded
 from taskqueue_server.problems import ProblemError, respond
@@ -22,11 +22,11 @@ from taskqueue_server.routing.operations import RequestContext
 _OF_ALL, _OF_ONE = {"overview", "workers"}, {"queue", "dead", "task"}
 _PATIENCE = 5.0
 _READS = 10.0
-"""seconds for which one that does not read is waited for; its place is free then"""
+"""seconds after which a client that does not read is disconnected, and its slot is free"""
 
 
 async def live(call: RequestContext) -> Response:
-    """Return the stream of a page. Raises `ProblemError` when there are too many."""
+    """Return the stream of a page. Raises `ProblemError` if too many pages are open."""
     query = call.request.query_params
     name, key, task_id = query.get("view", ""), query.get("key"), query.get("id")
     known = name in (_OF_ALL if key is None else _OF_ONE)
@@ -44,7 +44,7 @@ async def live(call: RequestContext) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """Has one of the places while it is sent; where there is none left it is a problem instead."""
+    """A response that holds one of the page slots while it is sent; without a free slot it is a problem."""
 
     def __init__(
         self, poller: StatsPoller, events: AsyncIterator[bytes], client: str | None = None
@@ -55,7 +55,7 @@ class EventStream(StreamingResponse):
         self._client_name = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, as any response of an ASGI application."""
+        """Send the response, as an ASGI application."""
 
         async def patient(message: Message) -> None:
             async with asyncio.timeout(_READS):
@@ -69,7 +69,7 @@ class EventStream(StreamingResponse):
 
 
 async def moments(call: RequestContext) -> AsyncGenerator[Snapshot | str]:
-    """Yield each new sample, for as long as who asks has its rights; at last why there are no more."""
+    """Yield each new sample while the client has its rights, and finally the reason for the end."""
     poller = poller_of(call)
     number = poller.newest
     with call.watch_access() as revoked:
@@ -108,7 +108,7 @@ async def _events(
             async with poller.turn:
                 event = await view.event(snapshot, before, values, status)
                 values = view.texts(snapshot)
-                await asyncio.sleep(0)  # who is next waits for the turn, and others come in
+                await asyncio.sleep(0)  # let the next renderer take the turn, and other tasks run
             before = snapshot
             yield event
 
@@ -119,6 +119,6 @@ async def _status(call: RequestContext, view: DashboardView) -> TaskStatus | Non
     try:
         async with asyncio.timeout(_PATIENCE):
             (status,) = await call.context.control.statuses(view.key, view.task_id)
-    except Exception:  # noqa: BLE001 - the sample tells that the store is away
+    except Exception:  # noqa: BLE001 - the sample shows that the store is unavailable
         return None
     return status

@@ -1,4 +1,4 @@
-"""One task: its life so far, and what can be done about it."""
+"""The page of one task, and the search for tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskqueue_server.dashboard.views import DashboardView
 from taskqueue_server.routing.operations import RequestContext
 
 _SHOWN = 4000
-"""characters of a payload or a result"""
+"""maximum number of characters of a payload or a result"""
 _BETWEEN = re.compile(r"[\s/,]+")
 
 
@@ -34,17 +34,15 @@ async def act(call: RequestContext) -> Response:
     if action in {"cancel", "discard"} and confirmed != action:
         return await _page(call, key, task_id, 422, error="Tick the box to confirm.")
     if action == "cancel":
-        said = "cancelled" if await call.context.control.cancel(key, task_id) else "not-live"
-        return see_other(call, path("tasks", key, task_id), said)
+        notice = "cancelled" if await call.context.control.cancel(key, task_id) else "not-live"
+        return see_other(path("tasks", key, task_id), notice)
     dead_letters = call.context.dead_letters
     moves = {"redrive": dead_letters.redrive, "discard": dead_letters.discard}
     if action not in moves:
         raise InvalidInput("action", "an unknown value", "cancel, redrive or discard")
     number = await moves[action](key, task_id)
-    said = f"{action}n" if action == "redrive" else "discarded"
-    return see_other(
-        call, path("tasks", key, task_id), said if number else "not-dead", number or None
-    )
+    notice = f"{action}n" if action == "redrive" else "discarded"
+    return see_other(path("tasks", key, task_id), notice if number else "not-dead", number or None)
 
 
 async def _page(
@@ -55,30 +53,21 @@ async def _page(
     (result,) = await control.results(key, task_id)
     dead = statuses is not None and statuses.state is State.DEAD
     dead_letter = await call.context.dead_letters.get(key, task_id) if dead else None
-    poller = poller_of(call)
-    snapshot = await poller.fresh()
-    view = DashboardView(call, "task", key, task_id)
-    return await render(
-        call,
-        "task.html",
+    snapshot = await poller_of(call).fresh()
+    return await DashboardView(call, "task", key, task_id).render(
+        snapshot,
         404 if statuses is None else status,
-        live=f"/live?view=task&key={path(key)[1:]}&id={path(task_id)[1:]}",
-        snapshot=snapshot,
-        shape=view.shape(snapshot, statuses),
-        key=key,
-        id=task_id,
         task=statuses,
         steps=_steps(statuses),
         result=_pretty(result),
         dead_letter=dead_letter,
         payload=_pretty(dead_letter.task.payload) if dead_letter else None,
-        texts=view.texts(snapshot),
         error=error,
     )
 
 
 def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
-    """Return the steps of a task's life with where it stands: ``past``, ``now`` or ``ahead``."""
+    """Return the steps of a task's life, each as ``past``, ``now`` or ``ahead``."""
     if status is None:
         return []
     end = State.DONE if status.state.live else status.state
@@ -94,11 +83,11 @@ def _steps(status: TaskStatus | None) -> list[tuple[str, str]]:
 
 
 def _pretty(text: bytes | None) -> tuple[str, int] | None:
-    """Return JSON text for people, cut, and how many characters were left out."""
+    """Return formatted and truncated JSON, and the number of characters cut off."""
     if text is None:
         return None
     if len(text) <= 16 * _SHOWN:
-        # What was stored by other means than ours, or is nested without end, is shown as it is.
+        # Text that is not valid JSON, or nested too deeply, is shown unchanged.
         with suppress(msgspec.DecodeError, RecursionError):
             text = msgspec.json.format(text, indent=2)
     shown = text.decode(errors="replace")
@@ -106,7 +95,7 @@ def _pretty(text: bytes | None) -> tuple[str, int] | None:
 
 
 async def find(call: RequestContext) -> Response:
-    """Go to a task by its key and id, or look for an id in every queue that may be seen."""
+    """Find a task by key and id, or by id in every queue that the client may see."""
     requested = call.request.query_params.get("q", "").strip()
     names = [name for name in _BETWEEN.split(requested[:500]) if name]
     if len(names) in (1, 2):
@@ -116,11 +105,11 @@ async def find(call: RequestContext) -> Response:
         except InvalidInput:
             names = []
     if len(names) == 2:  # noqa: PLR2004 - a key and an id
-        return see_other(call, path("tasks", *names))
+        return see_other(path("tasks", *names))
     snapshot = await poller_of(call).fresh()
     keys = snapshot.keys(call.is_allowed)
     if len(names) == 1 and names[0] in keys:
-        return see_other(call, path("queues", names[0]))
+        return see_other(path("queues", names[0]))
     statuses: list[TaskStatus] = []
     if len(names) == 1:
         for key in keys[:LISTED]:
@@ -128,8 +117,8 @@ async def find(call: RequestContext) -> Response:
                 status for status in await call.context.control.statuses(key, names[0]) if status
             ]
     if len(statuses) == 1:
-        return see_other(call, path("tasks", statuses[0].key, statuses[0].task_id))
+        return see_other(path("tasks", statuses[0].key, statuses[0].task_id))
     status = 200 if statuses or not requested else 404
     return await render(
-        call, "find.html", status, query=requested[:200], found=statuses, sought=bool(names)
+        call, "find.html", status, query=requested[:200], found=statuses, searched=bool(names)
     )

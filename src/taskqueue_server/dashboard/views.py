@@ -1,35 +1,37 @@
-"""What one page shows of a sample, to one who may see some of it."""
+"""The part of a sample that one page shows to one client."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
+from starlette.responses import Response
 
 from taskqueue_core.tasks import Ledger, TaskStatus, WorkerInfo
 from taskqueue_server.dashboard import formatting
-from taskqueue_server.dashboard.pages import poller_of
+from taskqueue_server.dashboard.pages import poller_of, render
 from taskqueue_server.dashboard.snapshot import HISTORY, LISTED, Snapshot
 from taskqueue_server.routing.operations import RequestContext
 
 _WITH_QUEUES = {"overview", "queue"}
 _WITH_CHARTS = {"overview", "queue"}
 _TENANTS = 5
-"""samples after which a table of tenants is loaded anew"""
+"""number of samples after which the table of tenants is reloaded"""
 _ROWS = 40
-"""rows of a history that are made at one go"""
+"""rows of the history that are computed before other tasks of the event loop get a turn"""
 _encoder = msgspec.json.Encoder()
 
 
 def sees_all(call: RequestContext) -> bool:
-    """Whether somebody may see every queue, those to come as well."""
+    """Return whether the client may see every queue, including future ones."""
     return call.identity is not None and call.identity.is_allowed("admin")
 
 
 class DashboardView:
-    """One page. What is the same for all who may see the same is made once for all of them."""
+    """The content of one page. Values that are the same for all clients with the same rights are computed once."""
 
     def __init__(
         self, call: RequestContext, name: str, key: str | None = None, task_id: str | None = None
@@ -41,13 +43,38 @@ class DashboardView:
         self._poller = poller_of(call)
         self._same = (call.identity, name, key)
 
+    async def render(
+        self,
+        snapshot: Snapshot,
+        status: int = 200,
+        *,
+        task: TaskStatus | None = None,
+        **values: Any,
+    ) -> Response:
+        """Return the page of a sample, kept up to date by its stream; ``values`` are further template variables."""
+        names = {"view": self.name, "key": self.key, "id": self.task_id}
+        query = urlencode({name: value for name, value in names.items() if value is not None})
+        values = {
+            **names,
+            "live": f"/live?{query}",
+            "snapshot": snapshot,
+            "shape": self.shape(snapshot, task),
+            "ledger": formatting.raw(self.total(snapshot)),
+            "texts": self.texts(snapshot),
+            "workers": self.workers(snapshot),
+            "task": task,
+            "server": str(self._call.request.base_url).rstrip("/"),
+            **values,
+        }
+        return await render(self._call, f"{self.name}.html", status, **values)
+
     @property
     def has_tenants(self) -> bool:
-        """Whether tasks with a tenant went through this server."""
+        """Whether tasks with a tenant passed through this server."""
         return self.key is not None and bool(self._poller.process_gauges.tenants(self.key))
 
     def keys(self, snapshot: Snapshot) -> list[str]:
-        """Return the queues whose figures the page shows."""
+        """Return the queues that the page shows."""
         if self.key is not None:
             return (
                 [self.key]
@@ -62,12 +89,12 @@ class DashboardView:
         return self._poller.once(snapshot, made, lambda: snapshot.total(self.keys(snapshot)))
 
     def workers(self, snapshot: Snapshot) -> list[WorkerInfo]:
-        """Return the workers all of whose queues may be seen."""
+        """Return the workers whose queues are all visible."""
         made = (*self._same, "workers")
         return self._poller.once(snapshot, made, lambda: snapshot.workers_of(self._call.is_allowed))
 
     def texts(self, snapshot: Snapshot) -> dict[str, str]:
-        """Return all texts of the page by their names."""
+        """Return all texts of the page by name."""
         return self._poller.once(snapshot, (*self._same, "texts"), lambda: self._texts(snapshot))
 
     def _texts(self, snapshot: Snapshot) -> dict[str, str]:
@@ -90,7 +117,7 @@ class DashboardView:
         return None if self.key is None and sees_all(self._call) else self.keys(snapshot)
 
     def shape(self, snapshot: Snapshot, status: TaskStatus | None = None) -> str:
-        """Return a word that changes when the page has other parts than before, not only other figures."""
+        """Return a hash that changes when the page has other elements, not only other values."""
         if self.name == "task":
             return _version_of([snapshot.error, status])
         return self._poller.once(snapshot, (*self._same, "shape"), lambda: self._shape(snapshot))
@@ -116,7 +143,7 @@ class DashboardView:
         values: dict[str, str],
         status: TaskStatus | None,
     ) -> bytes:
-        """Return what is told after the sample ``before``, whose texts were ``told``: all, if there was none."""
+        """Return the event for a sample: what changed since ``before`` with its texts ``values``, or everything."""
         made = self._poller.made(snapshot)
         name = (*self._same, "event", before.number if before else None)
         if self.name == "task":
@@ -155,14 +182,14 @@ class DashboardView:
 
 
 def encoded(name: str, value: object) -> bytes:
-    """Return an event of a stream."""
+    """Return an encoded event of a stream."""
     return b"event: " + name.encode() + b"\ndata: " + _encoder.encode(value) + b"\n\n"
 
 
 def _store(snapshot: Snapshot) -> str:
     if snapshot.error is not None:
-        return f"does not answer ({snapshot.error})"
-    return "answers" if snapshot.health.ok else "is not well"
+        return f"does not respond ({snapshot.error})"
+    return "responds" if snapshot.health.ok else "is not healthy"
 
 
 def _version_of(parts: list[Any]) -> str:

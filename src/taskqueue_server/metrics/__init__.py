@@ -1,1 +1,1 @@
-"""What the server tells Prometheus."""
+"""Metrics for Prometheus, and the request log."""

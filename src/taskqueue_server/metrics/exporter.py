@@ -1,4 +1,4 @@
-"""The server's metrics, for Prometheus: what this process saw and what the store says, in a registry of their own."""
+"""Metrics of one server for Prometheus: those of the process and those of the store."""
 
 from __future__ import annotations
 
@@ -16,34 +16,39 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from taskqueue_core.concurrency import wait_forever
 from taskqueue_core.hooks import Identity
 from taskqueue_server.context.server import VERSION, ServerContext
-from taskqueue_server.metrics.process_metrics import Local
-from taskqueue_server.metrics.store_metrics import Shown, StoreMetrics, StoreMetricsReader, families
+from taskqueue_server.metrics.process_metrics import ProcessMetrics
+from taskqueue_server.metrics.store_metrics import (
+    StoreMetrics,
+    StoreStatistics,
+    VisibleStatistics,
+    families,
+)
 from taskqueue_server.prefect.handshake import PrefectConnection
 from taskqueue_server.worker_socket.admission import SocketAdmission
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""the folder in which the processes of one port share what they count; to be set before they start"""
+"""environment variable with the folder in which processes of one port share metrics; set before they start"""
 _SHARE_SECONDS = 1.0
 _OPEN = "application/openmetrics-text"
-_BOOKKEEPING = "_created"
+_CREATED_SUFFIX = "_created"
 
 
 class Metrics:
-    """Of one server. With several processes on one port each tells what all of them count."""
+    """Metrics of one server. With several processes on one port, each exports the counts of all."""
 
     def __init__(self, context: ServerContext) -> None:
-        """Begin to count."""
+        """Start to count."""
         self._context = context
         self._registry = CollectorRegistry()
-        self.local = Local(self._registry, context.backend.now)
+        self.local = ProcessMetrics(self._registry, context.backend.now)
         self._store = StoreMetrics(context.control, context.backend.now)
-        self._folder = os.environ.get(FOLDER) if _shares() else None
+        self._folder = os.environ.get(FOLDER) if _is_multiprocess() else None
         if self._folder is None:
             ProcessCollector(registry=self._registry)
         context.hooks.register(self.local)
 
     async def share(self) -> None:
-        """Share what this process counts with the others, until cancelled; then stop counting."""
+        """Write this process's metrics to the shared folder until cancelled; then stop counting."""
         try:
             while self._folder is not None:
                 self._refresh()
@@ -54,25 +59,25 @@ class Metrics:
             await self._store.close()
 
     async def render(self, identity: Identity, accept: str) -> tuple[bytes, str]:
-        """Return the metrics as far as somebody may see them, and their content type.
+        """Return the metrics that the identity may see, and their content type.
 
-        What is not about single queues is for those who may see all of them.
+        Metrics that are not about single queues require access to all queues.
         """
 
         def may(key: str) -> bool:
             return identity.is_allowed("admin", key)
 
-        everything = identity.is_allowed("admin")
+        sees_all = identity.is_allowed("admin")
         self._refresh()
-        figures = await self._store.latest()
+        statistics = await self._store.latest()
         shown = None
-        if figures is not None:
-            # With many queues this takes a while, and so does the rest: others have the event loop meanwhile.
-            shown = await asyncio.to_thread(Shown.of, figures, may)
-            await self._store.complete(figures, shown.keys)
-        encode, media_type = choose_encoder(_wanted(accept))
-        view = _View(figures, shown, self._sources() if everything else [])
-        return await asyncio.to_thread(encode, view), media_type
+        if statistics is not None:
+            # With many queues, filtering and encoding take long: use a thread, to keep the event loop responsive.
+            shown = await asyncio.to_thread(VisibleStatistics.of, statistics, may)
+            await self._store.complete(statistics, shown.keys)
+        encode, media_type = choose_encoder(_normalized_accept(accept))
+        scrape = _Scrape(statistics, shown, self._sources() if sees_all else [])
+        return await asyncio.to_thread(encode, scrape), media_type
 
     def _refresh(self) -> None:
         registry, local = self._context.registry, self.local
@@ -88,20 +93,20 @@ class Metrics:
     def _sources(self) -> list[CollectorRegistry | MultiProcessCollector]:
         if self._folder is None:
             return [self._registry]
-        _bury(Path(self._folder))
+        _drop_ended_processes(Path(self._folder))
         return [MultiProcessCollector(None, self._folder)]  # type: ignore[no-untyped-call]
 
 
-class _View:
-    """What one scrape gets."""
+class _Scrape:
+    """The metrics of one scrape."""
 
     def __init__(
         self,
-        figures: StoreMetricsReader | None,
-        shown: Shown | None,
+        statistics: StoreStatistics | None,
+        shown: VisibleStatistics | None,
         sources: list[CollectorRegistry | MultiProcessCollector],
     ) -> None:
-        self._metrics = figures
+        self._metrics = statistics
         self._shown = shown
         self._sources = sources
 
@@ -113,31 +118,31 @@ class _View:
             yield info
         for source in self._sources:
             for metric in source.collect():
-                metric.samples = [s for s in metric.samples if not s.name.endswith(_BOOKKEEPING)]
+                metric.samples = [s for s in metric.samples if not s.name.endswith(_CREATED_SUFFIX)]
                 yield metric
 
 
-def _wanted(accept: str) -> str:
-    """Return what the library is asked for: what came it may choke on."""
+def _normalized_accept(accept: str) -> str:
+    """Return a normalized Accept header, because the library fails on some of them."""
     kinds = {name.partition(";")[0].strip().lower() for name in accept.split(",")}
     return f"{_OPEN}; version=1.0.0" if _OPEN in kinds else ""
 
 
-def _shares() -> bool:
-    # The library decides when it is imported.
+def _is_multiprocess() -> bool:
+    # The library decides this when it is imported.
     return bool(getattr(values.ValueClass, "_multiprocess", False)) and bool(os.environ.get(FOLDER))
 
 
-def _bury(folder: Path) -> None:
-    """Forget the gauges of processes that are gone; what they have counted stays."""
+def _drop_ended_processes(folder: Path) -> None:
+    """Drop the gauges of processes that have ended; their counters remain."""
     for file in folder.glob("gauge_live*_*.db"):
         number = file.stem.rpartition("_")[2]
-        if number.isdigit() and not lives(int(number)):
-            with contextlib.suppress(FileNotFoundError):  # another process was first
+        if number.isdigit() and not process_exists(int(number)):
+            with contextlib.suppress(FileNotFoundError):  # another process may have removed it
                 mark_process_dead(int(number), str(folder))  # type: ignore[no-untyped-call]
 
 
-def lives(number: int) -> bool:
+def process_exists(number: int) -> bool:
     """Return whether there is a process with this id."""
     try:
         os.kill(number, 0)

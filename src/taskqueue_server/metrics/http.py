@@ -1,10 +1,11 @@
-"""What is noted of each HTTP request and of each socket that is refused: one line of the log, and the metrics."""
+"""The middleware of the server, which logs and counts requests and sockets, and the operation ``/metrics``."""
 
 from __future__ import annotations
 
 import logging
 import time
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,31 +16,39 @@ from taskqueue_core.protocol.frames import (
     CLOSE_UNAUTHENTICATED,
 )
 from taskqueue_server.auth.access import OPEN
+from taskqueue_server.auth.origins import refusal
+from taskqueue_server.context.server import ServerContext
 from taskqueue_server.metrics.exporter import Metrics
-from taskqueue_server.metrics.process_metrics import OTHER, Local
+from taskqueue_server.metrics.process_metrics import OTHER, ProcessMetrics
+from taskqueue_server.problems import respond
 from taskqueue_server.routing.operations import Operation, RequestContext
 from taskqueue_server.routing.operations import Scope as TokenScope
 
 _QUIET = {"/alive", "/health", "/ready", "/metrics"}
-"""asked for all the time, by programs"""
+"""polled frequently by monitoring, so logged at DEBUG"""
 _ALARMING = {401, 403, 421}
 _ALARMING_ENDS = {CLOSE_PROTOCOL, CLOSE_UNAUTHENTICATED}
 _UNREMARKABLE_ENDS = {CLOSE_CLEAN, 1001, CLOSE_RESTART}
 _DISCONNECTED = 499
-"""the status of a request that its sender gave up, as others write it"""
+"""status of a request that the client aborted, as nginx logs it"""
 _FAILED = 500
+TIME_HEADER = "taskqueue-time"
 _log = logging.getLogger("taskqueue.access")
 
 
-class RequestLogMiddleware:
-    """Middleware, the outermost. What came is never noted as it came: paths are those of the table of operations."""
+class ServerMiddleware:
+    """Middleware around every request and socket: check the host and origin, add headers, log and count.
 
-    def __init__(self, app: ASGIApp, local: Local) -> None:
+    Logs and metrics name the path of the operation, never the path that was requested.
+    """
+
+    def __init__(self, app: ASGIApp, context: ServerContext, local: ProcessMetrics) -> None:
         self._app = app
+        self._context = context
         self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass it on, and note how it went."""
+        """Handle a request or a socket, and record the outcome."""
         if scope["type"] == "http":
             await self._request(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -50,31 +59,49 @@ class RequestLogMiddleware:
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         status, start = _DISCONNECTED, time.perf_counter()
 
-        async def heard(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = MutableHeaders(raw=message["headers"])
+                headers[TIME_HEADER] = repr(self._context.backend.now())
+                headers["x-content-type-options"] = "nosniff"
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         try:
-            await self._app(scope, receive, heard)
+            refused = refusal(
+                Headers(scope=scope),
+                scope["scheme"],
+                self._context.settings,
+                loopback=not self._context.access.authenticates,
+            )
+            app = self._app if refused is None else respond(refused)
+            await app(scope, receive, send_with_headers)
         except Exception:
             if status == _DISCONNECTED:
-                status = _FAILED  # which is answered farther out
+                status = _FAILED  # Starlette's outermost handler answers it
             raise
         finally:
-            seconds = time.perf_counter() - start
-            result = scope.get("taskqueue.operation")
-            method, path = (OTHER, OTHER) if result is None else (result.method, result.address)
-            self._local.request(method, path, status, seconds)
-            level = _level(status, path)
-            if _log.isEnabledFor(level):
-                fields = {"method": method, "path": path, "status": status}
-                fields["seconds"] = round(seconds, 6)
-                _log.log(level, "request", extra={**fields, **_log_fields(scope)})
+            self._record_request(scope, status, time.perf_counter() - start)
+
+    def _record_request(self, scope: Scope, status: int, seconds: float) -> None:
+        operation = scope.get("taskqueue.operation")
+        method, path = (
+            (OTHER, OTHER) if operation is None else (operation.method, operation.address)
+        )
+        self._local.request(method, path, status, seconds)
+        if status >= _FAILED or status in _ALARMING:
+            level = logging.WARNING
+        else:
+            level = logging.DEBUG if path in _QUIET else logging.INFO
+        if _log.isEnabledFor(level):
+            fields = {"method": method, "path": path, "status": status}
+            fields["seconds"] = round(seconds, 6)
+            _log.log(level, "request", extra={**fields, **_log_fields(scope)})
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def heard(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             if message["type"] == "websocket.http.response.start":
                 code = message["status"]
                 self._local.socket_ended(code)
@@ -87,13 +114,7 @@ class RequestLogMiddleware:
                     _log.log(level, "socket closed", extra={"code": code, **_log_fields(scope)})
             await send(message)
 
-        await self._app(scope, receive, heard)
-
-
-def _level(status: int, path: str) -> int:
-    if status >= 500 or status in _ALARMING:  # noqa: PLR2004 - where the errors of servers begin
-        return logging.WARNING
-    return logging.DEBUG if path in _QUIET else logging.INFO
+        await self._app(scope, receive, send_and_record)
 
 
 def _log_fields(scope: Scope) -> dict[str, str]:
@@ -103,7 +124,7 @@ def _log_fields(scope: Scope) -> dict[str, str]:
 
 
 async def metrics(call: RequestContext) -> Response:
-    """Return metrics as Prometheus' text, or as OpenMetrics where that is asked for."""
+    """Return metrics in Prometheus' text format, or in OpenMetrics format if the client accepts it."""
     known: Metrics = call.request.app.state.metrics
     accept = call.request.headers.get("accept", "")
     text, media_type = await known.render(call.identity or OPEN, accept)
@@ -112,12 +133,12 @@ async def metrics(call: RequestContext) -> Response:
 
 OPERATIONS = (
     Operation(
+        "GET",
+        "/metrics",
+        metrics,
+        {200: str},
         id="operation_metrics",
-        method="GET",
-        path="/metrics",
-        handler=metrics,
         verb="admin",
         scope=TokenScope.HANDLER,
-        answers={200: str},
     ),
 )

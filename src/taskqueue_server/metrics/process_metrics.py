@@ -1,4 +1,4 @@
-"""What this process saw: latencies, connections, refusals, requests. Counted in batches, by hooks."""
+"""Metrics of this process: latencies, connections, refusals, requests; counted by hooks, exported in batches."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from taskqueue_core.retry import Bury
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Settled
 
 OTHER = "(other)"
-"""the label of all that have none of their own; no queue can be named so"""
-MOST_KEYS = 100
-"""queues whose latencies one process tells apart: the first that it delivers from"""
+"""label for everything without a label of its own; no queue can have this name"""
+MAX_KEYS = 100
+"""maximum number of queues with their own latencies: the first ones that this process delivers from"""
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3600.0)
-"""of the buckets of tasks' latencies, seconds"""
+"""bucket bounds of task latencies, seconds"""
 _REQUEST_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 _ENDS = ("bye", "silent", "restart", "internal", "cancelled", "revoked", "closed with 1006")
-"""reasons of a socket's end that are counted apart: others come from the peer"""
+"""reasons for the end of a socket that have their own label; others are the client's text"""
 _OUTCOMES = {"ack": "done", "redeliver": "returned", "lost": "lost"}
 _LOST = "max_losses_exceeded"
-# The hot path takes its words from here, not from their classes, which costs as much as all the rest.
+# Module globals, because attribute lookups on enum classes would dominate the cost of the hot path.
 _ACCEPTED, _DUPLICATE, _OK, _STALE = (
     Published.ACCEPTED,
     Published.DUPLICATE,
@@ -37,7 +37,7 @@ _REFUSED = {*Refusal, "conflict"}
 
 
 class _Tally:
-    """Counts of one queue that have not been handed on."""
+    """Latencies of one queue since the last flush."""
 
     __slots__ = ("counts", "seconds")
 
@@ -50,15 +50,15 @@ class _Tally:
 
     def note(self, seconds: float) -> None:
         self.counts[bisect_left(BOUNDS, seconds)] += 1
-        if seconds > 0:  # the clocks of two machines may differ a little
+        if seconds > 0:  # clocks of two machines may differ slightly
             self.seconds += seconds
 
 
 class _Latency(prometheus_client.Histogram):
-    """A histogram that takes many observations at once."""
+    """A histogram that accepts many observations at once."""
 
     def add(self, tally: _Tally) -> None:
-        """Take what a tally has counted, and clear it."""
+        """Add the observations of a tally, and clear it."""
         self._sum.inc(tally.seconds)
         for bucket, number in zip(self._buckets, tally.counts, strict=True):
             if number:
@@ -67,17 +67,17 @@ class _Latency(prometheus_client.Histogram):
 
 
 class _Latencies:
-    """One latency, of each queue."""
+    """One latency histogram, by queue."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._histogram = _Latency(name, text, ["key"], registry=registry, buckets=BOUNDS)
         self._tallies: dict[str, _Tally] = {}
 
     def of(self, key: str) -> _Tally:
-        """Return where to note those of a queue, until the next flush."""
+        """Return the queue's tally, valid until the next flush."""
         tally = self._tallies.get(key)
         if tally is None:
-            if len(self._tallies) >= MOST_KEYS:
+            if len(self._tallies) >= MAX_KEYS:
                 key = OTHER
             tally = self._tallies.setdefault(key, _Tally())
         return tally
@@ -88,11 +88,11 @@ class _Latencies:
                 self._histogram.labels(key).add(tally)
 
 
-class Local:
-    """A plugin. What it counts is the truth of this process alone; a restart begins anew."""
+class ProcessMetrics:
+    """Hooks that count what this process sees. A restart begins at 0."""
 
     def __init__(self, registry: CollectorRegistry, now: Callable[[], float]) -> None:
-        """``now`` is the store's time."""
+        """``now`` returns the store's time."""
         self._now = now
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -161,7 +161,7 @@ class Local:
 
     @hookimpl
     def published(self, confirmations: Sequence[Confirmation]) -> None:
-        """Count what was refused."""
+        """Count refused tasks."""
         for confirmation in confirmations:
             status = confirmation.status
             if status is _ACCEPTED or status is _DUPLICATE:
@@ -173,7 +173,7 @@ class Local:
 
     @hookimpl
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
-        """Note how long they waited."""
+        """Record the time that tasks waited."""
         last = wait = None
         for delivery in deliveries:
             key, since = delivery.task.key, delivery.waiting_since
@@ -186,14 +186,14 @@ class Local:
     def settled(
         self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
     ) -> None:
-        """Count them, those whose lease was lost apart, and note how long they ran."""
+        """Count settled deliveries and stale ones, and record their run time."""
         now, acked = self._now(), verb == "ack"
         last, run, whole = "", self._run.of(OTHER), self._whole.of(OTHER)
         done = stale = 0
         for delivery, outcome in zip(deliveries, outcomes, strict=True):
             if outcome is _STALE:
                 stale += 1
-            elif outcome is _OK:  # the dead ones are told of by themselves
+            elif outcome is _OK:  # dead letters have their own hook
                 done += 1
                 if acked:
                     key, since = delivery.task.key, delivery.waiting_since
@@ -207,46 +207,46 @@ class Local:
 
     @hookimpl
     def retry_scheduled(self, settles: Delivery | None) -> None:
-        """Note how long it ran."""
+        """Record the run time."""
         if settles is not None:
             self._outcomes["retried"] += 1
             self._run.of(settles.task.key).note(self._now() - settles.delivered_at)
 
     @hookimpl
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
-        """Count it, and note how long it ran if its worker gave it up."""
+        """Count the dead letter, and record its run time if a worker gave it up."""
         self._outcomes["dead"] += 1
         if verdict.reason != _LOST:
             self._run.of(delivery.task.key).note(self._now() - delivery.delivered_at)
 
     @hookimpl
     def maintained(self, done: Maintained | None) -> None:
-        """Count it."""
+        """Count a maintenance run."""
         self._passes.labels("failed" if done is None else "ok").inc()
 
     @hookimpl
     def worker_disconnected(self, reason: str) -> None:
-        """Count it."""
+        """Count a closed connection."""
         self._ends.labels(_known(reason, _ENDS)).inc()
 
-    # What is no hook
+    # Not hooks
 
     def request(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Note an HTTP request. ``method`` and ``path`` are those of the API, not those that came."""
+        """Record an HTTP request. ``method`` and ``path`` are those of the operation, not the client's text."""
         self._requests.labels(method, path, f"{status // 100}xx").inc()
         self._request_seconds.labels(method, path).observe(seconds)
 
     def socket_ended(self, code: int) -> None:
-        """Note a socket that this server refused, by a status, or closed."""
+        """Count a socket that this server closed or refused, by close code or HTTP status."""
         self._closes.labels(str(code)).inc()
 
     def connections(self, **states: int) -> None:
-        """Set how many sockets there are in each state."""
+        """Set the number of sockets in each state."""
         for state, number in states.items():
             self._connections.labels(state).set(number)
 
     def flush(self) -> None:
-        """Hand on what was counted in batches."""
+        """Export what was counted since the last flush."""
         for latencies in (self._wait, self._run, self._whole):
             latencies.flush()
         for outcome, number in self._outcomes.items():
@@ -255,5 +255,5 @@ class Local:
 
 
 def _known(name: Any, names: Any) -> str:
-    """Return a label from a list, so that nobody can make up others."""
+    """Return the name if it is known, else `OTHER`, so that clients cannot create labels."""
     return str(name) if name in names else OTHER

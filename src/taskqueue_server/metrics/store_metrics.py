@@ -1,31 +1,29 @@
-"""What the store says about its queues, the same on every replica. Read once for all who scrape at about one time."""
+"""Metrics of the store's queues, the same on every replica; concurrent scrapes share one read."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.tasks import Ledger, QueueStats, State
+from taskqueue_server.context.server import read_each
 from taskqueue_server.metrics.process_metrics import OTHER
 
-T = TypeVar("T")
-
-MOST_LABELS = 200
-"""queues with figures of their own: those in which most was published"""
-_FRESH = 1.0
-"""seconds for which what was read will do"""
-_PATIENCE = 3.0
-"""seconds that a scrape waits for the store"""
+MAX_LABELS = 200
+"""maximum number of queues with their own labels: those with the most published tasks"""
+_FRESH_SECONDS = 1.0
+"""seconds for which a reading is fresh"""
+_TIMEOUT = 3.0
+"""maximum number of seconds that a scrape waits for the store"""
 _PASS_SECONDS = 30.0
-_STALE = 15.0
-"""seconds after which what was read is no more told, if a pass takes so long"""
-_TOGETHER = 50
-"""queues that are asked about at once"""
+_MAX_AGE_SECONDS = 15.0
+"""seconds after which a reading is too old to be exported"""
+_MAX_CONCURRENT = 50
+"""maximum number of concurrent calls to the store"""
 _FLOW = {
     "published": "Tasks that were published.",
     "delivered": "Deliveries to workers.",
@@ -35,55 +33,55 @@ _FLOW = {
 }
 
 
-class StoreMetricsReader(msgspec.Struct, eq=False):
-    """What one pass over the queues found."""
+class StoreStatistics(msgspec.Struct, eq=False):
+    """The statistics of all queues at one time."""
 
     read_at: float
-    """of the event loop"""
+    """by the event loop's clock"""
     now: float
-    """of the store"""
+    """by the store's clock"""
     queues: tuple[QueueStats, ...]
     settings: dict[str, QueueSettings]
-    """of the queues that were asked about so far"""
+    """settings of the queues read so far"""
 
 
 class StoreMetrics:
-    """Reads them, one pass at a time, however many ask."""
+    """Reader of the store's statistics: one read at a time, shared by concurrent scrapes."""
 
     def __init__(
-        self, control: Control, now: Callable[[], float], patience: float = _PATIENCE
+        self, control: Control, now: Callable[[], float], patience: float = _TIMEOUT
     ) -> None:
-        """Read by ``control``, on a store whose time is ``now``. Who asks waits for ``patience`` seconds at most."""
+        """Read with ``control`` from a store whose time is ``now``. A scrape waits at most ``patience`` seconds."""
         self._control = control
         self._now = now
         self._patience = patience
-        self._last: StoreMetricsReader | None = None
-        self._asked_at = float("-inf")
+        self._last: StoreStatistics | None = None
+        self._started_at = float("-inf")
         self._pass: asyncio.Task[None] | None = None
 
-    async def latest(self) -> StoreMetricsReader | None:
-        """Return figures that are about a second old, or older if the store is slow; none where it is away."""
+    async def latest(self) -> StoreStatistics | None:
+        """Return statistics at most about a second old, older if the store is slow; ``None`` if it is unavailable."""
         loop = asyncio.get_running_loop()
-        if self._pass is None and loop.time() - self._asked_at >= _FRESH:
-            self._asked_at = loop.time()
+        if self._pass is None and loop.time() - self._started_at >= _FRESH_SECONDS:
+            self._started_at = loop.time()
             self._pass = asyncio.create_task(self._read())
         if self._pass is not None:
             await asyncio.wait([self._pass], timeout=self._patience)
         reader = self._last
-        return None if reader is None or loop.time() - reader.read_at > _STALE else reader
+        return None if reader is None or loop.time() - reader.read_at > _MAX_AGE_SECONDS else reader
 
-    async def complete(self, metrics: StoreMetricsReader, keys: Sequence[str]) -> None:
-        """Add the settings of some queues, as far as the store tells them in time."""
+    async def complete(self, metrics: StoreStatistics, keys: Sequence[str]) -> None:
+        """Add the settings of these queues, if the store returns them in time."""
         missing = [key for key in keys if key not in metrics.settings]
         try:
             async with asyncio.timeout(self._patience):
-                settings = await _each(self._control.settings, missing)
-        except Exception:  # noqa: BLE001 - the other figures are as good without
+                settings = await read_each(self._control.settings, missing, _MAX_CONCURRENT)
+        except Exception:  # noqa: BLE001 - the other metrics are valid without settings
             return
         metrics.settings.update(zip(missing, settings, strict=True))
 
     async def close(self) -> None:
-        """End a pass that is under way."""
+        """Cancel a read in progress."""
         if self._pass is not None:
             self._pass.cancel()
             await asyncio.gather(self._pass, return_exceptions=True)
@@ -91,46 +89,34 @@ class StoreMetrics:
     async def _read(self) -> None:
         try:
             async with asyncio.timeout(_PASS_SECONDS):
-                stats = await _each(self._control.stats, await self._control.queues())
-        except Exception:  # noqa: BLE001 - that there are no figures says it
+                keys = await self._control.queues()
+                stats = await read_each(self._control.stats, keys, _MAX_CONCURRENT)
+        except Exception:  # noqa: BLE001 - the metric taskqueue_store_up reports it
             self._last = None
         else:
             at = asyncio.get_running_loop().time()
-            self._last = StoreMetricsReader(at, self._now(), tuple(stats), {})
+            self._last = StoreStatistics(at, self._now(), tuple(stats), {})
         finally:
             self._pass = None
 
 
-async def _each(ask: Callable[[str], Awaitable[T]], keys: Sequence[str]) -> list[T]:
-    matches: list[T] = []
-    for start in range(0, len(keys), _TOGETHER):
-        batch = [asyncio.ensure_future(ask(key)) for key in keys[start : start + _TOGETHER]]
-        try:
-            matches += await asyncio.gather(*batch)
-        finally:  # one that failed leaves none of the others behind
-            for waiter in batch:
-                waiter.cancel()
-            await asyncio.gather(*batch, return_exceptions=True)
-    return matches
-
-
-class Shown(msgspec.Struct, frozen=True):
-    """What somebody may see of the figures: some queues by themselves, and the sum of the others."""
+class VisibleStatistics(msgspec.Struct, frozen=True):
+    """The statistics that an identity may see: some queues by name, the others summed."""
 
     queues: tuple[QueueStats, ...]
     others: tuple[QueueStats, ...]
 
     @classmethod
-    def of(cls, metrics: StoreMetricsReader, may: Callable[[str], bool]) -> Shown:
-        """Take the busiest queues that ``may`` be seen."""
+    def of(cls, metrics: StoreStatistics, may: Callable[[str], bool]) -> VisibleStatistics:
+        """Select the busiest queues among those for which ``may`` is true."""
         stats = [queue for queue in metrics.queues if may(queue.key)]
-        if len(stats) > MOST_LABELS:
+        if len(stats) > MAX_LABELS:
             stats.sort(key=lambda stats: (-stats.ledger.published, stats.key))
-        return cls(tuple(stats[:MOST_LABELS]), tuple(stats[MOST_LABELS:]))
+        return cls(tuple(stats[:MAX_LABELS]), tuple(stats[MAX_LABELS:]))
 
     @property
     def keys(self) -> list[str]:
-        """The queues that are shown by themselves."""
+        """The queues that are shown by name."""
         return [queue.key for queue in self.queues]
 
 
@@ -143,7 +129,7 @@ def _age(stats: QueueStats, now: float) -> float:
 
 
 def _summed(others: Sequence[QueueStats]) -> QueueStats:
-    """Add up what gauges tell."""
+    """Return the sum of the gauges."""
     names = Ledger.__struct_fields__
     ledger = Ledger(**{name: sum(getattr(item.ledger, name) for item in others) for name in names})
     return QueueStats(
@@ -154,8 +140,8 @@ def _summed(others: Sequence[QueueStats]) -> QueueStats:
     )
 
 
-def families(metrics: StoreMetricsReader | None, shown: Shown | None) -> Iterator[Metric]:
-    """Make the metrics. Without figures there is only one, that says so."""
+def families(metrics: StoreStatistics | None, shown: VisibleStatistics | None) -> Iterator[Metric]:
+    """Yield the metrics. Without statistics, only ``taskqueue_store_up``."""
     up = GaugeMetricFamily("taskqueue_store_up", "1 if the store answers, else 0.")
     up.add_metric([], 0 if metrics is None else 1)
     yield up
@@ -165,7 +151,7 @@ def families(metrics: StoreMetricsReader | None, shown: Shown | None) -> Iterato
     number.add_metric([], len(shown.queues) + len(shown.others))
     yield number
     rows = [*shown.queues, *([_summed(shown.others)] if shown.others else [])]
-    # The sum of the others would go down with each queue that leaves them, which no counter may.
+    # A sum over the other queues would decrease when a queue leaves them, which a counter must not.
     yield from _counters(shown.queues)
     yield from _gauges(rows, shown, metrics.now)
     yield from _settings(shown, metrics.settings)
@@ -180,7 +166,7 @@ def _counters(rows: Sequence[QueueStats]) -> Iterator[Metric]:
         yield family
 
 
-def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Metric]:
+def _gauges(rows: Sequence[QueueStats], shown: VisibleStatistics, now: float) -> Iterator[Metric]:
     tasks = GaugeMetricFamily(
         "taskqueue_queue_tasks",
         "Tasks by state; for ended states, all tasks so far.",
@@ -212,42 +198,43 @@ def _gauges(rows: Sequence[QueueStats], shown: Shown, now: float) -> Iterator[Me
     }
     for name, (text, value) in columns.items():
         family = GaugeMetricFamily(name, text, labels=["key"])
-        for one in rows:
-            family.add_metric([one.key], value(one))
+        for queue in rows:
+            family.add_metric([queue.key], value(queue))
         yield family
 
 
-def _settings(shown: Shown, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
-    limit = GaugeMetricFamily(
-        "taskqueue_queue_max_inflight_tasks",
+_LIMITS: dict[str, tuple[str, Callable[[QueueSettings], float | None]]] = {
+    "taskqueue_queue_max_inflight_tasks": (
         "Maximum number of tasks in flight; absent without a limit.",
-        labels=["key"],
-    )
-    rate = GaugeMetricFamily(
-        "taskqueue_queue_rate_limit_tasks_per_second",
+        lambda settings: settings.max_inflight or None,
+    ),
+    "taskqueue_queue_rate_limit_tasks_per_second": (
         "Maximum deliveries per second; absent without a limit.",
-        labels=["key"],
-    )
-    capacity = GaugeMetricFamily(
-        "taskqueue_queue_capacity_tasks",
+        lambda settings: (
+            None if (rate := settings.rate_limit) is None else rate.max_tokens / rate.period
+        ),
+    ),
+    "taskqueue_queue_capacity_tasks": (
         "Maximum number of tasks not yet delivered; absent without a limit.",
-        labels=["key"],
-    )
+        lambda settings: settings.capacity,
+    ),
+}
+
+
+def _settings(shown: VisibleStatistics, settings: dict[str, QueueSettings]) -> Iterator[Metric]:
+    known = [(key, settings[key]) for key in shown.keys if key in settings]
+    for name, (text, limit_of) in _LIMITS.items():
+        family = GaugeMetricFamily(name, text, labels=["key"])
+        for key, queue in known:
+            if (limit := limit_of(queue)) is not None:
+                family.add_metric([key], limit)
+        yield family
     paused = GaugeMetricFamily(
         "taskqueue_queue_paused",
         "1 if deliveries or intake of the queue are paused, else 0.",
         labels=["key", "what"],
     )
-    for key in shown.keys:
-        result = settings.get(key)
-        if result is None:
-            continue
-        if result.max_inflight:
-            limit.add_metric([key], result.max_inflight)
-        if result.rate_limit is not None:
-            rate.add_metric([key], result.rate_limit.max_tokens / result.rate_limit.period)
-        if result.capacity is not None:
-            capacity.add_metric([key], result.capacity)
-        paused.add_metric([key, "deliveries"], int(result.paused))
-        paused.add_metric([key, "intake"], int(result.intake_paused))
-    yield from (limit, rate, capacity, paused)
+    for key, queue in known:
+        paused.add_metric([key, "deliveries"], int(queue.paused))
+        paused.add_metric([key, "intake"], int(queue.intake_paused))
+    yield paused

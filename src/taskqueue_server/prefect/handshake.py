@@ -39,7 +39,7 @@ class PrefectConnection:
         self.context = context
         self.peer = peer_of(websocket)
         self.token = token_of(websocket)
-        self.identity = self._identified() if context.authenticates else None
+        self.identity = self._identified() if context.access.authenticates else None
         """the identity of the token in the header, if there is one"""
         self.slot: QuotaSlot | None = None
         self.channel = WebSocketChannel(websocket, context.settings.lease)
@@ -75,7 +75,7 @@ class PrefectConnection:
             await self.channel.receive()
 
     def _identified(self) -> Identity | None:
-        identity = self.context.identify(self.token, self.peer)
+        identity = self.context.access.identify(self.token, self.peer)
         return identity if identity is not None and "consume" in identity.verbs else None
 
 

@@ -61,7 +61,7 @@ async def _serve_runs(connection: PrefectConnection) -> PrefectSessionEnd:
         connection_id=connection.connection_id, worker_id=connection.worker_id, keys=keys
     )
     with context.access.watch_access(connection.token, connection.peer, may_stay) as access_revoked:
-        identity = context.identify(connection.token, connection.peer)
+        identity = context.access.identify(connection.token, connection.peer)
         if identity is None or not may_stay(identity):
             return await _reject(connection)
         try:

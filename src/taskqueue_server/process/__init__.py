@@ -1,1 +1,1 @@
-"""The program: its processes, ports and signals."""
+"""Server processes, listening sockets, signals and reload."""

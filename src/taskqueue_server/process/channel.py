@@ -1,7 +1,7 @@
-"""What the first process and those that it starts tell each other: JSON lines over a socket that only they have.
+"""Messages between the supervisor and its server processes: JSON lines over a private socket.
 
-So no secret stands among anybody's arguments; and as the kernel closes the socket with either end, however that
-ends, none of them outlives the first.
+Secrets therefore never appear in command-line arguments. The kernel closes the socket when either process ends, so
+no server process outlives the supervisor.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from pydantic import BaseModel, SecretStr
 from taskqueue_core.config import Settings
 
 LINE = 1024 * 1024
-"""bytes; more than all settings take"""
+"""bytes; more than the largest settings need"""
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """Serve this backend. The first order."""
+    """The first order: serve this backend."""
 
     settings: Mapping[str, Any]
     backend: str
     path: list[str]
-    """where modules are found, which is not the same for every way of starting Python"""
+    """``sys.path`` of the supervisor, which depends on how Python was started"""
 
 
 class Renew(msgspec.Struct, frozen=True, tag="renew"):
-    """Go by other settings."""
+    """Change to these settings."""
 
     settings: Mapping[str, Any]
 
 
 class StopProcess(msgspec.Struct, frozen=True, tag="end"):
-    """Drain, or end at once. Repeated, it says nothing new."""
+    """Drain, or stop at once. Idempotent."""
 
     at_once: bool = False
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
-    """Connections are accepted."""
+    """The process accepts connections."""
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """Nothing can come of it: a `ConfigurationError`."""
+    """The process cannot start because of a `ConfigurationError`."""
 
     reason: str
 
@@ -55,26 +55,26 @@ Order = Begin | Renew | StopProcess
 Message = Listening | ProcessFailed
 
 _orders = msgspec.json.Decoder(Order)
-_told = msgspec.json.Decoder(Message)
+_messages = msgspec.json.Decoder(Message)
 
 
 def line(message: Order | Message) -> bytes:
-    """Return a message as it is sent."""
+    """Return a message as a line of JSON."""
     return msgspec.json.encode(message) + b"\n"
 
 
 async def orders(reader: asyncio.StreamReader) -> AsyncIterator[Order]:
-    """Yield orders until the first process is gone."""
+    """Yield orders until the supervisor has ended."""
     while text := await _line(reader):
         order: Order = _orders.decode(text)
         yield order
 
 
 async def messages(reader: asyncio.StreamReader) -> AsyncIterator[Message]:
-    """Yield what a process tells until it is gone."""
+    """Yield the messages of a process until it ends."""
     while text := await _line(reader):
-        name: Message = _told.decode(text)
-        yield name
+        received: Message = _messages.decode(text)
+        yield received
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -86,12 +86,12 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 
 def plain(settings: Settings) -> dict[str, Any]:
-    """Return settings as JSON can carry them, secrets included."""
-    return {name: _plain(getattr(settings, name)) for name in Settings.model_fields}
+    """Return settings as JSON values, including secrets."""
+    return {received: _plain(getattr(settings, received)) for received in Settings.model_fields}
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
-    """Return settings from `plain` ones. What the environment and the files say by now counts for nothing."""
+    """Return the settings that `plain` encoded, without reading the environment or files again."""
     settings = Settings.__new__(Settings)
     BaseModel.__init__(settings, **values)
     return settings

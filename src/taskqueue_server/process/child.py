@@ -1,6 +1,6 @@
 """One of several server processes on one port: ``python -m taskqueue_server.process.child CHANNEL LISTENER``.
 
-Both are numbers of open files. `taskqueue_server.process.supervisor` starts it, and it ends when that has gone.
+Both arguments are file descriptors. `taskqueue_server.process.supervisor` starts the process, which stops with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.queue import open_backend
 from taskqueue_server.logs import set_level, set_up_logs
-from taskqueue_server.metrics.exporter import lives
+from taskqueue_server.metrics.exporter import process_exists
 from taskqueue_server.process.channel import (
     LINE,
     Begin,
@@ -36,8 +36,8 @@ REFUSED = 2
 
 
 def main() -> int:
-    """Serve until told to end, and return the exit code."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # settings come with an order
+    """Serve until ordered to stop, and return the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends new settings as an order
     channel, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     with listener:
         return asyncio.run(_serve(channel, listener))
@@ -45,10 +45,10 @@ def main() -> int:
 
 async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     reader, writer = await asyncio.open_connection(sock=channel, limit=LINE)
-    coming = orders(reader)
-    begin = await anext(coming, None)
+    order_stream = orders(reader)
+    begin = await anext(order_stream, None)
     if not isinstance(begin, Begin):
-        return 0  # the first process has gone
+        return 0  # the supervisor has ended
     sys.path[:] = begin.path
     settings = settings_of(begin.settings)
     set_up_logs(form=settings.log_format)
@@ -60,11 +60,11 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
             listener=listener,
             on_ready=lambda _: writer.write(line(Listening())),
         )
-        following = asyncio.create_task(_follow(coming, server))
+        order_task = asyncio.create_task(_follow_orders(order_stream, server))
         try:
             await server.run()
         finally:
-            following.cancel()
+            order_task.cancel()
     except ConfigurationError as error:
         writer.write(line(ProcessFailed(str(error))))
         with contextlib.suppress(ConnectionError):
@@ -76,8 +76,8 @@ async def _serve(channel: socket.socket, listener: socket.socket) -> int:
     return 0
 
 
-async def _follow(coming: AsyncIterator[Order], server: ServerProcess) -> None:
-    async for order in coming:
+async def _follow_orders(order_stream: AsyncIterator[Order], server: ServerProcess) -> None:
+    async for order in order_stream:
         match order:
             case StopProcess(at_once=False):
                 server.stop_once()
@@ -90,16 +90,16 @@ async def _follow(coming: AsyncIterator[Order], server: ServerProcess) -> None:
 
 
 def _clean_up(*, orphan: bool) -> None:
-    """Remove the files that the first process would have removed: of this one, and of those that ended before."""
+    """Without a supervisor, remove the metrics files of this process and of those that ended before it."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not orphan or folder is None:
         return
     with contextlib.suppress(OSError):
         for file in Path(folder).glob("*_*.db"):
             pid = int(file.stem.rpartition("_")[2])
-            if pid == os.getpid() or not lives(pid):
+            if pid == os.getpid() or not process_exists(pid):
                 file.unlink(missing_ok=True)
-        Path(folder).rmdir()  # which works for the last one
+        Path(folder).rmdir()  # succeeds only for the last process
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The sockets that a server listens on, and the address that it tells."""
+"""Listening sockets of the server, and its URL."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from taskqueue_core.config import Settings
 from taskqueue_core.errors import ConfigurationError
 
 _SPREADS = sys.platform == "linux"
-"""whether the kernel spreads connections over the sockets of one port; elsewhere the last of them gets all"""
+"""whether the kernel balances connections over sockets of one port; elsewhere the last socket gets all of them"""
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Listen where the settings say. Raises `ConfigurationError` where that is not possible."""
+    """Return a socket that listens at the configured address. Raises `ConfigurationError` if that is impossible."""
     host, family = _address_of(settings.host)
     try:
         return _quick(socket.create_server((host, settings.port), family=family, backlog=2048))
@@ -23,22 +23,22 @@ def listen(settings: Settings) -> socket.socket:
 
 
 class Port:
-    """One port for several processes, held as long as this is open, though nobody may listen at a time.
+    """One port for several processes, reserved while this object is open.
 
-    On Linux each process has a socket of its own, over which the kernel spreads new connections by their
-    addresses: a burst of workers that come back at once, to stay for days, is divided evenly, where of one
-    shared socket the first process to wake would take them all. A process that starts gets connections from the
-    moment it listens, and one that has died gets no more. Elsewhere all share one socket.
+    On Linux each process has its own socket, and the kernel balances new connections over them by address. When many
+    workers reconnect at once and stay connected for days, they are spread evenly; with one shared socket the first
+    process to wake would accept them all. A new process gets connections as soon as it listens, and a dead one gets
+    no more. On other systems all processes share one socket.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Raises `ConfigurationError` where the port cannot be had, also if another server shares it among its own."""
+        """Reserve the port. Raises `ConfigurationError` if any other server uses it."""
         listen(settings).close() if settings.port else None
         self._host, self._family = _address_of(settings.host)
         self._shared: socket.socket | None = None
         try:
             if _SPREADS:
-                # bound only, so it is given no connection
+                # only bound and not listening, so it gets no connections
                 self._holder = self._bound(settings.port)
             else:
                 self._holder = self._shared = listen(settings)
@@ -48,11 +48,11 @@ class Port:
         self._number = self._holder.getsockname()[1]
 
     def share(self) -> socket.socket:
-        """Return a socket for one process; close it here once that has it."""
+        """Return a socket for one process; the caller closes it after passing it on."""
         return self._bound(self._number) if self._shared is None else self._shared.dup()
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Release the port."""
         self._holder.close()
 
     def _bound(self, number: int) -> socket.socket:
@@ -70,7 +70,7 @@ class Port:
 
 
 def url_of(listener: socket.socket, *, secure: bool = False) -> str:
-    """Return the address of a bound socket."""
+    """Return the URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if secure else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -82,16 +82,16 @@ def _address_of(host: str) -> tuple[str, socket.AddressFamily]:
 
 
 def _quick(bound: socket.socket) -> socket.socket:
-    # asyncio does this only for sockets that it made itself; without it small answers wait for 40 ms.
+    # asyncio sets this only on sockets that it created; without it, small responses are delayed by 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
 
 
 def _cannot(settings: Settings, error: OSError) -> ConfigurationError:
-    # The library's own text repeats the address.
+    # str(error) would repeat the address.
     reason = os.strerror(error.errno) if error.errno else str(error)
     host, _ = _address_of(settings.host)
     return ConfigurationError(
         f"cannot listen on port {settings.port} of {host}: {reason}; "
-        "set TASKQUEUE_PORT to another one, or to 0 for any"
+        "set TASKQUEUE_PORT to another port, or to 0 for any free port"
     )

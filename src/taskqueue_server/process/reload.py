@@ -1,10 +1,15 @@
-"""Settings that change while the server runs: on SIGHUP, which ``systemctl reload`` sends."""
+"""Signals, and settings that change while the server runs: SIGHUP (``systemctl reload``) reads them again."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
+import signal
 import ssl
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from taskqueue_core.config import Settings, load_settings
@@ -15,15 +20,16 @@ from taskqueue_server.logs import set_level
 from taskqueue_server.process import systemd
 
 LIVE = frozenset({"allowed_hosts", "drain", "grace", "log_level", "origins"})
-"""settings that act at once; all others need a restart"""
+"""settings that apply at once; all others need a restart"""
+_STDIN = 0
 _log = logging.getLogger("taskqueue.server")
 
 Reread = Callable[[], Settings]
-"""reads the settings as they are now, or raises `ConfigurationError`"""
+"""reads the current settings, or raises `ConfigurationError`"""
 
 
 def rereader(given: Mapping[str, Any]) -> Reread:
-    """Return what reads the settings as they were read at the start: ``given`` goes before all of them."""
+    """Return a function that reads the settings as at startup: ``given`` overrides the environment and files."""
 
     def read() -> Settings:
         return load_settings(Settings).model_copy(update=dict(given))
@@ -32,9 +38,9 @@ def rereader(given: Mapping[str, Any]) -> Reread:
 
 
 def reload_settings(current: Settings, read: Reread) -> Settings | None:
-    """Return ``current`` with what may change and has changed; None where the settings cannot be read.
+    """Return ``current`` with the changed live settings; ``None`` if the settings are invalid.
 
-    What changed but needs a restart is named in the logs, and so is what is wrong. Never a value.
+    Logs the names of settings that need a restart, and the error of invalid ones, but never a value.
     """
     try:
         new = read()
@@ -42,20 +48,20 @@ def reload_settings(current: Settings, read: Reread) -> Settings | None:
         _log.error("reload failed, current settings stay in force", extra={"reason": str(error)})
         return None
     changed = [n for n in Settings.model_fields if getattr(current, n) != getattr(new, n)]
-    if late := [name for name in changed if name not in LIVE]:
-        _log.warning("needs a restart", extra={"settings": " ".join(late)})
+    if need_restart := [name for name in changed if name not in LIVE]:
+        _log.warning("changed settings need a restart", extra={"settings": " ".join(need_restart)})
     live = {name: getattr(new, name) for name in changed if name in LIVE}
     _log.info("settings reloaded", extra={"settings": " ".join(live) or "unchanged"})
     return current.model_copy(update=live)
 
 
 def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
-    """Have a server go by settings that `reload_settings` returned, and by its tokens and certificate as they are now.
+    """Apply settings that `reload_settings` returned to a running server, and reload its tokens and certificate.
 
-    Connections that are open stay as they are; a bad certificate is logged, and the last good one stays.
+    Open connections are not affected. An invalid certificate is logged, and the current one stays in force.
     """
     context.settings = settings
-    context.reload()
+    context.access.ask_to_reload()
     set_level(settings.log_level)
     if tls is not None and settings.tls_certificate is not None:
         try:
@@ -69,7 +75,7 @@ def adopt(context: ServerContext, settings: Settings, tls: ssl.SSLContext | None
 
 
 def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = None) -> None:
-    """Read the settings anew, and have a running server go by them; bad ones change nothing."""
+    """Read the settings again and apply them to the running server; invalid ones change nothing."""
     systemd.reloading()
     try:
         settings = reload_settings(context.settings, read)
@@ -77,3 +83,31 @@ def reload(context: ServerContext, read: Reread, tls: ssl.SSLContext | None = No
             adopt(context, settings, tls)
     finally:
         systemd.ready()
+
+
+@contextlib.contextmanager
+def signals(end: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
+    """Call ``end`` on SIGTERM and SIGINT, and ``reload`` on SIGHUP, during the block; only in the main thread.
+
+    Without ``reload``, SIGHUP keeps its handler. SIGHUP because the terminal was closed also ends the server.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    had_terminal = os.isatty(_STDIN)
+
+    def hang_up() -> None:
+        closed = had_terminal and not os.isatty(_STDIN)
+        (end if closed or reload is None else reload)()
+
+    handlers = {signal.SIGTERM: end, signal.SIGINT: end}
+    if reload is not None:
+        handlers[signal.SIGHUP] = hang_up
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)

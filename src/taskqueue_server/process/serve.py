@@ -1,4 +1,4 @@
-"""``taskqueue serve``: the application on a port of this machine, from the first connection to the last."""
+"""``taskqueue serve``: run the application on a port, from startup to shutdown."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from taskqueue_server.context.server import ServerContext
 from taskqueue_server.logs import set_up_logs
 from taskqueue_server.process import systemd
 from taskqueue_server.process.listeners import listen, url_of
-from taskqueue_server.process.reload import Reread, adopt, reload, rereader
-from taskqueue_server.process.signals import signals
+from taskqueue_server.process.reload import Reread, adopt, reload, rereader, signals
 from taskqueue_server.process.uvicorn_protocols import HttpProtocol, SocketProtocol
 from taskqueue_server.routing.extensions import Extension, load_extensions
 from taskqueue_server.worker_socket.uvicorn_protocol import (
@@ -39,9 +38,9 @@ from taskqueue_server.worker_socket.uvicorn_protocol import (
 
 _STORE_SECONDS = 5.0
 _LEFT_OVER_SECONDS = 0.3
-"""for the last requests to be answered, before what is still open is cut"""
+"""for the last responses to be sent before open connections are aborted"""
 _FORCED_SECONDS = 0.5
-"""for what an immediate end takes all the same"""
+"""for an immediate shutdown to finish"""
 _log = logging.getLogger("taskqueue.server")
 
 
@@ -52,16 +51,16 @@ def serve(
     on_ready: Callable[[str], None] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, which let workers settle what they run; a second signal ends it at once.
+    """Serve until SIGTERM or SIGINT, after which workers may settle their tasks; a second signal stops at once.
 
-    ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings anew, of which
-    ``given`` goes before all. Raises `ConfigurationError` for what cannot work.
+    ``on_ready`` gets the URL once connections are accepted. With ``given``, SIGHUP reads the settings again, and
+    ``given`` overrides them. Raises `ConfigurationError` for invalid settings.
     """
     set_up_logs(form=settings.log_format)
     raise_descriptor_limit()
     read = None if given is None else rereader(given)
     if settings.processes > 1:
-        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - one needs none
+        from taskqueue_server.process.supervisor import Processes  # noqa: PLC0415 - only for several processes
 
         asyncio.run(Processes(settings, backend_word, on_ready=on_ready, read=read).run())
         return
@@ -72,7 +71,7 @@ def serve(
 
 
 class ServerProcess:
-    """One server in this process. Owns its backend. Runs once."""
+    """One server in this process, which owns its backend. Runs once."""
 
     def __init__(
         self,
@@ -84,11 +83,11 @@ class ServerProcess:
         listener: socket.socket | None = None,
         extensions: Sequence[Extension] = (),
     ) -> None:
-        """Raises `ConfigurationError` for a host that others can reach where nothing authenticates, and for TLS files.
+        """Check the settings. Raises `ConfigurationError` for an open host without authentication, and for TLS files.
 
-        ``extensions`` come beside those that the settings name, whose faults are raised too.
-        ``read`` has SIGHUP read the settings anew. ``listener`` is a bound socket, if it is one of several processes:
-        then whoever made it decides when it ends at once, and a second signal does not.
+        ``extensions`` are added to those in the settings; errors of both are raised. With ``read``, SIGHUP reads the
+        settings again. ``listener`` is a bound socket, if this is one of several processes: then the supervisor decides
+        when to stop at once, and a second signal does not.
         """
         hooks = backend.hooks if isinstance(backend, InstrumentedBackend) else Hooks()
         check_host(settings, hooks)
@@ -99,54 +98,54 @@ class ServerProcess:
         self._on_ready = on_ready
         self._read = read
         self._listener = listener
-        self._parts = (*load_extensions(settings.extensions), *extensions)
-        self._program: _Program | None = None
-        self._stops = 0
+        self._extensions = (*load_extensions(settings.extensions), *extensions)
+        self._uvicorn: _UvicornServer | None = None
+        self._stop_requests = 0
         self.url = ""
-        """where it listens, once it does"""
+        """the server's URL, once it listens"""
         self.ready = asyncio.Event()
         self.context: ServerContext | None = None
 
     async def run(self) -> None:
-        """Serve until `stop`, or until a signal comes if this is the main thread.
+        """Serve until `stop`, or until a signal if this is the main thread.
 
-        Raises `ConfigurationError` for a store that refuses its configuration; one that is away is waited for.
+        Raises `ConfigurationError` if the store refuses its configuration. An unavailable store is waited for.
         """
         try:
-            app = create_app(self._backend, self._settings, self._parts)
+            app = create_app(self._backend, self._settings, self._extensions)
         except BaseException:
             await self._backend.aclose()
             raise
         self.context = context = app.state.context
-        self._program = program = _Program(app, context, self._accepting, self._tls)
-        for _ in range(self._stops):
-            program.ask_to_stop()
+        self._uvicorn = uvicorn_server = _UvicornServer(app, context, self._accepting, self._tls)
+        for _ in range(self._stop_requests):
+            uvicorn_server.ask_to_stop()
         try:
-            await _ask_store(context)
+            await _check_store(context)
             listener = self._listener or listen(self._settings)
-        except BaseException:  # the app, which closes it, was not started
+        except BaseException:  # the app would close the backend, but was not started
             await context.backend.aclose()
             raise
         end = self.stop if self._listener is None else self.stop_once
         with listener, systemd.watched(), signals(end, self._reload if self._read else None):
             self.url = url_of(listener, secure=self._tls is not None)
-            await program.serve([listener])
+            await uvicorn_server.serve([listener])
 
     def stop(self) -> None:
-        """Ask for a graceful end, and when asked again for an immediate one."""
-        if not self._stops:
+        """Stop gracefully; the second call stops at once."""
+        if not self._stop_requests:
             systemd.stopping()
-        self._stops += 1
-        if self._program is not None:
-            self._program.ask_to_stop()
+        self._stop_requests += 1
+        if self._uvicorn is not None:
+            self._uvicorn.ask_to_stop()
 
     def stop_once(self) -> None:
-        """Ask for a graceful end, unless that was done before."""
-        if not self._stops:
+        """Stop gracefully, unless that was requested before."""
+        if not self._stop_requests:
             self.stop()
 
     def adopt(self, settings: Settings) -> None:
-        """Go by other settings, as far as they can change while it runs."""
+        """Apply other settings, as far as they may change while the server runs."""
         if self.context is not None:
             adopt(self.context, settings, self._tls)
 
@@ -164,7 +163,7 @@ class ServerProcess:
             self._on_ready(self.url)
 
 
-class _Program(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     def __init__(
         self,
         app: object,
@@ -202,7 +201,7 @@ class _Program(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        yield  # they are the server's
+        yield  # ServerProcess handles signals
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -218,14 +217,14 @@ class _Program(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
-        await first_completed(self._leave(), self._forced_end())
+        await first_completed(self._leave(), self._wait_until_forced())
         for connection in list(self.server_state.connections):
             if self.server_state.tasks or connection.transport.get_write_buffer_size():
-                connection.transport.abort()  # it would keep the server waiting
+                connection.transport.abort()  # it would delay the shutdown
         if self.force_exit and self.server_state.tasks:
             await asyncio.wait(self.server_state.tasks, timeout=_FORCED_SECONDS)
         await super().shutdown(sockets)
-        if self.force_exit:  # else it was asked already
+        if self.force_exit:  # otherwise super().shutdown() has done this
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FORCED_SECONDS):
                     await self.lifespan.shutdown()
@@ -238,11 +237,11 @@ class _Program(uvicorn.Server):
                 timeout=self._context.drain_remaining + self._context.handover + _LEFT_OVER_SECONDS,
             )
 
-    async def _forced_end(self) -> None:
+    async def _wait_until_forced(self) -> None:
         await self._forced.wait()
 
 
-async def _ask_store(context: ServerContext) -> None:
+async def _check_store(context: ServerContext) -> None:
     try:
         async with asyncio.timeout(_STORE_SECONDS):
             await context.control.queues()
@@ -250,4 +249,4 @@ async def _ask_store(context: ServerContext) -> None:
         raise
     except (TaskQueueError, TimeoutError) as error:
         code = error.code if isinstance(error, TaskQueueError) else "timeout"
-        _log.warning("the store does not answer yet", extra={"code": code})
+        _log.warning("the store does not respond yet", extra={"code": code})

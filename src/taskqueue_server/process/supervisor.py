@@ -1,4 +1,4 @@
-"""Several server processes on one port, and the one that starts them, restarts them and ends them."""
+"""Several server processes on one port, and the supervisor that starts, restarts and stops them."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ from taskqueue_server.process.channel import (
     plain,
 )
 from taskqueue_server.process.listeners import Port
-from taskqueue_server.process.reload import Reread, reload_settings
-from taskqueue_server.process.signals import signals
+from taskqueue_server.process.reload import Reread, reload_settings, signals
 
 RESTART_SECONDS = 5.0
-"""seconds; a process that ends by itself before them has not served"""
-TRIES = 5
-"""that many in a row that have not served end everything"""
-_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_LATE = 10.0
-"""seconds beyond the time to drain after which a process is killed: its event loop is stuck"""
-_AT_ONCE = 5.0
+"""a process that exits earlier counts as a failed start"""
+MAX_FAILED_STARTS = 5
+"""number of failed starts in a row after which the supervisor gives up"""
+_PAUSE, _MAX_PAUSE = 0.1, 5.0
+_KILL_SECONDS = 10.0
+"""seconds after the drain timeout at which a process is killed because its event loop must be stuck"""
+_STOP_SECONDS = 5.0
 _NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 _log = logging.getLogger("taskqueue.server")
 
 
 class Processes:
-    """Starts so many servers as ``settings.processes`` says, and stays until the last has ended. Runs once."""
+    """Supervisor of ``settings.processes`` server processes until the last one has ended. Runs once."""
 
     def __init__(
         self,
@@ -60,24 +59,24 @@ class Processes:
         on_ready: Callable[[str], None] | None = None,
         read: Reread | None = None,
     ) -> None:
-        """``on_ready`` gets the URL once all of them accept connections; with ``read``, SIGHUP reads settings anew."""
+        """``on_ready`` gets the URL once all processes are ready; with ``read``, SIGHUP reads the settings again."""
         self._settings = settings
         self._backend = name or settings.backend
         self._on_ready = on_ready
         self._read = read
-        self._present: dict[int, _Child] = {}
+        self._children: dict[int, _Child] = {}
         self._unready = set(range(settings.processes))
         self._ending = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._fault: TaskQueueError | None = None
+        self._error: TaskQueueError | None = None
 
     async def run(self) -> None:
-        """Serve until `stop`, or until a signal comes if this is the main thread.
+        """Serve until `stop`, or until a signal if this is the main thread.
 
-        Raises `ConfigurationError` for what cannot work, and `TaskQueueError` where processes end as soon as they
-        were started.
+        Raises `ConfigurationError` for invalid settings, and `TaskQueueError` if processes keep exiting right after
+        their start.
         """
-        await self._demand_a_shared_store()
+        await self._require_shared_store()
         with (
             tempfile.TemporaryDirectory(prefix="taskqueue-metrics-") as metrics,
             contextlib.closing(Port(self._settings)) as port,
@@ -87,33 +86,33 @@ class Processes:
             async with asyncio.TaskGroup() as group:
                 for index in range(self._settings.processes):
                     group.create_task(self._supervise(index, port, metrics))
-        if self._fault is not None:
-            raise self._fault
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
-        """Have all of them drain, and when asked again end at once."""
+        """Make all processes drain; the second call stops them at once."""
         if self._ending.is_set():
             self._at_once.set()
         else:
             systemd.stopping()
             self._ending.set()
-        for child in self._present.values():
+        for child in self._children.values():
             child.send(StopProcess(at_once=self._at_once.is_set()))
 
     def reload(self) -> None:
-        """Read the settings anew, once for all of them."""
+        """Read the settings again, once for all processes."""
         systemd.reloading()
         try:
             settings = None if self._read is None else reload_settings(self._settings, self._read)
             if settings is not None:
                 self._settings = settings
                 set_level(settings.log_level)
-                for child in self._present.values():
+                for child in self._children.values():
                     child.send(Renew(plain(settings)))
         finally:
             systemd.ready()
 
-    async def _demand_a_shared_store(self) -> None:
+    async def _require_shared_store(self) -> None:
         backend = open_backend(self._backend, self._settings)
         try:
             check_host(self._settings, backend.hooks)
@@ -126,41 +125,41 @@ class Processes:
             await backend.aclose()
 
     async def _supervise(self, index: int, port: Port, metrics: str) -> None:
-        """Have a process in this place until the end."""
-        vain = 0
+        """Keep one process running until shutdown."""
+        failed_starts = 0
         while not self._ending.is_set():
             began = time.monotonic()
-            async with self._started(port, metrics) as child:
-                self._present[index] = child
+            async with self._start_child(port, metrics) as child:
+                self._children[index] = child
                 served = await self._watch(index, child)
-            del self._present[index]
-            with contextlib.suppress(FileNotFoundError):  # who answers a scrape buries, too
+            del self._children[index]
+            with contextlib.suppress(FileNotFoundError):  # a scrape may have removed the files
                 mark_process_dead(child.pid, metrics)  # type: ignore[no-untyped-call]
             if self._ending.is_set():
                 return
             code = child.code
-            vain = (
+            failed_starts = (
                 0
                 if served and (not code or time.monotonic() - began > RESTART_SECONDS)
-                else vain + 1
+                else failed_starts + 1
             )
-            shown = {"pid": child.pid, "code": code}
-            if vain >= TRIES:
+            fields = {"pid": child.pid, "code": code}
+            if failed_starts >= MAX_FAILED_STARTS:
                 _log.critical(
-                    "server processes exit right after their start; giving up", extra=shown
+                    "server processes exit right after their start; giving up", extra=fields
                 )
                 self._give_up(TaskQueueError("server processes exit right after their start"))
                 return
-            level = logging.ERROR if code else logging.WARNING  # 0: somebody asked it to
-            _log.log(level, "server process exited; starting another", extra=shown)
+            level = logging.ERROR if code else logging.WARNING  # 0: stopped by a signal
+            _log.log(level, "server process exited; starting another", extra=fields)
             with contextlib.suppress(TimeoutError):
-                pause = min(_PAUSE * 2**vain, _LONGEST_PAUSE)
+                pause = min(_PAUSE * 2**failed_starts, _MAX_PAUSE)
                 await asyncio.wait_for(self._ending.wait(), pause)
 
     async def _watch(self, index: int, child: _Child) -> bool:
-        """Stay with a process until its end. Return whether it has served."""
+        """Read the messages of a process until it ends. Return whether it accepted connections."""
         served = False
-        limit = asyncio.create_task(self._limit(child))
+        killer = asyncio.create_task(self._kill_late(child))
         try:
             async for name in messages(child.reader):
                 match name:
@@ -171,7 +170,7 @@ class Processes:
                         self._give_up(ConfigurationError(reason))
             await child.process.wait()
         finally:
-            limit.cancel()
+            killer.cancel()
         return served
 
     def _serves(self, index: int, child: _Child) -> None:
@@ -188,28 +187,28 @@ class Processes:
         if self._on_ready is not None:
             self._on_ready(url)
 
-    async def _limit(self, child: _Child) -> None:
-        """Kill what does not end though it should: its event loop must be stuck."""
+    async def _kill_late(self, child: _Child) -> None:
+        """Kill a process that does not exit in time because its event loop is stuck."""
         await self._ending.wait()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _LATE)
-            await asyncio.sleep(_AT_ONCE)
+            await asyncio.wait_for(self._at_once.wait(), self._settings.drain + _KILL_SECONDS)
+            await asyncio.sleep(_STOP_SECONDS)
         _log.error("server process did not exit in time and was killed", extra={"pid": child.pid})
         child.kill()
 
-    def _give_up(self, fault: TaskQueueError) -> None:
-        if self._fault is None:
-            self._fault = fault
+    def _give_up(self, failure: TaskQueueError) -> None:
+        if self._error is None:
+            self._error = failure
         if not self._ending.is_set():
             self.stop()
 
     @asynccontextmanager
-    async def _started(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
-        ours, foreign = socket.socketpair()
-        with foreign, port.share() as listener:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=LINE)
-            files = (foreign.fileno(), listener.fileno())
-            retained = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
+    async def _start_child(self, port: Port, metrics: str) -> AsyncIterator[_Child]:
+        own_end, child_end = socket.socketpair()
+        with child_end, port.share() as listener:
+            reader, writer = await asyncio.open_connection(sock=own_end, limit=LINE)
+            files = (child_end.fileno(), listener.fileno())
+            environment = {n: v for n, v in os.environ.items() if n not in _NOT_FOR_CHILDREN}
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -219,8 +218,8 @@ class Processes:
                     *map(str, files),
                     pass_fds=files,
                     stdin=asyncio.subprocess.DEVNULL,
-                    env={**retained, "PROMETHEUS_MULTIPROC_DIR": metrics},
-                    process_group=0,  # a terminal's Ctrl-C is for the first process alone, which passes it on
+                    env={**environment, "PROMETHEUS_MULTIPROC_DIR": metrics},
+                    process_group=0,  # Ctrl-C reaches only the supervisor, which passes it on
                 )
             except BaseException:
                 writer.close()
@@ -238,7 +237,7 @@ class Processes:
 
 
 class _Child:
-    """A process and the way to it."""
+    """A server process and the channel to it."""
 
     def __init__(
         self,

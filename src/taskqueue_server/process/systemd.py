@@ -1,4 +1,4 @@
-"""What systemd is told of a service of ``Type=notify``; nothing where no systemd asked."""
+"""Notifications to systemd for a service of ``Type=notify``; none if systemd did not start the server."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _USEC = 1_000_000
 
 
 def ready(status: str = "") -> None:
-    """Tell that the service serves, for the first time or again after `reloading`."""
+    """Report that the server is ready, at startup or after `reloading`."""
     _notify("READY=1", *([f"STATUS={status}"] if status else ()))
 
 
 def reloading() -> None:
-    """Tell that the settings are read anew; `ready` must follow, whatever comes of it."""
+    """Report that the settings are being reloaded; `ready` must follow in any case."""
     _notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def stopping() -> None:
-    """Tell that the service ends."""
+    """Report that the server is stopping."""
     _notify("STOPPING=1")
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Tell that the event loop runs, twice per ``WatchdogSec``, as long as the context is open."""
+    """Report that the event loop runs, twice per ``WatchdogSec``, during the block."""
     period = _period()
     if period is None:
         yield
@@ -59,7 +59,7 @@ def _notify(*lines: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
-    # A service that cannot tell serves all the same; systemd has a time limit of its own.
+    # A failed notification must not stop the server; systemd has its own timeout.
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
         to.connect("\0" + address[1:] if address.startswith("@") else address)
         to.send("\n".join(lines).encode())

@@ -1,4 +1,4 @@
-"""uvicorn's protocol classes, with time limits where it has none."""
+"""uvicorn's protocol classes with additional time limits."""
 
 from __future__ import annotations
 
@@ -14,76 +14,76 @@ from taskqueue_server.worker_socket.uvicorn_protocol import PINGS, FairProtocol
 from taskqueue_server.worker_socket.websocket import ABORT
 
 HEADER_SECONDS = 10.0
-"""for a request's head to arrive, once a connection is open or a request has begun"""
+"""for the head of a request to arrive on a new or reused connection"""
 ANSWER_SECONDS = 30.0
-"""for a peer to read what is buffered of an answer"""
+"""for the client to read the buffered response"""
 _CLOSE_SECONDS = 2.0
 _NOT_UTF8 = 1007
 _FRAGMENTS = 1024
-"""of one message; nobody needs more, since its size is limited too"""
+"""maximum number of fragments of one message; its size is limited separately"""
 
 
 class HttpProtocol(H11Protocol):
-    """Closes connections on which no request arrives, or whose peer does not read its answer."""
+    """An HTTP connection that is closed if no request arrives or the client does not read the response."""
 
-    _patience: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _head_timeout: asyncio.TimerHandle | None = None
+    _read_timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request."""
+        """Start the timeout for the first request."""
         super().connection_made(transport)
-        self._wait_for_head()
+        self._start_head_timeout()
 
     def data_received(self, data: bytes) -> None:
-        """Wait again where only a part of a request's head has come."""
+        """Restart the timeout if only part of a request's head has arrived."""
         super().data_received(data)
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            if self.timeout_keep_alive_task is None and self._patience is None:
-                self._wait_for_head()
+            if self.timeout_keep_alive_task is None and self._head_timeout is None:
+                self._start_head_timeout()
         else:
-            self._stop_waiting()
+            self._stop_head_timeout()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Leave the waiting to the socket's own rules."""
-        self._stop_waiting()
-        self._was_read()
+        """Stop the timeouts; the WebSocket has its own."""
+        self._stop_head_timeout()
+        self._stop_read_timeout()
         super().handle_websocket_upgrade(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop to wait."""
-        self._stop_waiting()
-        self._was_read()
+        """Stop the timeouts."""
+        self._stop_head_timeout()
+        self._stop_read_timeout()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Give the peer some time to read."""
+        """Start the timeout for the client to read."""
         super().pause_writing()
-        self._unread = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+        self._read_timeout = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Note that it has read."""
-        self._was_read()
+        """Stop the timeout, because the client has read."""
+        self._stop_read_timeout()
         super().resume_writing()
 
-    def _was_read(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _stop_read_timeout(self) -> None:
+        if self._read_timeout is not None:
+            self._read_timeout.cancel()
+            self._read_timeout = None
 
-    def _wait_for_head(self) -> None:
-        self._patience = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+    def _start_head_timeout(self) -> None:
+        self._head_timeout = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _stop_head_timeout(self) -> None:
+        if self._head_timeout is not None:
+            self._head_timeout.cancel()
+            self._head_timeout = None
 
 
 class SocketProtocol(FairProtocol):
-    """Can be broken by the application, waits briefly for a farewell, and answers pings only as they are read."""
+    """A WebSocket that the application can abort, with a time limit for closing and pongs only if the client reads."""
 
     async def run_asgi(self) -> None:
-        """Run the application; break the connection soon after if the peer has not ended it."""
+        """Run the application, and abort the connection if the client does not close it soon after."""
         self.scope["extensions"][ABORT] = {"abort": self.transport.abort}
         self.scope["extensions"][PINGS] = self.pings()
         try:
@@ -92,9 +92,9 @@ class SocketProtocol(FairProtocol):
             self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Count a refusal as a completed handshake, which it is; else it would be logged as an error.
+        """Count a denied handshake as complete; uvicorn would log it as an error.
 
-        Raises `ClientDisconnected` where the connection is known to be gone, before asyncio logs each write as a fault.
+        Raises `ClientDisconnected` if the connection is closed, because asyncio would log a warning for each write.
         """
         if message["type"] == "websocket.send" and self.transport.is_closing():
             raise ClientDisconnected
@@ -103,14 +103,14 @@ class SocketProtocol(FairProtocol):
             self.handshake_complete = True
 
     def handle_cont(self, event: Frame) -> None:
-        """Refuse a message in too many fragments: empty ones take memory, and never reach the limit of its size."""
+        """Abort a message with too many fragments: empty ones use memory without reaching the size limit."""
         super().handle_cont(event)
         if len(self.frames) > _FRAGMENTS:
             self.frames = []
             self.transport.abort()
 
     def send_receive_event_to_app(self) -> None:
-        """Refuse text that is not UTF-8. It is the peer's fault, and no error of ours to be logged each time."""
+        """Close on text that is not UTF-8, without logging the client's mistake as an error."""
         if self.curr_msg_data_type == "text" and not self.close_sent:
             self.frames = [b"".join(self.frames)]
             try:
@@ -119,14 +119,14 @@ class SocketProtocol(FairProtocol):
                 self.frames = []
                 if (
                     self.conn.close_rcvd is None
-                ):  # else its own close came with it, and is handled next
+                ):  # otherwise the client's close frame arrived with it, and is handled next
                     self.conn.send_close(_NOT_UTF8)
                     self.handle_parser_exception()
                 return
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Answer, unless earlier answers are still waiting to be read."""
+        """Answer, unless earlier pongs are still unread."""
         pong = b"".join(self.conn.data_to_send())
         if self.writable.is_set() and not self.transport.is_closing():
             self.transport.write(pong)

@@ -1,1 +1,1 @@
-"""The operation table: routes, bodies, parameters, OpenAPI."""
+"""Routes, bodies and parameters of operations, and the OpenAPI document made from them."""

@@ -1,4 +1,4 @@
-"""Reading request bodies: never more than the limit, never longer than the patience, and errors that name the field."""
+"""Read and decode request bodies, with a limit on size and time, and errors that name the invalid field."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ NDJSON = "application/x-ndjson"
 
 _DIGITS = len(str(LIMITS.body)) + 1
 BODY_SECONDS = 30.0
-"""for one body to arrive"""
-_CLOSE = {"connection": "close"}  # what follows of a refused body is not waited for
+"""for the whole body to arrive"""
+_CLOSE = {"connection": "close"}  # the rest of a refused body is not read
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([a-z_]{1,40})`")
 _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 
 async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raises `ProblemError`: another content type, too large, too slow."""
+    """Yield the body as it arrives. Raises `ProblemError` if its content type is wrong, or it is too large or slow."""
     text = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if text != kind:
         raise ProblemError(415, "content_type", f"the body must be {kind}", headers=_CLOSE)
@@ -49,15 +49,10 @@ async def stream(request: Request, kind: str, limit: int = LIMITS.body) -> Async
             yield chunk
     except TimeoutError:
         raise ProblemError(
-            408, "too_slow", "the body did not arrive completely", headers=_CLOSE
+            408, "too_slow", "the body did not arrive in time", headers=_CLOSE
         ) from None
     finally:
         await chunks.aclose()
-
-
-async def read(request: Request, kind: str = JSON) -> bytes:
-    """Return the whole body. Raises `ProblemError`."""
-    return b"".join([chunk async for chunk in stream(request, kind)])
 
 
 def decode(kind: type[T], body: bytes) -> T:
@@ -71,17 +66,17 @@ def decode(kind: type[T], body: bytes) -> T:
         field = path[1] if path else None
         if unknown := _UNKNOWN.search(message):
             field = unknown[1] if field is None else f"{field}.{unknown[1]}"
-            detail = "there is no such field"
+            detail = "unknown field"
         else:
-            detail = "a value that is not allowed" if "Invalid value" in message else message
-        if "unknown field" in detail:  # its name may be anything
-            detail = "an unknown field"
+            detail = "value not allowed" if "Invalid value" in message else message
+        if "unknown field" in detail:  # the client chose its name, which may be anything
+            detail = "unknown field"
         shown = field[:100] if field else None
         raise ProblemError(422, "invalid_input", detail[:200], field=shown) from None
     except (ValueError, RecursionError):
-        raise ProblemError(400, "not_json", "the body must be one JSON text in UTF-8") from None
+        raise ProblemError(400, "not_json", "the body must be one JSON document in UTF-8") from None
 
 
 def _too_large(limit: int) -> ProblemError:
-    detail = f"a body may have at most {limit} bytes"
+    detail = f"the body may have at most {limit} bytes"
     return ProblemError(413, "too_large", detail, headers=_CLOSE)

@@ -36,7 +36,7 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True):
     if the extension cannot work. The server enters the returned context before the first request, and exits it after
     the last request and before it closes the backend. Handlers find its value in ``context.extension_state[name]``."""
     operations: tuple[Operation, ...] = ()
-    """routed, authorized, counted and described like the server's own operations"""
+    """operations that are routed, authorized, counted and documented like the server's own"""
     tags: Mapping[str, str] = {}
     """description of each tag of the operations"""
     pages: tuple[Operation, ...] = ()
@@ -53,14 +53,14 @@ def load_extensions(names: Collection[str]) -> tuple[Extension, ...]:
 
 
 def _load(name: str) -> Extension:
-    matches = {point.name: point for point in entry_points(group=EXTENSIONS_GROUP)}
-    if name not in matches:
-        installed = ", ".join(sorted(matches)) or "none"
+    points = {point.name: point for point in entry_points(group=EXTENSIONS_GROUP)}
+    if name not in points:
+        installed = ", ".join(sorted(points)) or "none"
         raise ConfigurationError(
             f"TASKQUEUE_EXTENSIONS: no extension {name!r}; installed: {installed}"
         )
     try:
-        extension = matches[name].load()()
+        extension = points[name].load()()
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the extension {name!r} needs the module {error.name!r}, which is not installed; "

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the table of operations."""
+"""Build the OpenAPI 3.1 document from the operations."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from taskqueue_server.routing.schemas import LABEL, NAME
 
 _ABOUT = """Publish tasks and operate queues. Workers use the socket protocol instead.
 
-Every error is a problem document (RFC 9457) with a stable `code`. What failed with 429 or 503 may go better after
-`Retry-After` seconds. Lists come in pages: ask again with `next` as `after` until there is none."""
+Every error is a problem document (RFC 9457) with a stable `code`. A request that failed with 429 or 503 may be
+repeated after `Retry-After` seconds. Lists are paginated: repeat the request with `next` as `after` until the
+response has no `next`."""
 _TAGS = {
     "tasks": "Publish, look up, wait for, cancel and retry.",
-    "queues": "What is in them, and what limits and orders them.",
-    "dead letters": "Tasks that were given up: look at them, make them wait again, or give them up for good.",
+    "queues": "Statistics, settings, limits and order of queues.",
+    "dead letters": "Tasks that were given up: list, redrive or discard them.",
     "workers": "Who works.",
-    "migration": "From one backend to another while everything runs.",
+    "migration": "Moving from one backend to another without downtime.",
     "server": "The server itself.",
 }
 _REF = "#/components/schemas/{name}"
 _PYDANTIC_REF = "#/components/schemas/{model}"
 _COMPONENT_NAMES = {"HttpProblem": "Problem", "MigrationPhase": "Phase", "RetryTaskIn": "AgainIn"}
-"""Names of components, by class, where clients know another name than that of the class."""
+"""Names of components by class, where the published name differs from that of the class."""
 _REFERENCES = {
     _REF.format(name=old): _REF.format(name=name) for old, name in _COMPONENT_NAMES.items()
 }
 _TEXT = {"type": "string"}
 _HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "taskqueue-time": ("the store's time, Unix seconds", {"type": "number"}),
+    "taskqueue-time": ("the store's clock, Unix seconds", {"type": "number"}),
     "Retry-After": (
-        "after how many seconds it may go better",
+        "seconds after which the request may be repeated",
         {"type": "integer", "minimum": 1},
     ),
-    "Link": ('where the next page is, as `rel="next"`, if there is one', _TEXT),
+    "Link": ('URL of the next page, as `rel="next"`, if there is one', _TEXT),
     "ETag": ("the version, for `If-Match`", {"type": "string", "pattern": '^"[0-9]+"$'}),
-    "WWW-Authenticate": ("how to show a token", _TEXT),
-    "Connection": ("`close`: what follows of the request is not waited for", _TEXT),
+    "WWW-Authenticate": ("the required authentication scheme", _TEXT),
+    "Connection": ("`close`: the server does not read the rest of the request", _TEXT),
 }
 _SOMETIMES = ("Link", "Connection", "Retry-After")
 _OF_STATUS = {
@@ -57,7 +58,7 @@ _OF_STATUS = {
     503: ("Retry-After",),
 }
 _NEEDS_BODY = (400, 408, 413, 415)
-_NEEDS_TOKEN = (401, 403, 429)
+_NEEDS_TOKEN = (401, 403, 429, 503)
 _ALWAYS = (403, 421, 422, 500)
 _IN_PATH = re.compile(r"{(\w+)(:path)?}")
 _PATTERNED = {"moved_to": (), "bound_to": ("items",), "weights": ("propertyNames",)}
@@ -70,9 +71,9 @@ def document(
     open_to_all: bool = True,
     tags: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Describe every operation, its bodies and its problems; ``open_to_all``: nobody needs a token.
+    """Describe every operation with its bodies and problems. With ``open_to_all``, no token is required.
 
-    ``tags`` are headings beside those that it knows.
+    ``tags`` are descriptions of tags besides the built-in ones.
     """
     kinds = [HttpProblem, *(kind for operation in operations for kind in _kinds(operation))]
     schemas, components = _schemas(kinds)
@@ -90,7 +91,7 @@ def document(
             "description": _ABOUT,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/", "description": "the server that answers with this"}],
+        "servers": [{"url": "/", "description": "this server"}],
         "tags": [
             {"name": name, "description": text}
             for name, text in {**_TAGS, **(tags or {})}.items()
@@ -103,7 +104,7 @@ def document(
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "needed where the server has tokens; each may do its verbs with its keys",
+                    "description": "required if the server has tokens; each token permits its verbs on its keys",
                 }
             },
             "headers": {
@@ -135,7 +136,7 @@ def _schema(kind: Any, schemas: dict[int, Any]) -> dict[str, Any]:
 
 
 def _schemas(kinds: Sequence[Any]) -> tuple[dict[int, Any], dict[str, Any]]:
-    """Return the schema of each kind by its id, and the components they refer to."""
+    """Return the schema of each kind by its id, and the components that these schemas refer to."""
     ours = [kind for kind in kinds if not _is_pydantic(kind)]
     described, components = msgspec.json.schema_components(ours, ref_template=_REF)
     schemas = {id(kind): schema for kind, schema in zip(ours, described, strict=True)}
@@ -165,7 +166,7 @@ def _is_pydantic(kind: Any) -> bool:
 
 
 def _name_settings(properties: dict[str, Any]) -> None:
-    """Say of the names in settings what all names are: it is checked beside the model."""
+    """Add the pattern of names to the settings that hold names; the model checks them separately."""
     for field, inside in _PATTERNED.items():
         position = properties[field]
         for step in inside:
@@ -189,7 +190,7 @@ def _describe(
                 status,
                 _answer_type(operation),
                 _schema(kind, schemas),
-                operation.tells if status < HTTPStatus.BAD_REQUEST else (),
+                operation.response_headers if status < HTTPStatus.BAD_REQUEST else (),
             )
             for status, kind in operation.answers.items()
         },
@@ -219,9 +220,9 @@ def _describe(
 
 
 def _response(
-    status: int, media_type: str, schema: dict[str, Any], tells: tuple[str, ...]
+    status: int, media_type: str, schema: dict[str, Any], response_headers: tuple[str, ...]
 ) -> dict[str, Any]:
-    names = ["taskqueue-time", *_OF_STATUS.get(status, ()), *tells]
+    names = ["taskqueue-time", *_OF_STATUS.get(status, ()), *response_headers]
     return {
         "description": HTTPStatus(status).phrase,
         "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names},
@@ -249,7 +250,7 @@ def _parameter(where: str, result: Query) -> dict[str, Any]:
     return described
 
 
-def _in_path(name: str, whatever: str) -> dict[str, Any]:
+def _in_path(name: str, converter: str) -> dict[str, Any]:
     names = {"key": "the queue's key", "id": "the task's id", "job_id": "the job's id"}
     text = names.get(name, f"the {name}")
     example = {"key": "emails", "id": "order-4711"}.get(name, name)
@@ -258,6 +259,6 @@ def _in_path(name: str, whatever: str) -> dict[str, Any]:
         "in": "path",
         "required": True,
         "description": text,
-        "schema": LABEL if whatever else NAME,
+        "schema": LABEL if converter else NAME,
         "example": example,
     }

@@ -1,4 +1,4 @@
-"""The rows of the table of the HTTP API's operations; routes and the OpenAPI document are both made from it."""
+"""Operations of the HTTP API: their definition, and how a request is routed, authorized and answered."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _SAFE = frozenset({"GET", "HEAD"})
 _REAL = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _STRICT = "/v1/"
-"""where a parameter of the query that an operation does not know is refused: a filter must not be lost by a typo"""
+"""where unknown query parameters are refused, so that a misspelled filter is not ignored"""
 _encoder = msgspec.json.Encoder()
 
 
 class RequestContext:
-    """One request, with what its handler needs."""
+    """One request with what its handler needs."""
 
     def __init__(self, request: Request, verbs: Sequence[str] = ()) -> None:
         self.request = request
         self.context: ServerContext = request.app.state.context
-        self._verbs = verbs
+        self.verbs = verbs
         self.identity: Identity | None = None
-        """who asks; nobody in particular where the operation is for everybody"""
+        """the authenticated client; ``None`` if the operation needs no token"""
 
     @property
     def client_name(self) -> str | None:
-        """The name of who asks, if anybody is told from anybody here."""
-        return self.identity.name if self.context.authenticates and self.identity else None
+        """The name of the client, or ``None`` on a server without authentication."""
+        return self.identity.name if self.context.access.authenticates and self.identity else None
 
     def is_allowed(self, key: str) -> bool:
-        """Whether who asks may do this with ``key``."""
-        verbs, identity = self._verbs, self.identity
+        """Whether the client may do this with ``key``."""
+        verbs, identity = self.verbs, self.identity
         return not verbs or (
             identity is not None and any(identity.is_allowed(verb, key) for verb in verbs)
         )
 
     def demand(self, key: str) -> None:
-        """Raise `ProblemError` unless who asks may do this with ``key``."""
+        """Raise `ProblemError` unless the client may do this with ``key``."""
         if not self.is_allowed(key):
-            raise _forbidden(f"this token may not {_either(self._verbs)} with this key")
+            raise _forbidden(f"this token may not {_either(self.verbs)} with this key")
 
     def watch_access(self) -> AbstractContextManager[asyncio.Event]:
-        """Keep an eye on who asks, for an answer that takes long: the event is set once that one's rights change."""
+        """Watch the client's rights during a long response: the event is set when they change or end."""
         identity = self.identity
         request = self.request
         return self.context.access.watch_access(
@@ -79,7 +79,7 @@ class RequestContext:
         return value
 
     def number(self, name: str, default: int | None, highest: int, *, lowest: int = 1) -> int:
-        """Return a number from the query; without a default it must be there. Raises `InvalidInput`."""
+        """Return an integer from the query; without a default it is required. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is None and default is not None:
             return default
@@ -88,21 +88,21 @@ class RequestContext:
         raise InvalidInput(name, _got(text), f"{lowest} to {highest}")
 
     def flag(self, name: str) -> bool:
-        """Return whether the query says ``true``; without a word, or ``false``, not. Raises `InvalidInput`."""
+        """Return a flag from the query, ``true`` or ``false`` (the default). Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text in {None, "true", "false"}:
             return text == "true"
         raise InvalidInput(name, _got(text), "true or false")
 
     def query_name(self, name: str) -> str | None:
-        """Return a name from the query, if it is there. Raises `InvalidInput`."""
+        """Return a name from the query, or ``None``. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is not None:
             check_name(name, text)
         return text
 
     def real(self, name: str, highest: float) -> float | None:
-        """Return a number from 0 on from the query, if it is there. Raises `InvalidInput`."""
+        """Return a non-negative number from the query, or ``None``. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is None:
             return None
@@ -111,20 +111,20 @@ class RequestContext:
         raise InvalidInput(name, _got(text), f"a number from 0 to {highest:.0f}")
 
     def text(self, name: str) -> str | None:
-        """Return text from the query, if it is there. Raises `InvalidInput`."""
+        """Return text from the query, or ``None``. Raises `InvalidInput`."""
         text = self.request.query_params.get(name)
         if text is None or 0 < len(text) <= LIMITS.text:
             return text
         raise InvalidInput(name, _got(text), f"text of 1 to {LIMITS.text} characters")
 
     def confirm(self, expected: str) -> None:
-        """Raise `InvalidInput` unless the query repeats ``expected``: what cannot be undone is not done by mistake."""
+        """Raise `InvalidInput` unless the query repeats ``expected``: a safeguard for what cannot be undone."""
         if (text := self.request.query_params.get("confirm")) != expected:
             raise InvalidInput("confirm", _got(text), f"confirm={expected}")
 
     async def stream(self, kind: str, limit: int = LIMITS.body) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, for as long as who asks has its rights. Raises `ProblemError`."""
-        if self.identity is None:
+        """Yield the body as it arrives, while the client keeps its rights. Raises `ProblemError`."""
+        if self.identity is None or not self.context.access.authenticates:
             async for chunk in bodies.stream(self.request, kind, limit):
                 yield chunk
             return
@@ -137,7 +137,7 @@ class RequestContext:
                 raise unauthenticated()
 
     async def read(self, kind: str = bodies.JSON, limit: int = LIMITS.body) -> bytes:
-        """Return the whole body, of ``limit`` bytes at the most. Raises `ProblemError`."""
+        """Return the whole body, at most ``limit`` bytes. Raises `ProblemError`."""
         return b"".join([chunk async for chunk in self.stream(kind, limit)])
 
     async def body(self, kind: type[T], limit: int = LIMITS.body) -> T:
@@ -153,7 +153,7 @@ Handler = Callable[[RequestContext], Awaitable[Response]]
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A parameter of the query, or a header."""
+    """A query parameter or a header of an operation."""
 
     name: str
     schema: dict[str, Any]
@@ -163,57 +163,62 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Scope(StrEnum):
-    """With which keys an identity must be allowed to do what an operation does."""
+    """The keys for which an identity needs the right to execute an operation."""
 
     PATH = "path"
-    """the one in the path: checked before the handler runs"""
+    """the key in the path; checked before the handler runs"""
     HANDLER = "handler"
-    """the handler knows: it calls `RequestContext.demand` for each, or leaves out those without `RequestContext.may`"""
+    """the handler checks each key with `RequestContext.demand`, or omits those without `RequestContext.is_allowed`"""
     SERVER = "server"
-    """all there are"""
+    """all keys"""
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one path. Its handler's docstring describes it."""
+class Endpoint(msgspec.Struct, frozen=True):
+    """One method of one path, with its handler."""
 
-    id: str = ""
-    """its name in the OpenAPI document; needed if that describes it"""
     method: str
     path: str
     handler: Handler
     answers: dict[int, Any]
-    """the type of each answer's body; a tuple for one of several, ``None`` for any JSON"""
+    """type of the body by status; a tuple for one of several types, ``None`` for any JSON"""
+
+
+class Operation(Endpoint, frozen=True, kw_only=True):
+    """An endpoint of the HTTP API or the dashboard. The docstring of its handler is its description."""
+
+    id: str = ""
+    """``operationId`` in the OpenAPI document; required if the operation is documented"""
     verb: str | tuple[str, ...] | None = None
-    """what an identity must be allowed to do, one of several will do; without any everybody may"""
+    """the required right; one of several is enough; ``None`` if no token is required"""
     scope: Scope = Scope.PATH
     body: Any = None
     media_type: str = bodies.JSON
     query: tuple[Query, ...] = ()
     headers: tuple[Query, ...] = ()
-    """those of the request that it looks at"""
+    """request headers that the handler reads"""
     problems: tuple[int, ...] = ()
     tag: str = "server"
-    """under which heading it is described"""
+    """section of the documentation"""
     example: Any = None
-    """a body"""
-    tells: tuple[str, ...] = ()
-    """further headers of an answer of success"""
+    """example of the request body"""
+    response_headers: tuple[str, ...] = ()
+    """additional headers of a successful response"""
     strict: bool | None = None
-    """whether a parameter of the query that it does not know is refused; unless said, below ``/v1/`` only"""
+    """whether unknown query parameters are refused; by default only below ``/v1/``"""
 
     @property
     def verbs(self) -> tuple[str, ...]:
-        """Those of which one is needed; none where everybody may."""
+        """The rights of which one is required; empty if no token is required."""
         return (self.verb,) if isinstance(self.verb, str) else self.verb or ()
 
     @property
     def address(self) -> str:
-        """Its path as people are told it: a part of it that may have slashes looks as the others."""
+        """The path as documented, without the converter of a parameter that may contain slashes."""
         return self.path.replace(":path}", "}")
 
 
 def routes(operations: Sequence[Operation]) -> list[Route]:
-    """Return one route per path, so that a wrong method is told which are right."""
+    """Return one route per path, so that a wrong method is answered with 405 and the allowed methods."""
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
@@ -228,8 +233,10 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
         request.scope["taskqueue.operation"] = operation
         try:
             call = RequestContext(request, operation.verbs)
-            _authorize(call, operation)
-            _check_query(request, operation)
+            if operation.verb:
+                _authorize(call, operation)
+            if request.scope["query_string"]:
+                _check_query(request, operation)
             return await operation.handler(call)
         except Exception as error:  # noqa: BLE001 - every error becomes a problem document
             return respond(problem_of(error))
@@ -238,13 +245,10 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
 
 
 def _authorize(call: RequestContext, operation: Operation) -> None:
-    verbs = operation.verbs
-    if not verbs:
-        return
-    request = call.request
-    if request.method not in _SAFE and by_cookie(request):
-        _demand_own_page(call)
-    call.identity = identity = call.context.identify(token_of(request), peer_of(request))
+    request, access, verbs = call.request, call.context.access, call.verbs
+    if access.authenticates and request.method not in _SAFE and by_cookie(request):
+        _require_own_page(call)
+    call.identity = identity = access.identify(token_of(request), peer_of(request))
     if identity is None:
         raise unauthenticated()
     request.scope["taskqueue.identity"] = identity.name
@@ -252,7 +256,7 @@ def _authorize(call: RequestContext, operation: Operation) -> None:
     if identity.verbs.isdisjoint(verbs):
         raise _forbidden(f"this token lacks the right to {_either(verbs)}")
     if operation.scope is Scope.SERVER and not any(map(identity.is_allowed, verbs)):
-        raise _forbidden(f"this token may {_either(verbs)} with some keys only")
+        raise _forbidden(f"this token may {_either(verbs)} only with some of the keys")
     if operation.scope is Scope.PATH:
         call.demand(call.name("key"))
 
@@ -261,7 +265,7 @@ def _check_query(request: Request, operation: Operation) -> None:
     strict = operation.strict
     if strict is None:
         strict = operation.path.startswith(_STRICT)
-    if not (strict and request.query_params):
+    if not strict:
         return
     names = [name for name, _ in request.query_params.multi_items()]
     known = {query.name for query in operation.query}
@@ -269,20 +273,19 @@ def _check_query(request: Request, operation: Operation) -> None:
         allowed = ", ".join(sorted(known)) or "none"
         raise InvalidInput("query", "an unknown parameter", allowed)
     if len(names) != len(set(names)):
-        raise InvalidInput("query", "a repeated parameter", "each once")
+        raise InvalidInput("query", "a repeated parameter", "each parameter once")
 
 
 def unauthenticated() -> ProblemError:
-    """Return the problem of who is not known."""
+    """Return the problem for a client without a valid token."""
     challenge = {"www-authenticate": "Bearer"}
     return ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
 
 
-def _demand_own_page(call: RequestContext) -> None:
-    # A browser shows the session whatever page asks, and says with every unsafe request which one that was.
-    request, context = call.request, call.context
-    own = is_own_origin(request.headers, request.url.scheme, context.settings.origins)
-    if context.authenticates and not own:
+def _require_own_page(call: RequestContext) -> None:
+    # A browser sends the session cookie from any page, and names that page's origin with every unsafe request.
+    request, settings = call.request, call.context.settings
+    if not is_own_origin(request.headers, request.url.scheme, settings.origins):
         raise ProblemError(
             403,
             "origin",
@@ -299,12 +302,12 @@ def _forbidden(detail: str) -> ProblemError:
 
 
 def answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a value as JSON."""
+    """Return the value as a JSON response."""
     return Response(_encoder.encode(value), status, headers, media_type=bodies.JSON)
 
 
 def spliced(pieces: Iterator[bytes], media_type: str = bodies.JSON) -> Response:
-    """Return bytes as they are, in chunks: many of them may be large."""
+    """Return the joined pieces as a response that is sent in chunks, because they may be large."""
 
     async def chunks() -> AsyncIterator[bytes]:
         chunk = bytearray()

@@ -1,4 +1,4 @@
-"""``Idempotency-Key``: the same request, sent again, is the same task, because both are given the same id."""
+"""Parameters that several operations share: ``Idempotency-Key`` and pagination."""
 
 from __future__ import annotations
 
@@ -18,26 +18,24 @@ _VALUE = re.compile(r'"[ !#-\[\]-~]{1,200}"|[!#-\[\]-~]{1,200}')
 IDEMPOTENCY_KEY = Query(
     _HEADER,
     {"type": "string", "pattern": f"^({_VALUE.pattern})$"},
-    "where the task has no id: the same key from the same token, sent again, stands for the same task",
+    "for a task without an id: a repeated request with the same value and token publishes the same task",
     example='"order-4711"',
 )
 
 
 def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | None]:
-    """Return what gives the task of a queue, with its own id or none, on a line, its id; ``None`` for any.
+    """Return a function that computes a task's id from its queue, its own id and its line number.
 
-    The id is one of the queue, of who asks, and of the header. Raises `InvalidInput` for a header that is none, and
-    what it returns does for a task that has an id of its own beside the header.
+    Without the header it returns ``None``. With it, the id depends on the queue, the client, the header and the line.
+    Raises `InvalidInput` for an invalid header; the function does so for a task that has an id of its own.
     """
-    results = call.request.headers.getlist(_HEADER)
-    if not results:
-        return lambda key, own, line: None  # noqa: ARG005 - of the same kind as the other
-    if len(results) > 1 or not _VALUE.fullmatch(results[0]):
-        raise InvalidInput(
-            _HEADER, f"text of length {len(results[0])}", "1 to 200 ASCII characters"
-        )
+    values = call.request.headers.getlist(_HEADER)
+    if not values:
+        return lambda key, own, line: None  # noqa: ARG005 - same signature as `made`
+    if len(values) > 1 or not _VALUE.fullmatch(values[0]):
+        raise InvalidInput(_HEADER, f"text of length {len(values[0])}", "1 to 200 ASCII characters")
     client = "" if call.identity is None else call.identity.name
-    names = [client, results[0].removeprefix('"').removesuffix('"')]
+    names = [client, values[0].removeprefix('"').removesuffix('"')]
 
     def made(key: str, own: str | None, line: int) -> str:
         if own is not None:
@@ -49,8 +47,8 @@ def id_maker(call: RequestContext) -> Callable[[str, str | None, int], str | Non
 
 
 def reused() -> ProblemError:
-    """Return the problem of a header that stood for a task with another payload before."""
-    detail = f"this {_HEADER} was used before with another payload"
+    """Return the problem of a header that was used for a task with another payload before."""
+    detail = f"this {_HEADER} was already used with another payload"
     return ProblemError(422, "idempotency_key_reused", detail, field=_HEADER)
 
 
@@ -58,25 +56,25 @@ _PAGE = 100
 LIMIT = Query(
     "limit",
     {"type": "integer", "minimum": 1, "maximum": LIMITS.batch, "default": _PAGE},
-    "how many there are on a page at the most",
+    "maximum number of items on a page",
 )
-AFTER = Query("after", NAME, "where the page before said `next`", example="emails")
+AFTER = Query("after", NAME, "the `next` of the previous page", example="emails")
 
 
 def page_of(call: RequestContext, names: Iterable[str]) -> tuple[list[str], str | None]:
-    """Return the page of sorted names that the query asks for, and the last of them if there are more."""
+    """Return the requested page of the sorted names, and the last name on it if more follow."""
     limit, after = page_query(call)
     rest = [name for name in names if after is None or name > after]
     return rest[:limit], rest[limit - 1] if len(rest) > limit else None
 
 
 def page_query(call: RequestContext) -> tuple[int, str | None]:
-    """Return how many the query asks for, and after which one. Raises `InvalidInput`."""
+    """Return the requested page size and the name after which the page starts. Raises `InvalidInput`."""
     return call.number("limit", _PAGE, LIMITS.batch), call.query_name("after")
 
 
 def link(call: RequestContext, following: str | None) -> dict[str, str]:
-    """Return the header that says where the next page is, if there is one."""
+    """Return the ``Link`` header with the URL of the next page, or nothing on the last page."""
     if following is None:
         return {}
     requested = call.request.query_params

@@ -1,4 +1,4 @@
-"""How JSON Schema says what `taskqueue_core.limits` checks; the checks themselves stay where they are."""
+"""JSON Schema of the limits that `taskqueue_core.limits` checks, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Name = Annotated[str, Meta(extra_json_schema={**_BOUNDS, "pattern": NAME["patter
 """a key, id, tenant or ordering key"""
 LABEL: dict[str, Any] = {"type": "string", **_BOUNDS}
 Label = Annotated[str, _meta_of(**_BOUNDS)]
-"""a model or a server: any printable text"""
+"""the name of a model or a server: any printable text"""
 Priority = Annotated[int, _meta_of(minimum=0, maximum=9)]
 Attempts = Annotated[int, _meta_of(minimum=1, maximum=1000)]
 Instant = Annotated[float, _meta_of(minimum=0, exclusiveMaximum=END_OF_TIME + 1)]

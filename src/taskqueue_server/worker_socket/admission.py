@@ -49,8 +49,8 @@ async def socket(websocket: WebSocket) -> None:
     refused = refusal(context, websocket, SUBPROTOCOL) or _not_ready(context)
     identity = None
     # Without the header the token may come with the hello.
-    if refused is None and context.authenticates and shows_header(websocket):
-        identity = context.identify(token_of(websocket), peer_of(websocket))
+    if refused is None and context.access.authenticates and shows_header(websocket):
+        identity = context.access.identify(token_of(websocket), peer_of(websocket))
         refused = _stranger(identity)
     try:
         if refused is not None:
@@ -69,7 +69,9 @@ async def socket(websocket: WebSocket) -> None:
 def refusal(context: ServerContext, websocket: WebSocket, subprotocol: str) -> ProblemError | None:
     """Return why a request is refused: its host, origin, query or subprotocol. ``None`` if it is not refused."""
     headers, settings = websocket.headers, context.settings
-    if wrong := host_problem(headers, settings.allowed_hosts, loopback=not context.authenticates):
+    if wrong := host_problem(
+        headers, settings.allowed_hosts, loopback=not context.access.authenticates
+    ):
         return ProblemError(421, "wrong_host", wrong)
     # Pages of the same origin are refused as well: the dashboard opens no such socket.
     origins = headers.getlist("origin")
@@ -167,7 +169,7 @@ class SocketAdmission:
 
     async def _admit(self, hello: Hello) -> None:
         token = self._token if self._known else hello.token
-        identity = self._context.identify(token, self._peer)
+        identity = self._context.access.identify(token, self._peer)
         if identity is None or "consume" not in identity.verbs:
             await self._refuse(
                 "unauthenticated",

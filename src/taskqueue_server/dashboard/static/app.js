@@ -1,9 +1,9 @@
-// What pages do beyond links and forms: figures that change, a theme, and a key for the search.
+// Behaviour of pages besides links and forms: live values, the theme, and a shortcut for the search.
 (() => {
   "use strict";
   const root = document.documentElement;
   const news = document.getElementById("news");
-  const one = (selector) => document.querySelector(selector);
+  const query = (selector) => document.querySelector(selector);
 
   // Theme -------------------------------------------------------------------------------------
   const THEMES = ["auto", "light", "dark"];
@@ -12,7 +12,7 @@
   button.addEventListener("click", () => {
     const theme = THEMES[(THEMES.indexOf(root.dataset.theme || "auto") + 1) % THEMES.length];
     if (theme === "auto") delete root.dataset.theme; else root.dataset.theme = theme;
-    try { localStorage.setItem("taskqueue-theme", theme); } catch { /* not kept then */ }
+    try { localStorage.setItem("taskqueue-theme", theme); } catch { /* storage is forbidden: the choice is not saved */ }
     label();
     Charts.make();
   });
@@ -46,13 +46,13 @@
   let first = true;
   let refreshing = false;
 
-  function connection(state, words) {
-    const place = document.getElementById("connection");
-    if (!place || place.dataset.state === state) return;
-    const was = place.dataset.state;
-    place.dataset.state = state;
-    place.querySelector("b").textContent = words;
-    if (was !== "idle" || state === "off") news.textContent = words;
+  function connection(state, text) {
+    const badge = document.getElementById("connection");
+    if (!badge || badge.dataset.state === state) return;
+    const before = badge.dataset.state;
+    badge.dataset.state = state;
+    badge.querySelector("b").textContent = text;
+    if (before !== "idle" || state === "off") news.textContent = text;
   }
 
   function put(scope) {
@@ -71,22 +71,22 @@
     }
   }
 
-  function sample(event) {
-    const told = JSON.parse(event.data);
+  function onSample(event) {
+    const sample = JSON.parse(event.data);
     connection("live", "Live");
-    for (const [name, text] of Object.entries(told.texts)) texts.set(name, text);
+    for (const [name, text] of Object.entries(sample.texts)) texts.set(name, text);
     put(document);
-    const books = document.getElementById("ledger");
-    if (books) {
-      for (const [name, number] of Object.entries(told.ledger)) books.setAttribute(`data-ledger-${name.replace("_", "-")}`, number);
-      books.dataset.sample = told.sample;
+    const ledger = document.getElementById("ledger");
+    if (ledger) {
+      for (const [name, number] of Object.entries(sample.ledger)) ledger.setAttribute(`data-ledger-${name.replace("_", "-")}`, number);
+      ledger.dataset.sample = sample.sample;
     }
-    Charts.add(told.rows, first);
+    Charts.add(sample.rows, first);
     first = false;
-    if (told.shape !== shape) refresh(told.shape);
+    if (sample.shape !== shape) refresh(sample.shape);
   }
 
-  // Where a page has other parts than before, those that say so are loaded again; the focus stays.
+  // When the shape of the page has changed, reload the sections marked data-refresh and restore the focus.
   async function refresh(wanted) {
     const changed = document.getElementById("changed");
     if (changed) changed.hidden = false;
@@ -95,7 +95,7 @@
     try {
       const parts = [...document.querySelectorAll("[data-refresh]")];
       if (!parts.length) shape = wanted;
-      if (!parts.length || one("[data-refresh] details[open]")) return;
+      if (!parts.length || query("[data-refresh] details[open]")) return;
       const response = await fetch(location.href, { headers: { accept: "text/html" } });
       if (response.redirected || !response.headers.get("content-type")?.startsWith("text/html")) return;
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
@@ -104,21 +104,21 @@
         const fresh = page.getElementById(part.id);
         if (!fresh) continue;
         const focused = part.contains(document.activeElement) ? document.activeElement : null;
-        const place = focused && [...part.querySelectorAll("a, button, input, [tabindex]")].indexOf(focused);
+        const index = focused && [...part.querySelectorAll("a, button, input, [tabindex]")].indexOf(focused);
         const left = part.querySelector(".scroll")?.scrollLeft || 0;
         part.replaceWith(fresh);
         htmx.process(fresh);
         if (fresh.querySelector(".scroll")) fresh.querySelector(".scroll").scrollLeft = left;
-        if (focused) (focused.id && document.getElementById(focused.id) || fresh.querySelectorAll("a, button, input, [tabindex]")[place])?.focus();
+        if (focused) (focused.id && document.getElementById(focused.id) || fresh.querySelectorAll("a, button, input, [tabindex]")[index])?.focus();
       }
-    } catch { /* the next sample asks again */ } finally { refreshing = false; }
+    } catch { /* the next sample tries again */ } finally { refreshing = false; }
   }
 
   function open() {
     if (!url || source || document.hidden) return;
     first = true;
     source = new EventSource(url);
-    source.addEventListener("sample", sample);
+    source.addEventListener("sample", onSample);
     source.addEventListener("bye", (event) => {
       close();
       if (JSON.parse(event.data).reason === "signed-out") location.reload(); else retry();
@@ -130,25 +130,25 @@
     source = null;
   }
   function retry() {
-    connection("off", "Not live: trying again");
+    connection("off", "Not live: reconnecting");
     clearTimeout(again);
     again = setTimeout(open, 2000);
   }
-  // A page that nobody sees holds no connection: browsers have few for one server.
+  // A hidden page closes its connection, because browsers limit the connections per server.
   document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else open(); });
   addEventListener("pagehide", close);
   addEventListener("pageshow", open);
   addEventListener("resize", () => Charts.fit());
 
-  // After an action the page has another main part.
+  // After an action htmx replaces the main element.
   document.body.addEventListener("htmx:afterSettle", () => {
     const said = document.getElementById("said");
-    const wrong = one("#main [role=alert]");
+    const wrong = query("#main [role=alert]");
     news.textContent = (wrong || said)?.textContent || "";
     shape = document.getElementById("main").dataset.shape || shape;
     put(document);
     Charts.make();
-    const invalid = one("#main [aria-invalid=true]");
+    const invalid = query("#main [aria-invalid=true]");
     if (invalid) invalid.focus();
     else if (document.activeElement === document.body) document.getElementById("main").focus();
   });

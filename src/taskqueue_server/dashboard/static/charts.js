@@ -1,5 +1,5 @@
-// The charts: one uPlot per figure.chart, drawn from rows that the stream brings.
-// A row: time, published/s, done/s, waiting, scheduled, in flight, p50, p95.
+// Charts: one uPlot for each figure.chart, drawn from the rows of the stream.
+// Columns of a row: time, published/s, done/s, waiting, scheduled, in flight, p50, p95.
 const Charts = (() => {
   "use strict";
   const KEPT = 300;
@@ -24,7 +24,7 @@ const Charts = (() => {
   function make(figure) {
     const box = figure.querySelector(".plot");
     const legend = [...figure.querySelectorAll("[data-column]")];
-    const say = figure.dataset.unit === "s" ? seconds : short;
+    const format = figure.dataset.unit === "s" ? seconds : short;
     const quiet = colour(figure.querySelector("figcaption"));
     const grid = colour(box);
     box.replaceChildren();
@@ -41,26 +41,26 @@ const Charts = (() => {
       },
       axes: [
         { ...axis, space: 84, size: 28, gap: 8, values: (_, splits) => splits.map(clock) },
-        { ...axis, size: 54, space: 28, values: (_, splits) => splits.map(say) },
+        { ...axis, size: 54, space: 28, values: (_, splits) => splits.map(format) },
       ],
-      series: [{}, ...legend.map((item, place) => {
+      series: [{}, ...legend.map((item, index) => {
         const stroke = colour(item.querySelector(".swatch"));
-        return { stroke, width: 1.5, points: { show: false }, fill: place ? undefined : stroke.replace("rgb(", "rgba(").replace(")", ", 0.10)") };
+        return { stroke, width: 1.5, points: { show: false }, fill: index ? undefined : stroke.replace("rgb(", "rgba(").replace(")", ", 0.10)") };
       })],
-      hooks: { setCursor: [(self) => tell(legend, self.cursor.idx ?? rows.length - 1, say)] },
+      hooks: { setCursor: [(self) => showValues(legend, self.cursor.idx ?? rows.length - 1, format)] },
     }, [[]], box);
-    return { plot, legend, say, box };
+    return { plot, legend, format, box };
   }
 
-  function tell(legend, place, say) {
-    const row = rows[place];
-    for (const item of legend) item.querySelector("b").textContent = row ? say(row[item.dataset.column]) : "";
+  function showValues(legend, index, format) {
+    const row = rows[index];
+    for (const item of legend) item.querySelector("b").textContent = row ? format(row[item.dataset.column]) : "";
   }
 
-  function draw({ plot, legend, say }) {
+  function draw({ plot, legend, format }) {
     if (rows.length < 2) return;
     plot.setData([rows.map((row) => row[0]), ...legend.map((item) => rows.map((row) => row[item.dataset.column]))]);
-    if (plot.cursor.idx === null || plot.cursor.idx === undefined) tell(legend, rows.length - 1, say);
+    if (plot.cursor.idx === null || plot.cursor.idx === undefined) showValues(legend, rows.length - 1, format);
   }
 
   return {

@@ -1,4 +1,4 @@
-"""One sampler for all who look: it asks the store once a second, and nothing while nobody looks."""
+"""Polling the store once a second for all open pages, and not at all without one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Health
-from taskqueue_server.context.server import ServerContext
+from taskqueue_server.context.server import ServerContext, read_each
 from taskqueue_server.context.waiters import LimitedSlots
 from taskqueue_server.dashboard.formatting import of_queue
 from taskqueue_server.dashboard.local_metrics import Percentiles, ProcessGauges
@@ -21,29 +20,29 @@ from taskqueue_server.dashboard.snapshot import LISTED, History, Snapshot, Store
 from taskqueue_server.problems import ProblemError
 
 MAX_STREAMS = 50
-"""pages that are kept up to date at the same time"""
+"""maximum number of pages with live updates"""
 _SECOND = 1.0
-_SHARE = 4
-"""a store that is slow to answer is asked less often: this many times as long as it took"""
+_PAUSE_FACTOR = 4
+"""the pause after a sample is at least this many times the sample's duration"""
 _SHORTEST = 0.05
-_LINGER = 15.0
-"""seconds that it goes on when the last page was left: the next one has a history then"""
+_LINGER_SECONDS = 15.0
+"""seconds for which polling continues after the last page was closed, so that the next one has a history"""
 _PATIENCE = 5.0
-_AT_ONCE = 16
+_MAX_CONCURRENT = 16
 _TEXTS = 20
-"""queues whose texts are made at one go"""
+"""queues whose texts are formatted before other tasks of the event loop get a turn"""
 _HISTORY_SECONDS = 10.0
-"""seconds for which a run time is shown when nothing ended since"""
+"""seconds for which a run time is shown without a newer one"""
 T = TypeVar("T")
 _log = logging.getLogger("taskqueue.server.dashboard")
 _samplers: WeakKeyDictionary[ServerContext, StatsPoller] = WeakKeyDictionary()
 
 
 class StatsPoller:
-    """Takes samples while somebody looks, and tells all who wait. Ends with the server."""
+    """Poller of the store's statistics: takes samples while pages are open, and notifies them."""
 
     def __init__(self, context: ServerContext) -> None:
-        # Not the hub itself: what knows it by that would never be let go.
+        # The context itself would keep the weak dictionary's entry alive.
         self._backend, self._control = context.backend, context.control
         self._hooks, self._draining = context.hooks, context.draining
         self.process_gauges = ProcessGauges(context.backend.now)
@@ -51,21 +50,21 @@ class StatsPoller:
         self.latest: Snapshot | None = None
         self.room = LimitedSlots(MAX_STREAMS, "too_many_pages", "dashboard pages are open", 5)
         self.since = 0.0
-        """since when the gauges have measured, by the store's clock"""
-        self._begun = 0
+        """time of the store's clock at which the gauges began to measure"""
+        self._started = 0
         self._requested_at = 0.0
         self._drawn_at = 0.0
-        self._hurry = asyncio.Event()
+        self._poll_now = asyncio.Event()
         self._notified = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._made: tuple[Snapshot | None, dict[Hashable, Any]] = (None, {})
         self._run_times: dict[str, tuple[float, Percentiles]] = {}
         self.turn = asyncio.Lock()
-        """who makes a page or an event has it for a few milliseconds: many at once would hold up everybody else"""
+        """held while rendering a page or an event for a few milliseconds, so that many do not block the event loop"""
 
     @classmethod
     def of(cls, context: ServerContext) -> StatsPoller:
-        """Return the one of this server: it is made when somebody looks for the first time."""
+        """Return the server's poller, which is created for the first page."""
         poller = _samplers.get(context)
         if poller is None:
             poller = _samplers[context] = cls(context)
@@ -73,7 +72,7 @@ class StatsPoller:
 
     @contextmanager
     def stream(self, client: str | None = None) -> Iterator[None]:
-        """Count a page that ``who`` has kept up to date. Raises `ProblemError` when there are too many, or no more."""
+        """Count a live page during the block. Raises `ProblemError` if the client has too many open, or on shutdown."""
         if self._draining.is_set():
             raise _ending()
         try:
@@ -83,13 +82,13 @@ class StatsPoller:
             self._requested_at = time.monotonic()
 
     def made(self, snapshot: Snapshot) -> dict[Hashable, Any]:
-        """Return what was made of a sample for all who look at it, by its name; the next sample has none of it."""
+        """Return the cache of values derived from this sample; a new sample starts with an empty one."""
         if self._made[0] is not snapshot:
             self._made = (snapshot, {})
         return self._made[1]
 
     def once(self, snapshot: Snapshot, name: Hashable, make: Callable[[], T]) -> T:
-        """Return what is made once for all who look at a sample."""
+        """Return a value derived from a sample, computed once for all pages."""
         made = self.made(snapshot)
         if name not in made:
             made[name] = make()
@@ -104,11 +103,11 @@ class StatsPoller:
 
     @property
     def newest(self) -> int:
-        """The number of the newest sample that may be shown: one from before a pause is not."""
-        return -1 if self._task is not None else self._begun
+        """The number of the newest sample that is recent enough to be shown."""
+        return -1 if self._task is not None else self._started
 
     async def after(self, number: int) -> Snapshot | None:
-        """Wait for a sample that is newer than the one of this number; ``None`` when the server ends."""
+        """Wait for a sample newer than this number; return ``None`` on shutdown."""
         self._start()
         while self.latest is None or self.latest.number <= number:
             self._start()
@@ -118,11 +117,11 @@ class StatsPoller:
         return self.latest
 
     async def fresh(self) -> Snapshot:
-        """Return a sample that was begun after this call. Raises `ProblemError` when the server ends."""
+        """Return a sample that was started after this call. Raises `ProblemError` on shutdown."""
         self._start()
-        wanted = self._begun
-        self._hurry.set()
-        snapshot = await self.after(wanted)
+        started = self._started
+        self._poll_now.set()
+        snapshot = await self.after(started)
         if snapshot is None:
             raise _ending()
         return snapshot
@@ -138,19 +137,19 @@ class StatsPoller:
         self._hooks.register(self.process_gauges)
         ending = asyncio.create_task(self._draining.wait())
         try:
-            while not ending.done() and self._wanted():
-                self._hurry.clear()
-                self._begun += 1
+            while not ending.done() and self._in_use():
+                self._poll_now.clear()
+                self._started += 1
                 began = time.monotonic()
-                taking = asyncio.create_task(self._take(self._begun))
+                sample = asyncio.create_task(self._take(self._started))
                 try:
-                    await asyncio.wait((taking, ending), return_when=asyncio.FIRST_COMPLETED)
-                    if not taking.done():
+                    await asyncio.wait((sample, ending), return_when=asyncio.FIRST_COMPLETED)
+                    if not sample.done():
                         break
-                    await self._notify(taking.result())
+                    await self._notify(sample.result())
                 finally:
-                    taking.cancel()
-                    await asyncio.gather(taking, return_exceptions=True)
+                    sample.cancel()
+                    await asyncio.gather(sample, return_exceptions=True)
                 await self._pause(time.monotonic() - began, ending)
         finally:
             ending.cancel()
@@ -159,14 +158,14 @@ class StatsPoller:
             self._task = None
             self._wake()
 
-    def _wanted(self) -> bool:
-        return len(self.room) > 0 or time.monotonic() - self._requested_at < _LINGER
+    def _in_use(self) -> bool:
+        return len(self.room) > 0 or time.monotonic() - self._requested_at < _LINGER_SECONDS
 
     async def _pause(self, took: float, ending: asyncio.Task[bool]) -> None:
-        hurry = asyncio.create_task(self._hurry.wait())
+        hurry = asyncio.create_task(self._poll_now.wait())
         try:
             await asyncio.wait((ending,), timeout=_SHORTEST)
-            remaining = max(_SECOND - took, _SHARE * took) - _SHORTEST
+            remaining = max(_SECOND - took, _PAUSE_FACTOR * took) - _SHORTEST
             if remaining > 0:
                 await asyncio.wait(
                     (hurry, ending), timeout=remaining, return_when=asyncio.FIRST_COMPLETED
@@ -200,7 +199,7 @@ class StatsPoller:
             error = failure.code
         except TimeoutError:
             pass
-        except Exception:  # noqa: BLE001 - whatever it is, the next sample may work again
+        except Exception:  # noqa: BLE001 - the next sample may work again
             _log.exception("could not read the store for the dashboard")
             error = "internal"
         before = self.latest
@@ -218,13 +217,12 @@ class StatsPoller:
         health = await backend.health()
         keys = await control.queues()
         run_times = self._recent(backend.now())
-        readings: dict[str, StoreReading] = {}
-        for start in range(0, len(keys), _AT_ONCE):
-            batch = keys[start : start + _AT_ONCE]
-            stats = await gather_all(control.stats(key) for key in batch)
-            settings = await gather_all(control.settings(key) for key in batch)
-            for key, result, rules in zip(batch, stats, settings, strict=True):
-                readings[key] = StoreReading(result, rules, run_times.get(key))
+        stats = await read_each(control.stats, keys, _MAX_CONCURRENT)
+        settings = await read_each(control.settings, keys, _MAX_CONCURRENT)
+        readings = {
+            queue.key: StoreReading(queue, rules, run_times.get(queue.key))
+            for queue, rules in zip(stats, settings, strict=True)
+        }
         workers = await control.workers()
         return Snapshot(
             number=number, at=backend.now(), readings=readings, workers=workers, health=health
