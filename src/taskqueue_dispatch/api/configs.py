@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pydantic import ValidationError
 from starlette.responses import Response
 
@@ -58,42 +60,31 @@ _EXAMPLE = {
     "poll_interval": 3,
     "max_poll_time": 1200,
 }
+_operation = partial(Operation, verb="admin", tag="models", scope=Scope.HANDLER, strict=True)
 OPERATIONS = (
-    Operation(
+    _operation(
         id="configs_config",
         method="GET",
         path=_PATH,
         handler=config,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: ModelConfig},
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="configs_configure",
         method="PUT",
         path=_PATH,
         handler=configure,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         body=ModelConfig,
         example=_EXAMPLE,
         answers={200: ModelConfig},
         problems=(409, 503),
     ),
-    Operation(
+    _operation(
         id="configs_revert",
         method="DELETE",
         path=_PATH,
         handler=revert,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: ModelConfig},
         problems=(409, 503),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -115,55 +116,40 @@ async def discard(call: RequestContext) -> Response:
 
 
 _MODEL = Query("model", LABEL, "those of this model alone", example="zimg")
+_operation = partial(Operation, verb="admin", tag="failed jobs", scope=Scope.HANDLER, strict=True)
 OPERATIONS = (
-    Operation(
+    _operation(
         id="letters_failed",
         method="GET",
         path="/admin/dlq",
         handler=failed,
-        verb="admin",
-        tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(_MODEL, LIMIT, AFTER),
         answers={200: LettersOut},
         tells=("Link",),
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="letters_retry_all",
         method="POST",
         path="/admin/dlq/retry-all",
         handler=retry_all,
-        verb="admin",
-        tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(_MODEL,),
         answers={200: Count},
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="letters_retry",
         method="POST",
         path="/admin/dlq/{job_id}/retry",
         handler=retry,
-        verb="admin",
-        tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: Count},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="letters_discard",
         method="DELETE",
         path="/admin/dlq/{job_id}",
         handler=discard,
-        verb="admin",
-        tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: Count},
         problems=(404, 503),
     ),

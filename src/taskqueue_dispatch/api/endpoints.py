@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
@@ -99,58 +101,43 @@ async def _named(call: RequestContext) -> EndpointIn:
 _MODEL = Query("model", LABEL, "this model alone", example="zimg")
 _AFTER = Query("after", LABEL, "where the page before said `next`", example="zimg")
 _NAMED = {"model": "zimg", "server": "gpu-1"}
+_operation = partial(Operation, verb="admin", tag="models", scope=Scope.HANDLER, strict=True)
 OPERATIONS = (
-    Operation(
+    _operation(
         id="endpoints_register",
         method="POST",
         path="/admin/register",
         handler=register,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         body=RegisterIn,
         example={**_NAMED, "endpoint": "http://10.0.0.4:9000/generate", "slots": 2},
         answers={200: EndpointOut},
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="endpoints_endpoints",
         method="GET",
         path="/admin/endpoints",
         handler=endpoints,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(_MODEL, LIMIT, _AFTER),
         answers={200: ModelsOut},
         tells=("Link",),
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="endpoints_drain",
         method="POST",
         path="/admin/drain",
         handler=drain,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         body=EndpointIn,
         example=_NAMED,
         answers={200: EndpointOut},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="endpoints_remove",
         method="POST",
         path="/admin/remove",
         handler=remove,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         body=EndpointIn,
         example=_NAMED,
         answers={200: Removed},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from starlette.responses import Response
 
@@ -136,69 +138,55 @@ _EXAMPLE = {
 }
 _JOB = "/queue/jobs/{job_id}"
 _VERBS = ("publish", "admin")
+_operation = partial(Operation, tag="jobs", scope=Scope.HANDLER, strict=True)
 OPERATIONS = (
-    Operation(
+    _operation(
         id="jobs_submit",
         method="POST",
         path="/queue/submit",
         handler=submit,
         verb="publish",
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         headers=(IDEMPOTENCY_KEY,),
         body=SubmissionIn,
         example=_EXAMPLE,
         answers={202: (LeasedOut, QueuedOut)},
         problems=(409, 503),
     ),
-    Operation(
+    _operation(
         id="jobs_status",
         method="GET",
         path=_JOB,
         handler=status,
         verb=_VERBS,
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(WAIT,),
         answers={200: JobOut},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="jobs_result",
         method="GET",
         path=f"{_JOB}/result",
         handler=result,
         verb=_VERBS,
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(WAIT,),
         answers={200: None},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="jobs_cancel",
         method="DELETE",
         path=_JOB,
         handler=cancel,
         verb=_VERBS,
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: Cancelled},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="jobs_handle",
         method="POST",
         path="/tasks/handle",
         handler=handle,
         verb="publish",
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         body=HandleIn,
         example={"job_id": "upstream-17", "model": "zimg", "payload": {"prompt": "a boat"}},
         answers={202: (LeasedOut, QueuedOut)},
