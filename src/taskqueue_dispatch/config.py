@@ -27,7 +27,7 @@ class DispatchSettings(BaseSettings):
     health_interval: _Seconds = 10.0
     """how often the health of each server is checked"""
     settled: _Seconds = 5.0
-    """how far apart the two equal observations are that end a lease; must exceed the time a server takes to count a job"""
+    """time between the two equal observations that end a lease; longer than a server takes to count a new job"""
     partition: _Seconds = 30.0
     """how long a server may be unreachable before its running job is considered lost"""
     turn: _Seconds = 10.0
