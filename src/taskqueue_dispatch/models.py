@@ -39,7 +39,7 @@ class ModelConfig(BaseModel):
 
     model_type: ModelType = ModelType.SYNC
     poll_endpoint_template: _Path | None = None
-    """path of a job's status at the endpoint's origin, as ``/status/{id}``; of sync models, read before a job is resubmitted"""
+    """path of a job's status at the endpoint's origin, as ``/status/{id}``; for sync models, read before a resubmit"""
     id_field: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """field of the server's answer that contains its id of the job; default: ``job_id``, else ``id``"""
     poll_interval: _Seconds = 2.0

@@ -30,7 +30,7 @@ def extension(settings: DispatchSettings | None = None) -> Extension:
     """Return the extension. Without ``settings``, they are read when a server is created with it."""
 
     def opened(context: ServerContext) -> AbstractAsyncContextManager[object]:
-        return Dispatcher(context.backend, settings, housekeeping=False)
+        return Dispatcher(context.backend, settings, maintenance=False)
 
     return Extension(
         name=NAME,
