@@ -28,7 +28,7 @@ _Name = tuple[str, str]
 
 
 class HealthClient(Protocol):
-    """A client that checks the health of a server: `taskqueue_dispatch.endpoint_client.client.Caller`."""
+    """A client that checks the health of a server: `taskqueue_dispatch.endpoint_client.client.EndpointClient`."""
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
         """Return the server's report, or ``None`` if it does not answer or the answer is not understood."""
@@ -167,7 +167,9 @@ class Checks:
 
     async def _ask(self, info: EndpointInfo, config: ModelConfig) -> Seen | None:
         try:
-            with anyio.fail_after(self._settings.health_interval):  # not asyncio's: see `Caller`
+            with anyio.fail_after(
+                self._settings.health_interval
+            ):  # not asyncio's: see `EndpointClient`
                 return await self._caller.health(info.endpoint, config)
         except TimeoutError:
             return None

@@ -12,7 +12,7 @@ from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.breaker import Breaker
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import Estimates
@@ -31,7 +31,7 @@ class RunnerContext:
     pool: SlotPool
     registry: ModelRegistry
     renewer: LeaseRenewer
-    caller: Caller
+    caller: EndpointClient
     waiters: SlotWaiters
     breaker: Breaker
     estimates: Estimates

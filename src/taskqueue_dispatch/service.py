@@ -28,7 +28,7 @@ from taskqueue_core.tasks import Published, Task, new_id
 from taskqueue_dispatch.callbacks import Sender, callback_id, callback_task, expiry_task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.breaker import Breaker
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.jobs import Submission, callback_url_of, task_of
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.model_runner import ModelRunner
@@ -54,7 +54,7 @@ class Dispatcher:
         backend: Backend,
         settings: DispatchSettings | None = None,
         *,
-        caller: Caller | None = None,
+        caller: EndpointClient | None = None,
         maintenance: bool = True,
         uniform: Callable[[], float] = random.random,
     ) -> None:
@@ -68,7 +68,7 @@ class Dispatcher:
         self.dead_letters = dead_letters_of(backend)
         self.pool = slots_of(backend)
         self.holder = _name()
-        self.caller = caller or Caller(self.settings, tls_ca=self.settings.tls_ca)
+        self.caller = caller or EndpointClient(self.settings, tls_ca=self.settings.tls_ca)
         self.registry = ModelRegistry(backend, self.settings)
         self.renewer = LeaseRenewer(self.pool, self.registry, self.caller, self.settings)
         self.waiters = SlotWaiters(self.registry)
