@@ -17,7 +17,7 @@ from typing import Any
 from taskqueue_core.capabilities import Permit, SlotLease, control_of
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.jobs import Submission
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
@@ -30,7 +30,7 @@ MODEL = "bench"
 PAYLOAD = b'{"prompt":"a sunset over the sea"}'
 
 
-class Watched(Caller):
+class Watched(EndpointClient):
     """Notes when each POST begins and is answered, and how long after a slot's end the next begins."""
 
     def __init__(self, settings: DispatchSettings) -> None:

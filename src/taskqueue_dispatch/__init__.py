@@ -1,1 +1,1 @@
-"""The inference dispatcher: jobs pushed to GPU servers, one fenced slot each, on any backend with ``slots``."""
+"""The inference dispatcher: sends jobs to GPU servers, one fenced slot per job, on any backend with ``slots``."""

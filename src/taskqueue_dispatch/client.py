@@ -1,4 +1,4 @@
-"""For clients: submit a job until its server has confirmed it, whatever happens to requests and answers on the way."""
+"""A client that submits a job until the server has confirmed it, even if requests or answers are lost."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from taskqueue_core.limits import LIMITS, check_name, check_number
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import encode_json
 
-_PAUSE = RetryPolicy(base=0.1, cap=10.0, jitter=0.5)
-_LONGEST = 60.0
-"""seconds that a server may have a client wait until the next try"""
+_BACKOFF = RetryPolicy(base=0.1, cap=10.0, jitter=0.5)
+_MAX_RETRY_AFTER = 60.0
+"""largest ``Retry-After`` in seconds that is obeyed"""
 _TRY_SECONDS = 30.0
-_ANSWER = 64 * 1024
+_MAX_ANSWER_BYTES = 64 * 1024
 _KEY = "idempotency_key"
 _SUCCESS = range(200, 300)
-_RETRY_SECONDS = {408, 425, 429, 500, 502, 503, 504}
-"""what proxies and servers answer that will do it later, or do not know whether they did; the key makes it harmless"""
-_NOT_READ = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_RETRIED = {408, 425, 429, 500, 502, 503, 504}
+"""status codes for which the request is retried; the idempotency key makes that safe"""
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
 class SubmitRefused(TaskQueueError):
-    """The server will not take the job, however often it is submitted."""
+    """The server refused the job; submitting it again would not help."""
 
     code = "submit_refused"
 
@@ -43,16 +43,16 @@ class SubmitRefused(TaskQueueError):
 
 
 class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
-    """The job is stored, once."""
+    """The confirmation that the job is stored, once."""
 
     idempotency_key: str
     tries: int
     answer: dict[str, Any]
-    """what the server said"""
+    """the server's answer"""
 
 
-class _Course:
-    """What to send, and what to do after each try: it does no input or output."""
+class _Submission:
+    """What to send, and what to do after each try. Does no I/O."""
 
     def __init__(
         self,
@@ -72,33 +72,33 @@ class _Course:
         self._attempts = attempts
         self._uniform = uniform
         self._clock = clock
-        self._end = clock() + deadline
+        self._deadline = clock() + deadline
 
     @property
-    def patience(self) -> float:
-        """Seconds for one try."""
-        return max(0.001, min(_TRY_SECONDS, self._end - self._clock()))
+    def timeout(self) -> float:
+        """Return the seconds for one try."""
+        return max(0.001, min(_TRY_SECONDS, self._deadline - self._clock()))
 
     def after(self, status: int, headers: Mapping[str, str], body: bytes) -> Confirmed | float:
-        """Return the end of it, or the seconds until the next try. Raises `SubmitRefused`, `PublishUnconfirmed`."""
+        """Return the confirmation, or the seconds until the next try. Raises `SubmitRefused`, `PublishUnconfirmed`."""
         if status in _SUCCESS:
             try:
                 answer = msgspec.json.decode(body, type=dict[str, Any])
-            except _NOT_READ:
+            except _UNREADABLE:
                 return self.pause("an incomplete response", None)
             return Confirmed(idempotency_key=self.key, tries=self.tries, answer=answer)
-        if status not in _RETRY_SECONDS:
+        if status not in _RETRIED:
             raise SubmitRefused(status, _problem(body), self.key)
         return self.pause(f"status {status}", _seconds(headers.get("retry-after")))
 
     def pause(self, why: str, requested: float | None) -> float:
-        """Return the seconds until the next try. Raises `PublishUnconfirmed` where there is none."""
-        pause = _PAUSE.delay(self.tries, self._uniform)
-        if requested is not None:  # together all would come again at the same time
-            pause = max(pause, min(requested, _LONGEST) * (1 + self._uniform() / 2))
-        if self.tries >= self._attempts or self._clock() + pause >= self._end:
+        """Return the seconds until the next try. Raises `PublishUnconfirmed` if there is none."""
+        pause = _BACKOFF.delay(self.tries, self._uniform)
+        if requested is not None:  # add jitter, so that clients do not all retry at the same time
+            pause = max(pause, min(requested, _MAX_RETRY_AFTER) * (1 + self._uniform() / 2))
+        if self.tries >= self._attempts or self._clock() + pause >= self._deadline:
             raise PublishUnconfirmed(
-                f"the job was not confirmed in {self.tries} tries, the last one ended with {why}: "
+                f"the job was not confirmed in {self.tries} tries, the last of which ended with {why}; "
                 f"submit it again with the same {_KEY}",
                 task_id=self.key,
             )
@@ -116,33 +116,33 @@ async def submit_until_confirmed(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
-    """POST a job to ``…/queue/submit`` until it is confirmed: with one idempotency key, so it is stored once.
+    """POST a job to ``…/queue/submit`` until it is confirmed; one idempotency key ensures that it is stored once.
 
-    ``submission`` is the JSON object that the server expects; the key is made where it has none. Answers of 408, 425,
-    429, 500, 502, 503 and 504, cut connections and silence are followed by another try, later each time and not before
+    ``submission`` is the JSON object that the server expects; a missing key is generated. The request is retried after
+    408, 425, 429, 500, 502, 503 and 504, a broken connection or a timeout, with exponential backoff and not before
     ``Retry-After``, for up to ``attempts`` tries and ``deadline`` seconds.
 
-    Raises `SubmitRefused` for any other answer without success, `InvalidInput`, and `PublishUnconfirmed` where tries or
-    time are used up: its ``task_id`` is the key, to go on with later.
+    Raises `InvalidInput`, `SubmitRefused` for any other unsuccessful answer, and `PublishUnconfirmed` if tries or time
+    are used up: its ``task_id`` is the key with which to try again later.
     """
-    course = _Course(submission, attempts, deadline, uniform, clock)
+    attempt = _Submission(submission, attempts, deadline, uniform, clock)
     while True:
-        course.tries += 1
+        attempt.tries += 1
         try:
             async with (
-                asyncio.timeout(course.patience),
-                client.stream("POST", url, content=course.body, headers=_HEADERS) as response,
+                asyncio.timeout(attempt.timeout),
+                client.stream("POST", url, content=attempt.body, headers=_HEADERS) as response,
             ):
                 body = bytearray()
                 async for part in response.aiter_bytes():
                     body += part
-                    if len(body) > _ANSWER:
+                    if len(body) > _MAX_ANSWER_BYTES:
                         break
-            result = course.after(response.status_code, response.headers, bytes(body))
+            result = attempt.after(response.status_code, response.headers, bytes(body))
         except httpx2.UnsupportedProtocol:
             raise
         except (httpx2.TransportError, httpx2.DecodingError, TimeoutError) as error:
-            result = course.pause(type(error).__name__, None)
+            result = attempt.pause(type(error).__name__, None)
         if isinstance(result, Confirmed):
             return result
         await sleep(result)
@@ -159,43 +159,43 @@ def submit_until_confirmed_sync(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
-    """Do what `submit_until_confirmed` does, without an event loop: to read one part of an answer has its own time."""
-    course = _Course(submission, attempts, deadline, uniform, clock)
+    """Submit like `submit_until_confirmed`, without an event loop. The timeout applies to each part of an answer."""
+    attempt = _Submission(submission, attempts, deadline, uniform, clock)
     while True:
-        course.tries += 1
-        patience = course.patience
-        until = clock() + patience
+        attempt.tries += 1
+        timeout = attempt.timeout
+        until = clock() + timeout
         try:
             with client.stream(
-                "POST", url, content=course.body, headers=_HEADERS, timeout=patience
+                "POST", url, content=attempt.body, headers=_HEADERS, timeout=timeout
             ) as response:
                 body = bytearray()
                 for part in response.iter_bytes():
                     body += part
-                    if len(body) > _ANSWER or clock() > until:
+                    if len(body) > _MAX_ANSWER_BYTES or clock() > until:
                         break
-            result = course.after(response.status_code, response.headers, bytes(body))
+            result = attempt.after(response.status_code, response.headers, bytes(body))
         except httpx2.UnsupportedProtocol:
             raise
         except (httpx2.TransportError, httpx2.DecodingError) as error:
-            result = course.pause(type(error).__name__, None)
+            result = attempt.pause(type(error).__name__, None)
         if isinstance(result, Confirmed):
             return result
         sleep(result)
 
 
 def _problem(body: bytes) -> str:
-    """Return what a problem (RFC 9457) says."""
+    """Return the detail of a problem (RFC 9457)."""
     try:
         decoded = msgspec.json.decode(body, type=dict[str, Any])
-    except _NOT_READ:
+    except _UNREADABLE:
         return "no reason given"
-    said = decoded.get("detail") or decoded.get("title")
-    return said[: LIMITS.text] if isinstance(said, str) else "no reason given"
+    detail = decoded.get("detail") or decoded.get("title")
+    return detail[: LIMITS.text] if isinstance(detail, str) else "no reason given"
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return what ``Retry-After`` says: seconds, or a date."""
+    """Return the seconds in ``Retry-After``, which holds seconds or a date."""
     if header is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Where endpoints may be: in the networks and at the hosts that the settings name, and nowhere else."""
+"""The networks and hosts in which endpoints are allowed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_dispatch.outbound_http.dns import look_up
 from taskqueue_dispatch.outbound_http.errors import NotReached
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
-"""gives the addresses of a host, none where there are none"""
+"""Return the addresses of a host; empty if it has none."""
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PLAIN = re.compile(r"[!-~]+")
@@ -22,24 +22,26 @@ _ODD = set('\\"<>^`{|}')
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _ANY = "*."
-_PLACES = "the networks and hosts of TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED, a setting of the server"
-_RESOLVING = 5.0
+_EXPECTED = (
+    "the networks and hosts of TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED, a setting of the server"
+)
+_RESOLVE_SECONDS = 5.0
 
 
 async def resolve(host: str) -> tuple[str, ...]:
-    """Ask the system's resolver."""
+    """Resolve a host name with the system's resolver."""
     try:
-        async with asyncio.timeout(_RESOLVING):
+        async with asyncio.timeout(_RESOLVE_SECONDS):
             return await look_up(host, 0, threads="look-up-endpoints")
     except (NotReached, TimeoutError):
         return ()
 
 
-class Allowed:
+class EndpointPolicy:
     """The networks and hosts of ``TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED``."""
 
     def __init__(self, entries: Iterable[str], resolve: Resolve = resolve) -> None:
-        """What is no network is a host: ``gpu.example.com``, or ``*.example.com`` for all below it."""
+        """Create a policy. Entries are networks, hosts (``gpu.example.com``) or all subdomains (``*.example.com``)."""
         self._networks: list[_Network] = []
         self._hosts: list[str] = []
         self._resolve = resolve
@@ -50,14 +52,14 @@ class Allowed:
                 self._hosts.append(entry.strip().lower().rstrip("."))
 
     async def check(self, url: object) -> None:
-        """Check an endpoint's URL. Raises `InvalidInput`, and shows nothing of it."""
+        """Check an endpoint's URL. Raises `InvalidInput`, whose text does not contain the URL."""
         host = _host_of(url)
         address = _address_of(host)
         if address is not None:
-            if self._holds(address):
+            if self._contains(address):
                 return
-            raise InvalidInput("endpoint", "an address that is not allowed", _PLACES)
-        if self._names(host):
+            raise InvalidInput("endpoint", "an address that is not allowed", _EXPECTED)
+        if self._is_listed(host):
             return
         matches = await self._resolve(host)
         if not matches:
@@ -66,23 +68,23 @@ class Allowed:
                 "a host name that cannot be resolved",
                 "a name that can be resolved, or an IP address",
             )
-        if not self.holds(matches):
-            raise InvalidInput("endpoint", "a host that is not allowed", _PLACES)
+        if not self.contain(matches):
+            raise InvalidInput("endpoint", "a host that is not allowed", _EXPECTED)
 
-    def follows(self, host: str) -> bool:
-        """Whether it matters where a host's name leads: it is no address, and no name that the settings have."""
+    def must_resolve(self, host: str) -> bool:
+        """Return whether a host's addresses must be checked: it is neither an address nor a listed host."""
         host = host.lower().rstrip(".")
-        return _address_of(host) is None and not self._names(host)
+        return _address_of(host) is None and not self._is_listed(host)
 
-    def holds(self, addresses: Iterable[str]) -> bool:
-        """Whether every address is within the networks."""
+    def contain(self, addresses: Iterable[str]) -> bool:
+        """Return whether every address is within the allowed networks."""
         matches = [_address_of(address) for address in addresses]
-        return all(item is not None and self._holds(item) for item in matches)
+        return all(item is not None and self._contains(item) for item in matches)
 
-    def _names(self, host: str) -> bool:
+    def _is_listed(self, host: str) -> bool:
         return any(_matches(host, pattern) for pattern in self._hosts)
 
-    def _holds(self, address: _Address) -> bool:
+    def _contains(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)
 
 
@@ -111,7 +113,7 @@ def _host_of(url: object) -> str:
 
 
 def _is_name(host: str) -> bool:
-    """Whether it is a host's name or a plain IPv4 address: other numbers mean another address to some programs."""
+    """Return whether it is a host name or a plain IPv4 address; some programs read other numbers as addresses, too."""
     name = host.removesuffix(".")
     if _NUMBER.fullmatch(name.rpartition(".")[2]):
         return _address_of(name) is not None

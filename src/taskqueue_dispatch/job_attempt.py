@@ -1,8 +1,8 @@
-"""One attempt of one job: on its server, and to its end.
+"""One attempt of one job: from its server to its settlement.
 
 ::
 
-    ask (where it may have been sent before) -> send -> poll, or wait for the push -> free the slot -> report -> settle
+    poll (if it may have been sent before) -> send -> poll, or wait for the push -> free the slot -> report -> settle
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from taskqueue_dispatch.endpoint_client.answers import (
 )
 from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.models import ModelConfig
-from taskqueue_dispatch.runner_context import Parts
+from taskqueue_dispatch.runner_context import RunnerContext
 
 
 class _Pushed(msgspec.Struct):
@@ -55,12 +55,12 @@ _decoder = msgspec.json.Decoder(_Pushed)
 
 
 def accepted_note(remote_id: str) -> bytes:
-    """Return a note that a server knows the job by this id."""
+    """Return a note that records the server's own id of the job."""
     return msgspec.json.encode({"status": "accepted", "accepted": remote_id})
 
 
 def answer_of(note: bytes) -> Answer | None:
-    """Return what a note says; ``None`` where that is nothing of use."""
+    """Return the answer in a note, or ``None`` if the note is not understood."""
     try:
         decoded = _decoder.decode(note)
     except msgspec.MsgspecError:
@@ -75,109 +75,111 @@ def answer_of(note: bytes) -> Answer | None:
 _OVERTIME = "Exceeded max processing time"
 _REFUSED = "refused_by_server"
 _LOST = "max_losses_exceeded"
-_ASKED = 16
-"""servers asked for a job that may have been sent before"""
+_MAX_SERVERS_ASKED = 16
+"""servers that are asked for a job that may have been sent before"""
 _MARGIN = 60.0
-"""seconds that a slot outlasts the polling of its job"""
+"""seconds by which a slot's lease exceeds the time limit of its job"""
 _FINAL_SECONDS = 0.5
-"""seconds to tell the store what becomes of a job without its dispatcher"""
+"""seconds for the last call to the store about a job that this dispatcher leaves"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
-class Ends(NamedTuple):
-    """Where a run gives back what it owns."""
+class AttemptOwner(NamedTuple):
+    """The runner's side of an attempt: where it settles the job and returns its slot."""
 
     subscription: Subscription
     settlements: Settler
-    free: Callable[[RenewedLease], None]
-    """takes the slot back once nothing of the job is on it"""
-    look_in: Callable[[float], None]
-    """has slots looked for after some seconds: a rest is over then"""
+    release_slot: Callable[[RenewedLease], None]
+    """take the slot back; the job no longer uses it"""
+    check_later: Callable[[float], None]
+    """look for slots after some seconds, when an endpoint's pause has ended"""
 
 
 class JobAttempt:
-    """Owns a delivery and the slot that is bound to it."""
+    """An attempt, which owns a delivery and the slot assigned to it."""
 
-    def __init__(self, delivery: Delivery, held: RenewedLease, parts: Parts, ends: Ends) -> None:
-        """Do no input or output."""
+    def __init__(
+        self, delivery: Delivery, held: RenewedLease, context: RunnerContext, owner: AttemptOwner
+    ) -> None:
+        """Create an attempt without any I/O."""
         self._delivery = delivery
         self._held = held
-        self._parts = parts
-        self._ends = ends
-        view = parts.registry.view(held.lease.model)
+        self._context = context
+        self._owner = owner
+        view = context.registry.view(held.lease.model)
         self._config = ModelConfig() if view is None else view.config
-        self._until = time.monotonic() + self._config.max_poll_time
+        self._deadline = time.monotonic() + self._config.max_poll_time
         self._remote_id = delivery.task.id
         self._allowed = False
         self._sent = held.lease.resumed
-        """whether its server may have the job"""
+        """whether the server may have received the job"""
         self._url = held.lease.url
 
-    async def go(self) -> None:
-        """See the job to the end of this attempt. Cancelled, it leaves the job on its server, for who gets it next."""
+    async def run(self) -> None:
+        """Run the attempt to its end. If it is cancelled, the job stays on its server for the next dispatcher."""
         started = time.monotonic()
         try:
             answer = await self._unless_lost(self._answer()) or await self._final_answer()
         except asyncio.CancelledError:
             if self._sent:
-                await self._leave()
+                await self._leave_running()
             else:
-                self._ends.free(self._held)
+                self._owner.release_slot(self._held)
             raise
-        except Exception:  # noqa: BLE001 - whatever it is, neither the slot nor the job is kept for it
+        except Exception:  # noqa: BLE001 - whatever the error, the slot and the job must be released
             _log.exception("could not complete a job")
             answer = EndpointUnreachable("internal error of the dispatcher", sent=True)
         if answer is None:
-            self._parts.breaker.undecided(self._held.lease.model, self._held.lease.server)
-            self._ends.free(self._held)
+            self._context.breaker.undecided(self._held.lease.model, self._held.lease.server)
+            self._owner.release_slot(self._held)
             await self._settle(Redeliver(lost=True))
             return
         if isinstance(answer, Done):
-            self._parts.estimates.note(self._held.lease.model, time.monotonic() - started)
+            self._context.estimates.note(self._held.lease.model, time.monotonic() - started)
         try:
             try:
-                await self._after(answer)
+                await self._update_breaker(answer)
             finally:
-                self._ends.free(self._held)
-            await self._conclude(answer)
+                self._owner.release_slot(self._held)
+            await self._settle_answer(answer)
         except asyncio.CancelledError:
-            await self._give_up(answer)
+            await self._release_as_lost(answer)
             raise
 
     # On the server.
 
     async def _unless_lost(self, work: Coroutine[None, None, Answer]) -> Answer | None:
-        """Return the answer, ``None`` where the slot was taken away before there was one."""
-        working = asyncio.create_task(work)
+        """Return the answer, or ``None`` if the slot is revoked first."""
+        work_task = asyncio.create_task(work)
         lost = asyncio.create_task(self._held.lost.wait())
         try:
-            await asyncio.wait([working, lost], return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
+            await asyncio.wait([work_task, lost], return_when=asyncio.FIRST_COMPLETED)
+            return work_task.result() if work_task.done() else None
         finally:
-            working.cancel()
+            work_task.cancel()
             lost.cancel()
-            await asyncio.gather(working, lost, return_exceptions=True)
+            await asyncio.gather(work_task, lost, return_exceptions=True)
 
     async def _final_answer(self) -> Answer | None:
-        """Ask once more where the slot is gone: a server does not run the jobs that have ended either."""
+        """Poll once more after the slot was revoked: a server that no longer runs the job may have finished it."""
         if not (self._sent and self._asks):
             return None
         response = await self._ask(self._url)
         return response if isinstance(response, Done | JobFailedAnswer) else None
 
     async def _answer(self) -> Answer:
-        before = await self._before()
+        before = await self._find_earlier()
         if before is not None:
             self._sent = True
             return await self._follow(before)
         lease, delivery = self._held.lease, self._delivery
-        self._allowed = self._parts.breaker.allows(lease.model, lease.server)
+        self._allowed = self._context.breaker.allows(lease.model, lease.server)
         if not self._allowed:
             return Busy()
         self._sent = True
         try:
             async with asyncio.timeout(self._remaining):
-                sent = await self._parts.caller.send(
+                sent = await self._context.caller.send(
                     lease, delivery.task, self._config, attempt=delivery.attempt
                 )
         except TimeoutError:
@@ -186,8 +188,8 @@ class JobAttempt:
             return JobFailedAnswer("the endpoint does not exist")
         return await self._follow(sent)
 
-    async def _before(self) -> Answer | None:
-        """Ask for a job that may have been sent before; ``None`` where it has to be sent."""
+    async def _find_earlier(self) -> Answer | None:
+        """Look for a job that may have been sent before; return ``None`` if it has to be sent."""
         lease, delivery = self._held.lease, self._delivery
         if lease.note is not None and (result := answer_of(lease.note)) is not None:
             return result
@@ -195,11 +197,11 @@ class JobAttempt:
             return None
         if lease.resumed:
             result = await self._ask(lease.url)
-            return None if isinstance(result, Missing) else _unheard(result)
-        view = self._parts.registry.view(lease.model)
+            return None if isinstance(result, Missing) else _polled(result)
+        view = self._context.registry.view(lease.model)
         known = () if view is None else view.endpoints
         urls = dict.fromkeys([lease.url, *(info.endpoint.url for info in known)])
-        answers = await asyncio.gather(*(self._ask(url) for url in list(urls)[:_ASKED]))
+        answers = await asyncio.gather(*(self._ask(url) for url in list(urls)[:_MAX_SERVERS_ASKED]))
         for url, result in zip(urls, answers, strict=False):
             if isinstance(result, Done | JobRunningAnswer):
                 self._url = url
@@ -207,21 +209,21 @@ class JobAttempt:
         return None
 
     async def _follow(self, answer: Answer) -> Answer:
-        """Ask on until the server has said how the job ended, or its time is over."""
-        unheard_since: float | None = None
+        """Poll until the server reports how the job ended, or its time limit is over."""
+        unreachable_since: float | None = None
         missing = 0
         while True:
             now = time.monotonic()
             if isinstance(answer, JobAcceptedAnswer | JobRunningAnswer):
-                unheard_since, missing = None, 0
-                await self._go_on(answer)
+                unreachable_since, missing = None, 0
+                await self._record_progress(answer)
             elif isinstance(answer, EndpointUnreachable) and answer.sent and self._asks:
-                unheard_since = unheard_since or now
-                if now - unheard_since > self._parts.settings.partition:
+                unreachable_since = unreachable_since or now
+                if now - unreachable_since > self._context.settings.partition:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                # the server began anew, or its word that it has the job was not true
+                # The server has restarted, or its answer that it had the job was wrong.
                 if missing > 1:
                     return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
@@ -231,63 +233,63 @@ class JobAttempt:
             answer = await self._next(answer)
 
     async def _next(self, answer: Answer) -> Answer:
-        """Wait for a push or until the server may be asked again, and return what there is to know."""
+        """Wait for a push, or poll after the interval; return the newest answer."""
         pause = min(self._config.poll_interval, max(0.0, self._remaining))
         try:
             async with asyncio.timeout(pause):
                 await self._held.noted.wait()
         except TimeoutError:
-            return _unheard(await self._ask(self._url)) if self._asks else answer
+            return _polled(await self._ask(self._url)) if self._asks else answer
         self._held.noted.clear()
         note = self._held.note
         response = None if note is None else answer_of(note)
         return answer if response is None or isinstance(response, JobAcceptedAnswer) else response
 
     async def _ask(self, url: str) -> Answer:
-        return await self._parts.caller.ask(url, self._remote_id, self._config)
+        return await self._context.caller.ask(url, self._remote_id, self._config)
 
-    async def _go_on(self, answer: JobAcceptedAnswer | JobRunningAnswer) -> None:
-        """Note that the server has the job: the slot is the job's now, whatever becomes of this dispatcher."""
+    async def _record_progress(self, answer: JobAcceptedAnswer | JobRunningAnswer) -> None:
+        """Record that the server has the job: detach the slot, so that it outlives this dispatcher."""
         if isinstance(answer, JobRunningAnswer):
             if answer.progress is not None:
                 with contextlib.suppress(*OUTAGE_ERRORS):  # the next one says more
-                    await self._parts.control.progress(self._delivery, answer.progress)
+                    await self._context.control.progress(self._delivery, answer.progress)
         else:
             self._remote_id = answer.remote_id
         if self._held.lease.state is Permit.DETACHED:
             return
-        await self._parts.store.retry_until_available(self._detach)
+        await self._context.store.retry_until_available(self._detach)
         if self._remote_id != self._delivery.task.id:
             await self._note(accepted_note(self._remote_id))
 
     async def _detach(self) -> None:
         held = self._held
-        (lease,) = await self._parts.pool.detach(
+        (lease,) = await self._context.pool.detach(
             held.lease, ttl=max(0.0, self._remaining) + _MARGIN
         )
         if lease is None:
             held.lost.set()
         else:
-            self._parts.renewer.change(held, lease)
+            self._context.renewer.change(held, lease)
 
-    async def _leave(self) -> None:
-        """Let the job run on without this dispatcher: its slot stays the job's, for who gets the job next."""
+    async def _leave_running(self) -> None:
+        """Leave the job running on its server; its detached slot belongs to the dispatcher that receives it next."""
         try:
             async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
         except (TaskQueueError, TimeoutError):
             _log.warning("could not release a slot; it is free again when its lease expires")
-        self._parts.renewer.drop(self._held)
+        self._context.renewer.drop(self._held)
 
-    async def _give_up(self, answer: Answer) -> None:
-        """Hand back as lost what has run, or may have, and could not be settled: who gets it next asks for it."""
+    async def _release_as_lost(self, answer: Answer) -> None:
+        """Release as lost a job that may have run and could not be settled: the next dispatcher will look for it."""
         if isinstance(answer, Busy) or (
             isinstance(answer, EndpointUnreachable) and not answer.sent
         ):
             return
         with contextlib.suppress(TaskQueueError, TimeoutError):
             async with asyncio.timeout(_FINAL_SECONDS):
-                await self._ends.subscription.redeliver(self._delivery, lost=True)
+                await self._owner.subscription.redeliver(self._delivery, lost=True)
 
     @property
     def _asks(self) -> bool:
@@ -295,70 +297,72 @@ class JobAttempt:
 
     @property
     def _remaining(self) -> float:
-        return self._until - time.monotonic()
+        return self._deadline - time.monotonic()
 
-    # To its end.
+    # Settlement.
 
-    async def _after(self, answer: Answer) -> None:
-        """Let the server feel how it did."""
-        parts, model, server = self._parts, self._held.lease.model, self._held.lease.server
+    async def _update_breaker(self, answer: Answer) -> None:
+        """Update the circuit breaker of the server, and pause the server after a failure."""
+        context, model, server = self._context, self._held.lease.model, self._held.lease.server
         rest: float | None = None
         match answer:
             case Done():
-                parts.breaker.passed(model, server)
+                context.breaker.passed(model, server)
             case Busy(retry_after):
-                rest = parts.settings.busy_rest if retry_after is None else retry_after
+                rest = context.settings.busy_rest if retry_after is None else retry_after
                 if self._allowed:
-                    parts.breaker.undecided(model, server)
+                    context.breaker.undecided(model, server)
             case EndpointUnreachable() | JobFailedAnswer(final=False):
-                rest = parts.breaker.failed(model, server)
-                parts.renewer.poke(model, server)
+                rest = context.breaker.failed(model, server)
+                context.renewer.check_soon(model, server)
         if rest:
-            await parts.store.retry_until_available(partial(parts.pool.rest, model, server, rest))
-            self._ends.look_in(rest)
+            await context.store.retry_until_available(
+                partial(context.pool.rest, model, server, rest)
+            )
+            self._owner.check_later(rest)
 
-    async def _conclude(self, answer: Answer) -> None:
+    async def _settle_answer(self, answer: Answer) -> None:
         task = self._delivery.task
         match answer:
             case Done(result):
-                late = task.deadline is not None and task.deadline <= self._parts.backend.now()
+                late = task.deadline is not None and task.deadline <= self._context.backend.now()
                 if not late:
-                    await self._parts.report(task, "done", result, None)
-                results = await self._ends.settlements.ack([(self._delivery, result)])
+                    await self._context.report(task, "done", result, None)
+                results = await self._owner.settlements.ack([(self._delivery, result)])
                 if not results[self._delivery.receipt]:
-                    await self._note(result)  # the job is not this dispatcher's any more
-                elif late:  # it might have expired meanwhile; if this is not told, who watches the deadline does it
-                    await self._parts.report(task, "done", result, None)
+                    await self._note(result)  # the job no longer belongs to this dispatcher
+                elif late:  # reported only after the ack: the job might have expired, which is reported elsewhere
+                    await self._context.report(task, "done", result, None)
             case EndpointUnreachable(sent=True):
                 await self._settle(Redeliver(lost=True))
             case JobFailedAnswer(error, final):
                 outcome = Rejected(_REFUSED, error) if final else retry.Failed(error)
                 policy = RetryPolicy(max_attempts=self._config.max_retries + 1)
                 await self._settle(
-                    retry.decide(outcome, self._delivery, policy, self._parts.uniform)
+                    retry.decide(outcome, self._delivery, policy, self._context.uniform)
                 )
             case _:
-                await self._ends.settlements.redeliver([self._delivery])
+                await self._owner.settlements.redeliver([self._delivery])
 
     async def _settle(self, verb: Verb) -> None:
-        parts, task = self._parts, self._delivery.task
-        if isinstance(verb, Bury):  # told first: to tell twice is better than not at all
-            await parts.report(task, "failed", None, verb.error or verb.reason)
-        settled = await parts.store.retry_until_available(
-            partial(settle, parts.backend, self._ends.subscription, self._delivery, verb)
+        context, task = self._context, self._delivery.task
+        if isinstance(verb, Bury):  # reported before it is settled: twice is better than never
+            await context.report(task, "failed", None, verb.error or verb.reason)
+        settled = await context.store.retry_until_available(
+            partial(settle, context.backend, self._owner.subscription, self._delivery, verb)
         )
         if settled is Settled.DEAD and isinstance(verb, Redeliver):
-            await parts.report(task, "failed", None, _LOST)
+            await context.report(task, "failed", None, _LOST)
 
     async def _note(self, note: bytes) -> None:
-        """Leave a note at the slot: for who has the job next, or put aside where the slot is not the job's any more."""
+        """Leave a note at the slot for the job's next attempt; it is stored as late if the slot has another job."""
         lease, job = self._held.lease, self._delivery.task.id
-        leave = partial(self._parts.pool.leave, lease.model, job, lease.token, note)
-        await self._parts.store.retry_until_available(leave)
+        leave = partial(self._context.pool.leave, lease.model, job, lease.token, note)
+        await self._context.store.retry_until_available(leave)
 
 
-def _unheard(answer: Answer) -> Answer:
-    """Return what an answer to a question means: a server that is away, or too busy to answer, may have the job."""
+def _polled(answer: Answer) -> Answer:
+    """Return what a poll's answer means: a server that is unreachable or too busy to answer may have the job."""
     if isinstance(answer, Busy):
         return JobRunningAnswer()
     if isinstance(answer, EndpointUnreachable):

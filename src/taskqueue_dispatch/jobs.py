@@ -1,4 +1,4 @@
-"""A job as its client submits it, and as the task that it is."""
+"""A job as its client submits it, and as a task in a queue."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _ESCAPED = re.compile(r"(?:=[0-9A-F]{2})+")
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client wants done. Checked by `task_of`."""
+    """A job as submitted by a client. `task_of` checks it."""
 
     model: str
     payload: bytes = b"null"
-    """JSON text, which goes to the server as it is"""
+    """JSON text, sent to the server unchanged"""
     callback_url: str | None = None
-    """who is told how it ended"""
+    """URL that is notified when the job has ended"""
     priority: int = DEFAULT_PRIORITY
     deadline: float | None = None
-    """it is not begun at or after this time, Unix seconds of the store's clock"""
+    """the job is not started at or after this time, in Unix seconds of the store's clock"""
     not_before: float | None = None
     tenant: str | None = None
-    """who it belongs to, for fair order"""
+    """the customer for whom the job runs, for fair order"""
     idempotency_key: str | None = None
-    """makes submitting it again harmless"""
+    """makes it safe to submit the job again"""
 
 
 def task_of(submission: Submission) -> Task:
-    """Return the task that a job is; with an idempotency key always the same one. Raises `InvalidInput`."""
+    """Return a job as a task; with an idempotency key, its id is always the same. Raises `InvalidInput`."""
     model, url = submission.model, submission.callback_url
     headers = {_MODEL: model}
     if url is not None:
@@ -61,12 +61,12 @@ def task_of(submission: Submission) -> Task:
 
 
 def callback_url_of(task: Task) -> str | None:
-    """Return the URL that is told how a job ended."""
+    """Return the URL that is notified when a job has ended."""
     return task.headers.get(_CALLBACK)
 
 
 def model_of(task: Task) -> str:
-    """Return a job's model. Raises `InvalidInput` for a task that is no job."""
+    """Return a job's model. Raises `InvalidInput` if the task is not a job."""
     model = task.headers.get(_MODEL)
     if model and queue_of(model) == task.key:
         return model
@@ -77,13 +77,13 @@ def model_of(task: Task) -> str:
 
 
 def model_of_queue(key: str) -> str | None:
-    """Return the model of a queue; ``None`` where its name does not tell."""
+    """Return the model of a queue, or ``None`` if the queue's name does not determine it."""
     if not key.startswith(JOBS) or _CUT in key:
         return None
     try:
         model = _ESCAPED.sub(_unescaped, key.removeprefix(JOBS))
         check_label(_MODEL, model)
-    except ValueError:  # InvalidInput is one, too
+    except ValueError:  # includes InvalidInput
         return None
     return model if queue_of(model) == key else None
 

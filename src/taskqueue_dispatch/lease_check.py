@@ -1,4 +1,4 @@
-"""Asks servers what they run, and holds the pool's leases against that."""
+"""Health checks of endpoints: each server reports its running jobs, and the pool's leases are compared with them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import ModelRegistry
 
-_AT_ONCE = 32
+_MAX_CONCURRENT = 32
 _JITTER = 0.2
 _POLL_SECONDS = 1.0
-"""seconds until an endpoint is asked again of which one answer does not tell enough"""
-_IN_A_ROW = 2
-"""so many failures make an endpoint unwell"""
+"""seconds until an endpoint is checked again after a failure"""
+_MAX_FAILURES = 2
+"""consecutive failures after which an endpoint is unhealthy"""
 _log = logging.getLogger("taskqueue.dispatch")
 _Name = tuple[str, str]
 
 
 class HealthClient(Protocol):
-    """What asks a server how it is: `taskqueue_dispatch.endpoint_client.client.Caller`."""
+    """A client that checks the health of a server: `taskqueue_dispatch.endpoint_client.client.EndpointClient`."""
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
-        """Return what the server says; ``None`` for one that does not answer, or says nothing of use."""
+        """Return the server's report, or ``None`` if it does not answer or the answer is not understood."""
         ...
 
 
 class _Watch:
-    """What is remembered of an endpoint."""
+    """The state of the checks of one endpoint."""
 
     __slots__ = ("asking", "due", "failures")
 
@@ -47,9 +47,10 @@ class _Watch:
 
 
 class Checks:
-    """Looks at each known endpoint every ``health_interval``, and at a new one at once.
+    """Checks of each known endpoint, every ``health_interval``; a new endpoint is checked at once.
 
-    One that does not report is left alone. One failure is looked at again before the pool hears of it.
+    Endpoints registered with ``reports=False`` are not checked. After a first failure, the endpoint is checked again
+    before the pool is told.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Checks:
         monotonic: Callable[[], float],
         uniform: Callable[[], float],
     ) -> None:
-        """Do no input or output. ``ended`` is told of leases that ended by a check."""
+        """Create the checks without any I/O. ``ended`` is called with the leases that a check ended."""
         self._pool = pool
         self._registry = registry
         self._caller = caller
@@ -72,38 +73,40 @@ class Checks:
         self._monotonic = monotonic
         self._uniform = uniform
         self._watches: dict[_Name, _Watch] = {}
-        self._room = asyncio.Semaphore(_AT_ONCE)
-        self._stirred = asyncio.Event()
+        self._room = asyncio.Semaphore(_MAX_CONCURRENT)
+        self._wake_up = asyncio.Event()
         self._failing = False
         self._epoch: str | None = None
-        registry.listen(self._stirred.set)
+        registry.listen(self._wake_up.set)
 
-    def poke(self, model: str, server: str) -> None:
-        """Look at an endpoint soon. One that is not known is passed over."""
+    def check_soon(self, model: str, server: str) -> None:
+        """Check an endpoint soon. An unknown endpoint is ignored."""
         if (watch := self._watches.get((model, server))) is not None:
             watch.due = self._monotonic()
-            self._stirred.set()
+            self._wake_up.set()
 
     async def run(self) -> None:
         """Check until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                self._stirred.clear()
+                self._wake_up.clear()
                 for info, config, watch in self.due():
                     group.create_task(self.check(info, config, watch))
-                await self._rest()
+                await self._wait()
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         waiting = (watch.due for watch in self._watches.values() if not watch.asking)
         until = min(waiting, default=math.inf) - self._monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(until, self._settings.health_interval))):
-                await self._stirred.wait()
+                await self._wake_up.wait()
 
     def due(self) -> list[tuple[EndpointInfo, ModelConfig, _Watch]]:
-        """Return whom to ask now, and count them as being asked; forget those that are not known any more."""
+        """Return the endpoints to check now and mark them as being checked; forget unknown endpoints."""
         now = self._monotonic()
-        if self._registry.epoch != self._epoch:  # the pool knows of nobody how it is
+        if (
+            self._registry.epoch != self._epoch
+        ):  # the pool was emptied and has no health of any endpoint
             self._epoch = self._registry.epoch
             self._watches = {name: watch for name, watch in self._watches.items() if watch.asking}
         known: dict[_Name, tuple[EndpointInfo, ModelConfig]] = {
@@ -122,7 +125,7 @@ class Checks:
         return matches
 
     async def check(self, info: EndpointInfo, config: ModelConfig, watch: _Watch) -> None:
-        """Ask a server, tell the pool, and say when to ask again. What goes wrong is logged, once in a row."""
+        """Check a server, update the pool, and schedule the next check. Of consecutive errors, one is logged."""
         after = self._settings.health_interval
         try:
             async with self._room:
@@ -136,18 +139,18 @@ class Checks:
             _log.exception("could not check an endpoint")
         finally:
             jitter = 1 + _JITTER * (2 * self._uniform() - 1)
-            # One that was poked meanwhile is due already.
+            # `check_soon` may have set an earlier time.
             watch.due = min(watch.due, self._monotonic() + after * jitter)
             watch.asking = False
-            self._stirred.set()
+            self._wake_up.set()
 
     async def _check(self, info: EndpointInfo, config: ModelConfig, watch: _Watch) -> float:
-        """Return the seconds until the next look."""
+        """Check once, and return the seconds until the next check."""
         endpoint, settings = info.endpoint, self._settings
         observed = await self._ask(info, config)
         if observed is None:
             watch.failures += 1
-            if watch.failures < _IN_A_ROW:
+            if watch.failures < _MAX_FAILURES:
                 return min(_POLL_SECONDS, settings.health_interval)
         else:
             watch.failures = 0
@@ -159,12 +162,14 @@ class Checks:
             _log.warning("released slots whose jobs do not run on their server", extra=figures)
             self._ended(ended)
         if observed is not None and (info.overdue or (observed.active and not info.healthy)):
-            return min(settings.settled, settings.health_interval)  # a second look tells
+            return min(settings.settled, settings.health_interval)  # a second observation decides
         return settings.health_interval
 
     async def _ask(self, info: EndpointInfo, config: ModelConfig) -> Seen | None:
         try:
-            with anyio.fail_after(self._settings.health_interval):  # not asyncio's: see `Caller`
+            with anyio.fail_after(
+                self._settings.health_interval
+            ):  # not asyncio's: see `EndpointClient`
                 return await self._caller.health(info.endpoint, config)
         except TimeoutError:
             return None

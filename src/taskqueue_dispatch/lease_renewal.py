@@ -1,4 +1,4 @@
-"""Keeps what this process holds: its leases are renewed, and endpoints are asked what they run."""
+"""Renewal of the slot leases that this process holds."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from taskqueue_dispatch.lease_check import Checks, HealthClient
 from taskqueue_dispatch.registry import ModelRegistry
 
 _CHECK_SECONDS = 0.1
-"""seconds between two looks for notes"""
+"""seconds between two reads of notes"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class RenewedLease:
-    """A lease in hand."""
+    """A lease held by this process."""
 
     def __init__(self, lease: SlotLease) -> None:
-        """Made by `LeaseRenewer.hold`."""
+        """Create a lease; called by `LeaseRenewer.hold`."""
         self.lease = lease
-        """as it is now"""
+        """the current state of the lease"""
         self.lost = asyncio.Event()
-        """set once its token is stale, by the store's word"""
+        """set when the store has reported that the token is stale"""
         self.noted = asyncio.Event()
-        """set when a note came that is not the one before"""
+        """set when a new note has arrived"""
         self.note: bytes | None = None
         self.doubted = False
-        """its token was stale at the last look, which may have crossed a change"""
+        """the token was stale at the last renewal, which may have overlapped with a change of the lease"""
 
     def take(self, lease: SlotLease) -> None:
-        """Go on with the lease as it was answered, and with its note."""
+        """Replace the lease by the store's answer, and take over its note."""
         self.lease = lease
         if lease.note is not None and lease.note != self.note:
             self.note = lease.note
@@ -47,9 +47,9 @@ class RenewedLease:
 
 
 class LeaseRenewer:
-    """Renews all leases in hand, in one batch, three times while one lasts; and checks endpoints (see `Checks`).
+    """A loop that renews all held leases in one batch, three times per lease duration, and runs `Checks`.
 
-    A store that is out of reach ends nothing here: it is tried again, and says then which leases are lost.
+    An outage of the store ends no lease here: the renewal is retried, and the store then reports which leases are lost.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class LeaseRenewer:
         monotonic: Callable[[], float] = time.monotonic,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """Do no input or output."""
+        """Create a renewer without any I/O."""
         self._pool = pool
         self._lease = settings.lease
         self._monotonic = monotonic
         self._held: dict[RenewedLease, None] = {}
         self._requested: set[str] = set()
-        """models whose leases may have got notes"""
-        self._stirred = asyncio.Event()
+        """models whose leases may have new notes"""
+        self._wake_up = asyncio.Event()
         self._failing = False
         self.checks = Checks(
             pool,
@@ -81,32 +81,32 @@ class LeaseRenewer:
             uniform=uniform,
         )
 
-    # What is in hand. None of it does input or output.
+    # The held leases. None of these methods does any I/O.
 
     def hold(self, lease: SlotLease) -> RenewedLease:
-        """Keep a lease from now on."""
+        """Hold a lease: renew it from now on."""
         held = RenewedLease(lease)
         held.take(lease)
         self._held[held] = None
         return held
 
     def drop(self, held: RenewedLease) -> None:
-        """Keep it no more: it was released, or is to run out. Idempotent."""
+        """Stop renewing a lease: it was released, or is left to expire. Idempotent."""
         self._held.pop(held, None)
 
     def change(self, held: RenewedLease, lease: SlotLease) -> None:
-        """Go on with another lease, or with the same one in another state."""
+        """Replace a held lease by another one, or by its new state."""
         held.doubted = False
         held.take(lease)
 
     def check_notes(self, model: str) -> None:
-        """Look soon whether notes were left for jobs of a model."""
+        """Read the notes for jobs of a model soon."""
         self._requested.add(model)
-        self._stirred.set()
+        self._wake_up.set()
 
-    def poke(self, model: str, server: str) -> None:
+    def check_soon(self, model: str, server: str) -> None:
         """Check an endpoint soon."""
-        self.checks.poke(model, server)
+        self.checks.check_soon(model, server)
 
     # The loops.
 
@@ -119,26 +119,26 @@ class LeaseRenewer:
     async def _renewals(self) -> None:
         pause, due = self._lease / 3, self._monotonic()
         while True:
-            requested = await self._rest(due)
+            requested = await self._wait(due)
             if self._monotonic() >= due:
                 begun, good = self._monotonic(), await self.renew()
                 due = begun + (pause if good else pause / 10)
             elif requested:
                 await self.renew(*requested)
 
-    async def _rest(self, due: float) -> set[str]:
-        """Wait until ``due``, or for a word on notes; return the models that it was of."""
+    async def _wait(self, due: float) -> set[str]:
+        """Wait until ``due`` or until notes are requested; return the models for which they are."""
         remaining = max(0.0, due - self._monotonic())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(remaining):
-                await self._stirred.wait()
-                await asyncio.sleep(_CHECK_SECONDS)  # the next words are likely of the same
-        self._stirred.clear()
+                await self._wake_up.wait()
+                await asyncio.sleep(_CHECK_SECONDS)  # collect further requests
+        self._wake_up.clear()
         requested, self._requested = self._requested, set()
         return requested
 
     async def renew(self, *models: str) -> bool:
-        """Renew all leases in hand, or those of some models that have a job. False where that has failed."""
+        """Renew all held leases, or those of some models that have a job. Return whether all calls succeeded."""
         held = [
             lease
             for lease in self._held
@@ -149,7 +149,9 @@ class LeaseRenewer:
         for start in range(0, len(held), LIMITS.batch):
             good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
         if any(lease.doubted for lease in held):
-            await asyncio.sleep(_CHECK_SECONDS)  # by then its holder knows better, or nobody does
+            await asyncio.sleep(
+                _CHECK_SECONDS
+            )  # by then the holder has updated the lease, or it is lost
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):
             good = await self._renew_batch(doubted[start : start + LIMITS.batch]) and good
@@ -161,36 +163,36 @@ class LeaseRenewer:
             async with asyncio.timeout(self._lease / 3):
                 results = await self._pool.renew(*leases, ttl=self._lease)
         except (TaskQueueError, TimeoutError) as error:
-            self._say(error)
+            self._log_failure(error)
             return False
         except Exception:  # noqa: BLE001 - the loop must not end silently
             _log.exception("slot renewal failed")
             return False
         self._failing = False
         for item, sent, lease in zip(held, leases, results, strict=True):
-            _learn(item, sent, lease)
+            _apply(item, sent, lease)
         return True
 
     def _ended(self, leases: Sequence[SlotLease]) -> None:
-        """Learn at once that leases were ended by a check of this process."""
+        """Mark leases as lost at once if a check of this process has ended them."""
         fences = {(lease.model, lease.server, lease.fence) for lease in leases}
         for item in self._held:
             if (item.lease.model, item.lease.server, item.lease.fence) in fences:
                 item.lost.set()
 
-    def _say(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         if not self._failing:
             code = error.code if isinstance(error, TaskQueueError) else "timeout"
             _log.warning("could not renew slots", extra={"code": code})
         self._failing = True
 
 
-def _learn(item: RenewedLease, sent: SlotLease, lease: SlotLease | None) -> None:
-    """Take in the answer to one renewal: what the holder has changed meanwhile is newer."""
+def _apply(item: RenewedLease, sent: SlotLease, lease: SlotLease | None) -> None:
+    """Apply the answer to one renewal, unless the holder has changed the lease since it was sent."""
     if item.lease.token != sent.token:
         return
     if lease is None:
-        # The answer to an `assign` that took another lease over may be on its way to the holder: ask once more.
+        # The answer to an `assign` that replaced the lease may still be on its way: renew once more before it is lost.
         if item.doubted:
             item.lost.set()
         item.doubted = not item.doubted

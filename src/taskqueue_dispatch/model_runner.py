@@ -1,17 +1,17 @@
-"""One model in one dispatcher: slots first, then jobs for them.
+"""The runner of one model in one dispatcher: it acquires slots first, then receives jobs for them.
 
-The loop turns when something has happened: a slot became free here or elsewhere, somebody waits for an endpoint, a job
-came, or a while has passed without any of it.
+Its loop runs when a slot has become free, a caller waits for an endpoint, or a job has arrived; otherwise once per
+``safety_pass``.
 
 ::
 
-    acquire (freed slots go back in the same step) -> who waits here -> receive -> assign -> a `JobAttempt` for each
+    acquire slots (and release those of ended jobs) -> serve waiting callers -> receive -> assign -> start `JobAttempt`s
 
-Behind a backlog the first and the third of these are one: the slots of the jobs that have just ended are still held
-when the next jobs are received for them, and change hands meanwhile. A job whose slot somebody else got goes back.
+While there is a backlog, acquiring and receiving run at the same time: the next jobs are received while the slots of
+ended jobs are released and acquired again. If another dispatcher gets such a slot, the job is redelivered.
 
-Where the queue is empty one slot is kept, unassigned, for the job that comes next, and the rest goes back. One of a
-server that other models share goes back as well after a moment: see `taskqueue_dispatch.shared_capacity`.
+If the queue is empty, the runner keeps one unassigned slot for the next job and releases the others. A slot of a
+server that other models share is released as well after a moment: see `taskqueue_dispatch.shared_capacity`.
 """
 
 from __future__ import annotations
@@ -29,131 +29,137 @@ from taskqueue_core.consumer.settle import Settler
 from taskqueue_core.errors import SubscriptionClosed, TaskQueueError
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Delivery, Received
-from taskqueue_dispatch.job_attempt import Ends, JobAttempt
+from taskqueue_dispatch.job_attempt import AttemptOwner, JobAttempt
 from taskqueue_dispatch.lease_renewal import RenewedLease
 from taskqueue_dispatch.names import queue_of
-from taskqueue_dispatch.runner_context import Parts
+from taskqueue_dispatch.runner_context import RunnerContext
 from taskqueue_dispatch.shared_capacity import CapacityTurns
 
-_MOST = 64
-"""slots asked for in one step"""
-_IDLE = 30.0
-"""seconds for which one receive waits at an empty queue"""
+_MAX_SLOTS = 64
+"""slots acquired in one call"""
+_IDLE_SECONDS = 30.0
+"""seconds for which one receive waits if the queue is empty"""
 _UNSETTLED = 256
-"""jobs beyond which no more are taken until some are settled: each is kept here with its result"""
-_GRACE = 0.3
-"""seconds in which the loop may come to the end of its turn"""
+"""jobs that may wait to be settled, with their results in memory; with more of them, no jobs are received"""
+_GRACE_SECONDS = 0.3
+"""seconds in which the loop may finish its current pass"""
 _FINAL_SECONDS = 0.5
-"""seconds for what is told to the store in the end"""
+"""seconds for the last calls to the store during shutdown"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class ModelRunner:
-    """Takes slots of a model, and jobs for them, until stopped. Runs once."""
+    """The loop that acquires slots of a model and runs jobs on them until it is stopped. Runs once."""
 
-    def __init__(self, model: str, parts: Parts) -> None:
-        """Do no input or output but to open a subscription, which takes nothing yet."""
+    def __init__(self, model: str, context: RunnerContext) -> None:
+        """Create a runner. Opens a subscription, which receives nothing yet; no other I/O."""
         self.model = model
-        self._parts = parts
-        self._subscription = parts.backend.subscribe([queue_of(model)], parts.holder)
-        self._settlements = Settler(parts.backend, self._subscription, parts.store)
-        self._ends = Ends(self._subscription, self._settlements, self._take_back, self._check_later)
-        self._runs: set[asyncio.Task[None]] = set()
-        self._placed = 0
-        """how many of them have a slot"""
-        self._spare: list[RenewedLease] = []
-        self._freed: list[SlotLease] = []
-        self._fetch: asyncio.Task[Received] | None = None
-        self._appetite = 1
+        self._context = context
+        self._subscription = context.backend.subscribe([queue_of(model)], context.holder)
+        self._settlements = Settler(context.backend, self._subscription, context.store)
+        self._owner = AttemptOwner(
+            self._subscription, self._settlements, self._attempt_left_slot, self._check_later
+        )
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._running = 0
+        """number of attempts that still have a slot"""
+        self._free: list[RenewedLease] = []
+        self._returned: list[SlotLease] = []
+        self._waiting_receive: asyncio.Task[Received] | None = None
+        self._batch = 1
         self._backlog = False
-        """whether the last receive brought as much as was asked for"""
-        self._early: list[Delivery] = []
-        """received while slots changed hands"""
-        self._turns = CapacityTurns(parts.registry, parts.settings)
-        self._lain = False
-        self._stirred = asyncio.Event()
-        self._odd = 1
-        """whether an odd slot is for who waits here: every other one is"""
-        self._homeless: list[Delivery] = []
-        """to go back to the head"""
-        self._ending = asyncio.Event()
-        self._until = 0.0
+        """whether the last receive returned as many jobs as were requested"""
+        self._received_ahead: list[Delivery] = []
+        """jobs received while slots were being acquired"""
+        self._turns = CapacityTurns(context.registry, context.settings)
+        self._kept_shared = False
+        self._wake_up = asyncio.Event()
+        self._odd_for_waiter = 1
+        """1 if the next odd slot goes to a waiting caller, 0 if to the queue's jobs: they alternate"""
+        self._unplaced: list[Delivery] = []
+        """jobs without a slot, to be redelivered at the head of the queue"""
+        self._stopping = asyncio.Event()
+        self._deadline = 0.0
 
     @property
     def running(self) -> int:
-        """How many jobs it has on servers."""
-        return self._placed
+        """Return how many jobs it is running on servers."""
+        return self._running
 
     def check_now(self) -> None:
-        """Have it look for slots and jobs soon."""
-        self._stirred.set()
+        """Wake up the loop, so that it looks for slots and jobs."""
+        self._wake_up.set()
 
     def _check_later(self, seconds: float) -> None:
         asyncio.get_running_loop().call_later(seconds, self.check_now)
 
     async def run(self) -> None:
-        """Work until `stop`, then wind up. Never ends otherwise: what goes wrong is logged, and tried again.
+        """Run until `stop` is called, then shut down. Errors are logged, and the loop continues.
 
-        Cancelled, it winds up at once. In no case does it wait long for a store that is away.
+        If it is cancelled, it shuts down at once. It never waits long for an unavailable store.
         """
-        self._parts.waiters.on_change(self.model, self.check_now)
-        working = asyncio.create_task(self._work())
+        self._context.waiters.on_change(self.model, self.check_now)
+        work = asyncio.create_task(self._work())
         try:
-            await self._ending.wait()
-            await asyncio.wait([working], timeout=_GRACE)
-            working.cancel()
-            await asyncio.wait([working])
+            await self._stopping.wait()
+            await asyncio.wait([work], timeout=_GRACE_SECONDS)
+            work.cancel()
+            await asyncio.wait([work])
         except asyncio.CancelledError:
-            self._until = 0.0
+            self._deadline = 0.0
             raise
         finally:
-            self._ending.set()
-            self._parts.waiters.on_change(self.model, None)
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-            await self._wind_up()
+            self._stopping.set()
+            self._context.waiters.on_change(self.model, None)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await self._shut_down()
 
     def stop(self, seconds: float) -> None:
-        """Have `run` take no more, wait for what is on servers up to ``seconds``, hand back the rest, and end."""
-        self._until = time.monotonic() + seconds
-        self._ending.set()
+        """Make `run` receive no more, wait up to ``seconds`` for running jobs, release the rest, and return."""
+        self._deadline = time.monotonic() + seconds
+        self._stopping.set()
         self.check_now()
 
-    async def _wind_up(self) -> None:
+    async def _shut_down(self) -> None:
         try:
-            if self._fetch is not None:  # what it has brought goes back with the rest
-                self._fetch.cancel()
-                await asyncio.wait([self._fetch])
-            if self._runs:
-                remaining = max(0.0, self._until - time.monotonic())
-                await asyncio.wait(self._runs, timeout=remaining)
+            if (
+                self._waiting_receive is not None
+            ):  # closing the subscription releases what it received
+                self._waiting_receive.cancel()
+                await asyncio.wait([self._waiting_receive])
+            if self._attempts:
+                remaining = max(0.0, self._deadline - time.monotonic())
+                await asyncio.wait(self._attempts, timeout=remaining)
         finally:
-            for run in self._runs:
+            for run in self._attempts:
                 run.cancel()
-            await asyncio.gather(*self._runs, return_exceptions=True)
-            while self._spare:
-                self._let_go(self._spare.pop())
-            await asyncio.gather(self._release(), _within(partial(close, self._subscription)))
+            await asyncio.gather(*self._attempts, return_exceptions=True)
+            while self._free:
+                self._return_slot(self._free.pop())
+            await asyncio.gather(
+                self._release_returned(), _within_final_seconds(partial(close, self._subscription))
+            )
 
-    async def _release(self) -> None:
-        with contextlib.suppress(TaskQueueError):  # they run out
-            for start in range(0, len(self._freed), LIMITS.batch):
-                piece = self._freed[start : start + LIMITS.batch]
-                await _within(partial(self._parts.pool.release, *piece))
+    async def _release_returned(self) -> None:
+        with contextlib.suppress(TaskQueueError):  # their leases expire
+            for start in range(0, len(self._returned), LIMITS.batch):
+                piece = self._returned[start : start + LIMITS.batch]
+                await _within_final_seconds(partial(self._context.pool.release, *piece))
 
     # The loop.
 
     @property
     def _unsettled(self) -> int:
-        """How many jobs have left their server, and are not settled yet: the store, or its room, may be away."""
-        return len(self._runs) - self._placed
+        """Return how many jobs have ended on their server and are not settled yet, for example during an outage."""
+        return len(self._attempts) - self._running
 
     async def _work(self) -> None:
-        while not self._ending.is_set():
-            self._stirred.clear()
+        while not self._stopping.is_set():
+            self._wake_up.clear()
             try:
-                async with self._parts.pool.slot_signal(self.model) as signal:
-                    await self._turn_around(signal)
+                async with self._context.pool.slot_signal(self.model) as signal:
+                    await self._loop(signal)
             except TaskQueueError as error:
                 _log.warning("dispatching is blocked", extra={"code": error.code})
                 await self._pause()
@@ -161,228 +167,234 @@ class ModelRunner:
                 _log.exception("dispatching failed")
                 await self._pause()
 
-    async def _turn_around(self, signal: RoomSignal) -> None:
-        listening = asyncio.create_task(self._listen(signal))
+    async def _loop(self, signal: RoomSignal) -> None:
+        listener = asyncio.create_task(self._listen(signal))
         try:
-            while not self._ending.is_set():
-                self._stirred.clear()
-                await self._rehome()
-                await self._take_slots()
-                await self._give()
-                await self._take_jobs()
+            while not self._stopping.is_set():
+                self._wake_up.clear()
+                await self._redeliver_unplaced()
+                await self._acquire_slots()
+                await self._serve_waiters()
+                await self._receive_jobs()
                 await self._pause()
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._parts.settings.safety_pass):
-                await self._stirred.wait()
+            async with asyncio.timeout(self._context.settings.safety_pass):
+                await self._wake_up.wait()
 
     async def _listen(self, signal: RoomSignal) -> None:
         while True:
-            await signal.wait(_IDLE)
+            await signal.wait(_IDLE_SECONDS)
             self.check_now()
-            self._parts.renewer.check_notes(self.model)
+            self._context.renewer.check_notes(self.model)
 
-    async def _take_slots(self) -> None:
-        parts, freed = self._parts, self._freed[: LIMITS.batch]
-        hunger = self._appetite if self._fetch is None else 1 + self._has_better(freed)
+    async def _acquire_slots(self) -> None:
+        context, freed = self._context, self._returned[: LIMITS.batch]
+        demand = (
+            self._batch if self._waiting_receive is None else 1 + self._expects_a_better_slot(freed)
+        )
         if self._unsettled >= _UNSETTLED:
-            hunger = 0
-        wanted = parts.waiters.wanting(self.model) + hunger - len(self._spare)
+            demand = 0
+        needed = context.waiters.wanting(self.model) + demand - len(self._free)
         if over := [lease for lease in freed if self._turns.is_over(lease)]:
-            self._offer(*over)
+            self._yield_to_other_models(*over)
         if self._turns.others_first:
-            wanted = 0
-        if wanted <= 0 and not freed:
+            needed = 0
+        if needed <= 0 and not freed:
             return
-        self._freed = self._freed[LIMITS.batch :]
-        async with self._receiving(min(wanted, len(freed))):
+        self._returned = self._returned[LIMITS.batch :]
+        async with self._receive_ahead(min(needed, len(freed))):
             try:
-                leases = await self._exchange(freed, wanted)
+                leases = await self._release_and_acquire(freed, needed)
             except BaseException:
-                self._freed += freed
+                self._returned += freed
                 raise
             self._turns.take(*leases)
-            self._spare += [parts.renewer.hold(lease) for lease in leases]
-            self._spare.sort(key=lambda held: self._turns.merit(held.lease))
+            self._free += [context.renewer.hold(lease) for lease in leases]
+            self._free.sort(key=lambda held: self._turns.order(held.lease))
 
-    async def _exchange(self, freed: Sequence[SlotLease], wanted: int) -> Sequence[SlotLease]:
-        pool, settings = self._parts.pool, self._parts.settings
-        if wanted <= 0:
+    async def _release_and_acquire(
+        self, freed: Sequence[SlotLease], needed: int
+    ) -> Sequence[SlotLease]:
+        pool, settings = self._context.pool, self._context.settings
+        if needed <= 0:
             await pool.release(*freed)
             return ()
         return await pool.acquire(
             self.model,
-            self._parts.holder,
+            self._context.holder,
             ttl=settings.lease,
-            limit=min(wanted, _MOST),
+            limit=min(needed, _MAX_SLOTS),
             releasing=freed,
         )
 
     @contextlib.asynccontextmanager
-    async def _receiving(self, slots: int) -> AsyncIterator[None]:
-        """Receive jobs for slots that change hands meanwhile, if they are sure to come and are all for them."""
-        waiting = self._fetch is not None or self._parts.waiters.wanting(self.model) > 0
-        if slots <= 0 or not self._backlog or self._spare or waiting:
+    async def _receive_ahead(self, slots: int) -> AsyncIterator[None]:
+        """Receive jobs for slots while they are acquired, if there is a backlog and no caller waits for the slots."""
+        waiting = self._waiting_receive is not None or self._context.waiters.wanting(self.model) > 0
+        if slots <= 0 or not self._backlog or self._free or waiting:
             yield
             return
         self._backlog = False
-        fetch = asyncio.create_task(self._subscription.receive(slots, 0))
+        receive = asyncio.create_task(self._subscription.receive(slots, 0))
         try:
             yield
-            await asyncio.wait([fetch])
+            await asyncio.wait([receive])
         finally:
-            fetch.cancel()
-            await asyncio.wait([fetch])
-            if not fetch.cancelled() and fetch.exception() is None:
-                self._early += fetch.result().deliveries
-                self._backlog = len(self._early) == slots
+            receive.cancel()
+            await asyncio.wait([receive])
+            if not receive.cancelled() and receive.exception() is None:
+                self._received_ahead += receive.result().deliveries
+                self._backlog = len(self._received_ahead) == slots
 
-    def _offer(self, *leases: SlotLease) -> None:
-        """Take no slots for a moment, so that the other models of some servers get those that come back now."""
+    def _yield_to_other_models(self, *leases: SlotLease) -> None:
+        """Acquire no slots for a moment, so that the other models of these servers get the slots released now."""
         self._check_later(self._turns.offer(*leases))
 
-    async def _give(self) -> None:
-        """Give every other slot to who waits for one in this process; the rest is for the queue's jobs."""
-        share = len(self._spare)
-        if self._fetch is None and self._parts.waiters.wanting(self.model):
+    async def _serve_waiters(self) -> None:
+        """Give every other slot to a caller in this process that waits for one; the rest is for the queue's jobs."""
+        share = len(self._free)
+        if self._waiting_receive is None and self._context.waiters.wanting(self.model):
             share, odd = divmod(share, 2)
-            share += odd and self._odd
-            self._odd ^= odd
-        self._hand_out(share)
-        if self._fetch is not None and not self._spare:
-            await self._call_off()
+            share += odd and self._odd_for_waiter
+            self._odd_for_waiter ^= odd
+        self._give_to_waiters(share)
+        if self._waiting_receive is not None and not self._free:
+            await self._cancel_receive()
 
-    def _hand_out(self, share: int) -> None:
-        for _ in range(min(self._parts.waiters.wanting(self.model), share)):
-            held = self._spare.pop()
-            if not self._parts.waiters.give(self.model, held):
-                self._spare.append(held)
+    def _give_to_waiters(self, share: int) -> None:
+        for _ in range(min(self._context.waiters.wanting(self.model), share)):
+            held = self._free.pop()
+            if not self._context.waiters.give(self.model, held):
+                self._free.append(held)
                 break
 
-    async def _take_jobs(self) -> None:
-        if self._early:
-            early, self._early = self._early, []
-            await self._start(early)
-        if self._fetch is not None:
-            if not (self._fetch.done() or self._keeps_a_shared_one()):
-                self._keep_one()
+    async def _receive_jobs(self) -> None:
+        if self._received_ahead:
+            early, self._received_ahead = self._received_ahead, []
+            await self._start_jobs(early)
+        if self._waiting_receive is not None:
+            if not (self._waiting_receive.done() or self._holds_a_shared_slot()):
+                self._release_all_but_one()
                 return
-            await self._call_off()
-        while self._spare and not self._ending.is_set():
-            requested = len(self._spare)
+            await self._cancel_receive()
+        while self._free and not self._stopping.is_set():
+            requested = len(self._free)
             received = await self._subscription.receive(requested, 0)
-            await self._start(received.deliveries)
+            await self._start_jobs(received.deliveries)
             self._backlog = len(received.deliveries) == requested
             if not self._backlog:
                 if not received.again:
-                    self._lie_down()
+                    self._wait_for_a_job()
                     return
-            elif self._appetite == requested:
-                self._appetite = min(2 * self._appetite, _MOST)
+            elif self._batch == requested:
+                self._batch = min(2 * self._batch, _MAX_SLOTS)
                 self.check_now()
 
-    def _lie_down(self) -> None:
-        """Wait for the next job with one slot in hand; the others are for who waits here, or go back."""
-        self._appetite = 1
-        self._hand_out(len(self._spare))
-        self._keep_one()
-        if not self._spare:
-            self.check_now()  # for one to wait with
+    def _wait_for_a_job(self) -> None:
+        """Keep one slot and wait for the next job; give the other slots to waiting callers, or release them."""
+        self._batch = 1
+        self._give_to_waiters(len(self._free))
+        self._release_all_but_one()
+        if not self._free:
+            self.check_now()  # acquire one to wait with
             return
-        shared = self._turns.is_shared(self._spare[0].lease)
-        if shared and self._lain:
-            self._lain = False
-            self._offer(self._spare[0].lease)
-            self._let_go(self._spare.pop())
+        shared = self._turns.is_shared(self._free[0].lease)
+        if shared and self._kept_shared:
+            self._kept_shared = False
+            self._yield_to_other_models(self._free[0].lease)
+            self._return_slot(self._free.pop())
             return
-        self._lain = shared
-        patience = self._turns.idle if shared else _IDLE
-        self._fetch = asyncio.create_task(self._subscription.receive(1, patience))
-        self._fetch.add_done_callback(self._fetched)
+        self._kept_shared = shared
+        patience = self._turns.idle if shared else _IDLE_SECONDS
+        self._waiting_receive = asyncio.create_task(self._subscription.receive(1, patience))
+        self._waiting_receive.add_done_callback(self._receive_ended)
 
-    def _keeps_a_shared_one(self) -> bool:
-        """Whether it waits with a slot of a server that another model has come to share meanwhile."""
-        return not self._lain and any(self._turns.is_shared(held.lease) for held in self._spare)
+    def _holds_a_shared_slot(self) -> bool:
+        """Return whether it waits with a slot of a server that another model has begun to share."""
+        return not self._kept_shared and any(
+            self._turns.is_shared(held.lease) for held in self._free
+        )
 
-    def _keep_one(self) -> None:
-        while len(self._spare) > 1:
-            self._let_go(self._spare.pop())
+    def _release_all_but_one(self) -> None:
+        while len(self._free) > 1:
+            self._return_slot(self._free.pop())
 
-    def _has_better(self, freed: Sequence[SlotLease]) -> bool:
-        """Whether a slot comes back of a server with this model, while the one in hand is of one with another."""
-        switches = any(held.lease.switched for held in self._spare)
+    def _expects_a_better_slot(self, freed: Sequence[SlotLease]) -> bool:
+        """Return whether a returned slot's server has this model loaded, while that of the free slot has another."""
+        switches = any(held.lease.switched for held in self._free)
         return switches and any(lease.job is not None for lease in freed)
 
-    async def _call_off(self) -> None:
-        """End the waiting receive; what it has brought is started."""
-        fetch, self._fetch = self._fetch, None
-        if fetch is None:
+    async def _cancel_receive(self) -> None:
+        """Cancel the waiting receive, and start the jobs that it has already received."""
+        receive, self._waiting_receive = self._waiting_receive, None
+        if receive is None:
             return
-        fetch.cancel()
-        await asyncio.wait([fetch])
-        if not fetch.cancelled():
-            await self._start(fetch.result().deliveries)
+        receive.cancel()
+        await asyncio.wait([receive])
+        if not receive.cancelled():
+            await self._start_jobs(receive.result().deliveries)
 
-    def _fetched(self, fetch: asyncio.Task[Received]) -> None:
-        if not fetch.cancelled() and isinstance(fetch.exception(), SubscriptionClosed):
-            self._ending.set()
+    def _receive_ended(self, receive: asyncio.Task[Received]) -> None:
+        if not receive.cancelled() and isinstance(receive.exception(), SubscriptionClosed):
+            self._stopping.set()
         self.check_now()
 
-    def _let_go(self, held: RenewedLease) -> None:
-        self._parts.renewer.drop(held)
-        self._freed.append(held.lease)
+    def _return_slot(self, held: RenewedLease) -> None:
+        self._context.renewer.drop(held)
+        self._returned.append(held.lease)
         self.check_now()
 
-    def _take_back(self, held: RenewedLease) -> None:
-        self._placed -= 1
-        self._let_go(held)
+    def _attempt_left_slot(self, held: RenewedLease) -> None:
+        self._running -= 1
+        self._return_slot(held)
 
     # Jobs.
 
-    async def _start(self, deliveries: Sequence[Delivery]) -> None:
-        """Bind a slot to each delivery, and start it; those whose slot was lost meanwhile go back to the head."""
+    async def _start_jobs(self, deliveries: Sequence[Delivery]) -> None:
+        """Assign a slot to each delivery and start it; redeliver those whose slot has been lost."""
         if not deliveries:
             return
-        self._lain = False
-        parts = self._parts
-        housed = deliveries[: len(self._spare)]
-        held, self._spare = self._spare[: len(housed)], self._spare[len(housed) :]
-        pairs = [(lease.lease, job.task.id) for lease, job in zip(held, housed, strict=True)]
+        self._kept_shared = False
+        context = self._context
+        placed = deliveries[: len(self._free)]
+        held, self._free = self._free[: len(placed)], self._free[len(placed) :]
+        pairs = [(lease.lease, job.task.id) for lease, job in zip(held, placed, strict=True)]
         try:
-            leases = await parts.store.retry_until_available(
-                partial(parts.pool.assign, *pairs, ttl=parts.settings.lease)
+            leases = await context.store.retry_until_available(
+                partial(context.pool.assign, *pairs, ttl=context.settings.lease)
             )
         except BaseException:
-            self._spare += held
-            self._homeless += deliveries
+            self._free += held
+            self._unplaced += deliveries
             raise
-        for item, job, lease in zip(held, housed, leases, strict=True):
+        for item, job, lease in zip(held, placed, leases, strict=True):
             if lease is None:
-                parts.renewer.drop(item)
-                self._homeless.append(job)
+                context.renewer.drop(item)
+                self._unplaced.append(job)
             else:
-                parts.renewer.change(item, lease)
+                context.renewer.change(item, lease)
                 self._launch(job, item)
-        self._homeless += deliveries[len(housed) :]
-        await self._rehome()
+        self._unplaced += deliveries[len(placed) :]
+        await self._redeliver_unplaced()
 
-    async def _rehome(self) -> None:
-        if self._homeless:
-            await self._settlements.redeliver(self._homeless)
-            self._homeless.clear()
+    async def _redeliver_unplaced(self) -> None:
+        if self._unplaced:
+            await self._settlements.redeliver(self._unplaced)
+            self._unplaced.clear()
 
     def _launch(self, delivery: Delivery, held: RenewedLease) -> None:
-        task = asyncio.create_task(JobAttempt(delivery, held, self._parts, self._ends).go())
-        self._runs.add(task)
-        self._placed += 1
-        task.add_done_callback(self._ended)
+        task = asyncio.create_task(JobAttempt(delivery, held, self._context, self._owner).run())
+        self._attempts.add(task)
+        self._running += 1
+        task.add_done_callback(self._attempt_ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._runs.discard(task)
+    def _attempt_ended(self, task: asyncio.Task[None]) -> None:
+        self._attempts.discard(task)
         if self._unsettled == _UNSETTLED - 1:
             self.check_now()
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -391,8 +403,8 @@ class ModelRunner:
             )
 
 
-async def _within(work: Callable[[], Awaitable[object]]) -> None:
-    """Do the last of all, if the store is there for it."""
+async def _within_final_seconds(work: Callable[[], Awaitable[object]]) -> None:
+    """Do the work, or give up after `_FINAL_SECONDS`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FINAL_SECONDS):
             await work()

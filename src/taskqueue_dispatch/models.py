@@ -1,4 +1,4 @@
-"""How the jobs of a model are done: the document that operators change at run time."""
+"""The configuration of a model: how its jobs are executed. Operators change it at run time."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from taskqueue_core.retry import RetryPolicy
 _Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 _Path = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^/[!\"$-~]*$")]
 _MARGIN = 60.0
-"""seconds that a delivery may outlast its polling: to fail by `max_poll_time` comes first"""
+"""seconds by which a delivery's time limit exceeds `max_poll_time`, so that the latter takes effect first"""
 
 
 class ModelType(StrEnum):
-    """How its servers answer."""
+    """How the servers of a model answer."""
 
     SYNC = "sync"
-    """with the result"""
+    """the answer is the result"""
     ASYNC = "async"
-    """with an id, by which they are asked until they have it, or which they push it with"""
+    """the answer is an id; the result is polled with it, or pushed by the server"""
 
 
 class WhenDown(StrEnum):
-    """What becomes of new jobs while no endpoint of the model is healthy. What is queued stays in any case."""
+    """What happens to new jobs while no endpoint of the model is healthy. Queued jobs stay queued in any case."""
 
     QUEUE = "queue"
     REFUSE = "refuse"
 
 
 class ModelConfig(BaseModel):
-    """How a model's jobs are sent, repeated and bounded. Durations are seconds. The defaults are the code's own."""
+    """How a model's jobs are sent, retried and limited. Durations are in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_type: ModelType = ModelType.SYNC
     poll_endpoint_template: _Path | None = None
-    """where to ask for a job, as ``/status/{id}``, at the endpoint's origin; a sync one is asked before a resubmit"""
+    """path of a job's status at the endpoint's origin, as ``/status/{id}``; for sync models, read before a resubmit"""
     id_field: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """what the server calls its id of a job in its answer; none: ``job_id``, else ``id``"""
+    """field of the server's answer that contains its id of the job; default: ``job_id``, else ``id``"""
     poll_interval: _Seconds = 2.0
     max_poll_time: _Seconds = 600.0
-    """the longest that one attempt may run on the server, sync or async; after that it has failed"""
+    """longest time for one attempt on the server, sync or async; after that the attempt has failed"""
     max_retries: int = Field(default=50, ge=0, le=999)
-    """failures of a job after the first one before it goes to the dead letters"""
+    """retries of a job before it becomes a dead letter"""
     health_path: _Path = "/health"
-    """where the server's health is asked for, at the endpoint's origin"""
+    """path of the server's health check, at the endpoint's origin"""
     queue_per_slot: int = Field(default=100, ge=0, le=1_000_000)
-    """jobs that may wait, for each slot"""
+    """jobs that may wait for each slot"""
     queue_limit: int = Field(default=1000, ge=0, le=1_000_000_000)
-    """jobs that may wait in all"""
+    """jobs that may wait in total"""
     order: Order = Order.FIFO
-    """``fair``: tenants take turns, and each may have as many jobs waiting as there may wait in all otherwise"""
+    """``fair``: tenants take turns, and each may have as many waiting jobs as the whole queue without it"""
     fair_limit: int = Field(default=10_000, ge=1, le=1_000_000_000)
-    """jobs of all tenants that may wait; with fair order"""
+    """jobs of all tenants together that may wait, with fair order"""
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default={}, max_length=1000)
-    """turns of a tenant for each turn of the others; with fair order"""
+    """turns of a tenant for each turn of the other tenants, with fair order"""
     floor_share: float = Field(default=0.05, ge=0, le=0.5)
-    """the share of slots that the lowest waiting priority gets for sure, so that none starves"""
+    """share of slots reserved for the lowest waiting priority, so that it is never starved"""
     when_down: WhenDown = WhenDown.QUEUE
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
 
@@ -74,13 +74,13 @@ class ModelConfig(BaseModel):
         return template
 
     def capacity(self, slots: int) -> int:
-        """Return how many jobs may wait for so many slots: 0 for none."""
+        """Return how many jobs may wait for a number of slots: 0 if there are none."""
         return min(self.queue_limit, self.queue_per_slot * slots)
 
     def applied_to(self, settings: QueueSettings, slots: int) -> QueueSettings:
-        """Return the settings of the model's queue; what an operator has set and this says nothing of stays.
+        """Return the settings of the model's queue; fields that this configuration does not cover are unchanged.
 
-        A queue's capacity is 1 at least: who submits to a model without any room is refused before its queue is asked.
+        A queue's capacity is at least 1; a job for a model whose capacity is 0 is refused before it reaches the queue.
         """
         fair, capacity = self.order is Order.FAIR, max(1, self.capacity(slots))
         fields = {

@@ -1,4 +1,4 @@
-"""Names: a model may be called anything, a queue may not; and a job's id tells its model."""
+"""Queue names and job ids: a model's name may contain any text, a queue's name may not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 from taskqueue_core.limits import LIMITS, check_label, check_name
 
 JOBS = "dispatch:"
-"""what the queues of models begin with"""
+"""prefix of the queues of models"""
 CALLBACKS = "dispatch.callbacks"
 """the queue of callbacks"""
 _PLAIN = re.compile(r"[A-Za-z0-9._:@+<>-]")
@@ -18,9 +18,9 @@ _DIGEST = 32
 
 
 def queue_of(model: str) -> str:
-    """Return the queue of a model: its name, with what a queue's name can't have as ``=XX``, or cut with a digest.
+    """Return the queue of a model: characters that a queue's name cannot have become ``=XX``; a long name is cut.
 
-    Raises `InvalidInput` for what is no model's name.
+    A cut name ends with a digest. Raises `InvalidInput` if ``model`` is not a valid name of a model.
     """
     check_label("model", model)
     text = "".join(c if _PLAIN.match(c) else _escaped(c) for c in model)
@@ -31,12 +31,12 @@ def queue_of(model: str) -> str:
 
 
 def mark_of(model: str) -> str:
-    """Return what the ids of a model's jobs begin with."""
+    """Return the prefix of the ids of a model's jobs."""
     return _digest(model)[:_MARK]
 
 
 def job_id(model: str, idempotency_key: str | None = None, tenant: str | None = None) -> str:
-    """Return an id for a job: the same one for the same model, tenant and idempotency key, else a fresh one."""
+    """Return an id for a job: always the same for a model, tenant and idempotency key; without a key, a new one."""
     if idempotency_key is None:
         return f"{mark_of(model)}-{secrets.token_hex(16)}"
     check_name("idempotency_key", idempotency_key)

@@ -1,4 +1,4 @@
-"""The models and their endpoints: changed at run time, kept in the slot pool, known here as of the last look."""
+"""The models and their endpoints: stored in the slot pool, changed at run time, cached by `ModelRegistry.refresh`."""
 
 from __future__ import annotations
 
@@ -27,80 +27,80 @@ from taskqueue_core.errors import (
 from taskqueue_core.limits import check_label, check_name
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.endpoint_policy import Allowed, Resolve, resolve
+from taskqueue_dispatch.endpoint_policy import EndpointPolicy, Resolve, resolve
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
 
-_TRIES = 20
-_PAUSE = RetryPolicy(base=0.01, cap=0.1, jitter=1)
+_MAX_TRIES = 20
+_BACKOFF = RetryPolicy(base=0.01, cap=0.1, jitter=1)
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """A model at a glance."""
+    """A model, its configuration and its endpoints."""
 
     model: str
     key: str
-    """its queue"""
+    """the name of its queue"""
     config: ModelConfig
     endpoints: tuple[EndpointInfo, ...] = ()
-    """by order of registration"""
+    """in the order of registration"""
 
     @property
     def slots(self) -> int:
-        """How many jobs its endpoints run at once, without those that get no more."""
+        """Return how many jobs its endpoints run at once, without draining and removed ones."""
         return sum(
             info.endpoint.slots for info in self.endpoints if not (info.draining or info.removed)
         )
 
     @property
     def usable(self) -> bool:
-        """Whether an endpoint may get jobs."""
+        """Return whether any endpoint may get jobs."""
         return any(info.usable for info in self.endpoints)
 
 
 class ModelRegistry:
-    """What there is to dispatch to. Safe for concurrent use, and for any number of replicas.
+    """The registered models. Safe for concurrent use, in any number of replicas.
 
-    Methods that change something raise `InvalidInput` for what can't be, and `BackendUnavailable`; what they began
-    another replica may end, or the same call again.
+    Methods that change something raise `InvalidInput` and `BackendUnavailable`. If such a call fails halfway, the same
+    call or another replica completes it.
     """
 
     def __init__(
         self, backend: Backend, settings: DispatchSettings, *, resolve: Resolve = resolve
     ) -> None:
-        """Do no input or output. Raises `CapabilityMissing`."""
+        """Create a registry without any I/O. Raises `CapabilityMissing`."""
         self.backend = backend
         self._pool = slots_of(backend)
         self._control = control_of(backend)
-        self._allowed = Allowed(settings.endpoints_allowed, resolve)
-        self._looking = asyncio.Lock()
+        self._allowed = EndpointPolicy(settings.endpoints_allowed, resolve)
+        self._refreshing = asyncio.Lock()
         self._epoch: str | None = None
         self._views: dict[str, ModelView] = {}
         self._documents: dict[str, bytes] = {}
         self._configs: dict[str, tuple[bytes, ModelConfig]] = {}
-        self._followed: dict[str, tuple[int, ModelConfig]] = {}
-        """what a queue's settings were made from last"""
+        self._queue_inputs: dict[str, tuple[int, ModelConfig]] = {}
+        """the slots and the configuration from which each queue's settings were last computed"""
         self._listeners: list[Callable[[], None]] = []
 
-    # Without input or output.
+    # Methods without I/O.
 
     @property
     def epoch(self) -> str | None:
-        """The pool's epoch at the last look: see `PoolView.epoch`."""
+        """Return the pool's epoch at the last refresh: see `PoolView.epoch`."""
         return self._epoch
 
     def view(self, model: str) -> ModelView | None:
-        """Return a model as it was at the last look; ``None`` for one without endpoints and configuration."""
+        """Return a model as of the last refresh, or ``None`` if it has neither endpoints nor a configuration."""
         return self._views.get(model)
 
     def known(self) -> tuple[ModelView, ...]:
-        """Return all models as they were at the last look."""
+        """Return all models as of the last refresh."""
         return tuple(self._views.values())
 
-    def listen(self, result: Callable[[], None]) -> None:
-        """Call ``told`` after each change of what is known, but for who holds and rests."""
-        self._listeners.append(result)
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each change of the models, except for changes of leases and pauses."""
+        self._listeners.append(callback)
 
     # Endpoints.
 
@@ -115,7 +115,7 @@ class ModelRegistry:
         reports: bool = True,
         together: int | None = None,
     ) -> EndpointInfo:
-        """Add an endpoint, at the URL ``endpoint``, or change one; the capacity of the model's queue follows."""
+        """Add or change an endpoint with the URL ``endpoint``, and update the capacity of the model's queue."""
         await self._allowed.check(endpoint)
         result = Endpoint(
             model=model,
@@ -127,26 +127,26 @@ class ModelRegistry:
             together=together,
         )
         info = await self._pool.register(result)
-        await self._follow(model)
+        await self._update_queue(model)
         return info
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """Give an endpoint no more jobs, or some again. False if there is no such endpoint."""
+        """Stop sending jobs to an endpoint, or start again. Return False if there is no such endpoint."""
         exists = await self._pool.drain(model, server, draining=draining)
-        await self._follow(model)
+        await self._update_queue(model)
         return exists
 
     async def remove(self, model: str, server: str) -> bool:
-        """Take an endpoint away; what runs there goes on. False if there is no such endpoint.
+        """Remove an endpoint; its running jobs continue. Return False if there is no such endpoint.
 
-        The model's queue and configuration stay, also without any endpoint.
+        The model's queue and configuration are kept, even without any endpoint.
         """
         exists = await self._pool.remove(model, server)
-        await self._follow(model)
+        await self._update_queue(model)
         return exists
 
     async def models(self) -> tuple[ModelView, ...]:
-        """Look, and return all models."""
+        """Refresh, and return all models."""
         await self.refresh()
         return self.known()
 
@@ -159,55 +159,55 @@ class ModelRegistry:
         return self._read(model, documents.get(model))
 
     async def configure(self, model: str, config: ModelConfig | None) -> ModelConfig:
-        """Replace a model's configuration, or with ``None`` go back to the defaults; return what is in force.
+        """Replace a model's configuration, or reset it with ``None``; return the configuration in force.
 
-        What the configuration does not set follows the code's own defaults, also when these change.
+        Fields that the configuration does not set have the defaults of the running version.
         """
         check_label("model", model)
         for tenant in () if config is None else config.weights:
             check_name("weights", tenant)
-        wanted = config or ModelConfig()
-        _applied(wanted, await self._control.settings(queue_of(model)), 0)
+        new = config or ModelConfig()
+        _applied(new, await self._control.settings(queue_of(model)), 0)
         document = None
         if config is not None:
             document = config.model_dump_json(exclude_unset=True).encode()
         await self._pool.configure(model, document)
-        await self._follow(model)
-        return wanted
+        await self._update_queue(model)
+        return new
 
-    # The look.
+    # Refresh.
 
     async def refresh(self) -> None:
-        """Look at the pool, and let the settings of queues follow what others have changed.
+        """Read the pool, and update the settings of queues after changes by other replicas.
 
-        Where the pool was emptied, what was known comes back. Raises `BackendUnavailable`, and knows what it knew.
+        If the pool was emptied, register the known endpoints again. Raises `BackendUnavailable`, and then keeps what it
+        knew.
         """
-        async with self._looking:
+        async with self._refreshing:
             view, documents = await self._pool.inspect(), await self._pool.documents()
-            if (
-                self._documents.keys() - documents.keys()
-            ):  # removed, or the pool was emptied in between
+            # A configuration has been removed, or the pool was emptied between the two calls.
+            if self._documents.keys() - documents.keys():
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
                 view, documents = await self._pool.inspect(), await self._pool.documents()
             if view.epoch != self._epoch:
-                self._followed.clear()
+                self._queue_inputs.clear()
             self._epoch = view.epoch
             self._documents = documents
-            self._know(view.endpoints, documents, {*self._views})
-        await self._catch_up()
+            self._cache(view.endpoints, documents, {*self._views})
+        await self._update_queues()
 
     def _was_emptied(self, view: PoolView) -> bool:
         return self._epoch not in {None, view.epoch}
 
     async def _restore(self, view: PoolView, documents: dict[str, bytes]) -> int:
-        """Register again what was known, and return how much: a pool that was emptied lacks it."""
-        there = {(info.endpoint.model, info.endpoint.server) for info in view.endpoints}
+        """Register the known endpoints and configurations that an emptied pool lacks; return their number."""
+        present = {(info.endpoint.model, info.endpoint.server) for info in view.endpoints}
         lost = [
             info
             for known in self._views.values()
             for info in known.endpoints
-            if (known.model, info.endpoint.server) not in there and not info.removed
+            if (known.model, info.endpoint.server) not in present and not info.removed
         ]
         for info in lost:
             model, server = info.endpoint.model, info.endpoint.server
@@ -222,10 +222,10 @@ class ModelRegistry:
             _log.warning("the slot pool was emptied; endpoints registered again", extra=figures)
         return len(lost) + len(forgotten)
 
-    def _know(
+    def _cache(
         self, infos: Iterable[EndpointInfo], documents: dict[str, bytes], models: set[str]
     ) -> None:
-        """Replace what is known of ``models``, and learn what is told of others."""
+        """Replace the cached views of ``models``, and add those of other models that are passed."""
         endpoints: dict[str, list[EndpointInfo]] = {}
         for info in infos:
             endpoints.setdefault(info.endpoint.model, []).append(info)
@@ -239,15 +239,15 @@ class ModelRegistry:
                 endpoints=tuple(endpoints.get(model, ())),
             )
         self._views = views
-        for config in (self._configs, self._followed):
+        for config in (self._configs, self._queue_inputs):
             for model in config.keys() - views.keys():
                 del config[model]
-        if _gist(views) != _gist(before):
+        if _stable(views) != _stable(before):
             for listener in self._listeners:
                 listener()
 
     def _read(self, model: str, document: bytes | None) -> ModelConfig:
-        """Return what a document says. One that says nothing of use is passed over, with a word in the log."""
+        """Parse a configuration. An invalid one is logged and ignored: the defaults apply."""
         if document is None:
             return ModelConfig()
         read = self._configs.get(model)
@@ -265,66 +265,65 @@ class ModelRegistry:
 
     # The settings of queues.
 
-    async def _follow(self, model: str) -> None:
-        """Let the settings of a model's queue follow its slots and configuration.
+    async def _update_queue(self, model: str) -> None:
+        """Update the settings of a model's queue from its slots and configuration.
 
-        The pool is looked at after the settings were read: so of two that do this at once the one that writes last
-        has seen what both have changed, or finds the settings changed, and does it again.
+        The pool is read after the settings. So if two replicas do this at once, the one that writes last has seen both
+        changes, or its write conflicts and it starts again.
         """
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _MAX_TRIES + 1):
             try:
-                await self._follow_once(model)
+                await self._update_queue_once(model)
             except SettingsConflict:
-                if attempt == _TRIES:
+                if attempt == _MAX_TRIES:
                     raise
-                await asyncio.sleep(_PAUSE.delay(attempt))
+                await asyncio.sleep(_BACKOFF.delay(attempt))
             else:
                 return
 
-    async def _follow_once(self, model: str) -> None:
+    async def _update_queue_once(self, model: str) -> None:
         key = queue_of(model)
         settings = await self._control.settings(key)
-        async with self._looking:
+        async with self._refreshing:
             view, documents = await self._pool.inspect(model), await self._pool.documents()
             own = {model: documents[model]} if model in documents else {}
-            if model in self._documents and not own:  # removed, or the pool was emptied in between
+            if model in self._documents and not own:  # removed, or emptied between the two calls
                 view = await self._pool.inspect(model)
-            if not self._was_emptied(
-                view
-            ):  # else `refresh` restores what is known: it must not be forgotten here
+            # If the pool was emptied, `refresh` restores what is cached, so it must be kept.
+            if not self._was_emptied(view):
                 self._documents = {**self._documents, **own}
                 if not own:
                     self._documents.pop(model, None)
-                self._know(view.endpoints, own, {model})
+                self._cache(view.endpoints, own, {model})
         observed = self._views.get(model)
-        if observed is None:  # its last endpoint is gone: its queue stays as it is
+        if observed is None:  # the last endpoint was removed; the queue keeps its settings
             return
-        self._followed.pop(model, None)
-        wanted = _applied(observed.config, settings, observed.slots)
-        if wanted != settings:
-            await self._control.configure(key, wanted)
-        self._followed[model] = observed.slots, observed.config
+        self._queue_inputs.pop(model, None)
+        new = _applied(observed.config, settings, observed.slots)
+        if new != settings:
+            await self._control.configure(key, new)
+        self._queue_inputs[model] = observed.slots, observed.config
 
-    async def _catch_up(self) -> None:
-        """Let follow what others have changed: they may not have come to it."""
+    async def _update_queues(self) -> None:
+        """Update queues after changes by other replicas, which may have failed before they did so."""
         for view in self.known():
             state = view.slots, view.config
-            if self._followed.get(view.model) == state:
+            if self._queue_inputs.get(view.model) == state:
                 continue
             try:
-                await self._follow(view.model)
+                await self._update_queue(view.model)
             except BackendUnavailable:
                 raise
             except TaskQueueError as error:
-                self._followed[view.model] = state  # said once
+                self._queue_inputs[view.model] = state  # logged only once
                 _log.warning(
                     "could not update the settings of a model's queue",
                     extra={"queue": view.key, "code": error.code},
                 )
 
 
-def _gist(views: dict[str, ModelView]) -> dict[str, object]:
-    """Return what does not change with each job."""
+def _stable(views: dict[str, ModelView]) -> dict[str, object]:
+    """Return the part of the views that does not change with each job."""
     return {
         view.model: (
             view.config,

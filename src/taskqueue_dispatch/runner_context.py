@@ -1,4 +1,4 @@
-"""What the runners of all models of one dispatcher share."""
+"""State shared by the runners of all models of one dispatcher."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.breaker import Breaker
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import Estimates
 from taskqueue_dispatch.wait_queue import SlotWaiters
 
 Report = Callable[[Task, str, bytes | None, str | None], Awaitable[None]]
-"""tells a job's client how it ended: the job, ``done`` or ``failed``, its result, and the error"""
+"""Report to a job's client how the job ended: the task, ``done`` or ``failed``, the result, and the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """See `taskqueue_dispatch.service.Dispatcher`, which puts them together."""
+class RunnerContext:
+    """The components that runners use. `taskqueue_dispatch.service.Dispatcher` creates them."""
 
     backend: Backend
     control: Control
     pool: SlotPool
     registry: ModelRegistry
     renewer: LeaseRenewer
-    caller: Caller
+    caller: EndpointClient
     waiters: SlotWaiters
     breaker: Breaker
     estimates: Estimates
     settings: DispatchSettings
     store: OutageRetry
     holder: str
-    """who this dispatcher is, for slots and as a consumer"""
+    """name of this dispatcher, as the holder of slots and as a consumer"""
     report: Report
     uniform: Callable[[], float] = random.random

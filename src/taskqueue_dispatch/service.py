@@ -1,4 +1,4 @@
-"""The dispatcher, put together: registry, slots, runners and callbacks on one backend."""
+"""The dispatcher: registry, slots, runners and callbacks on one backend."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from taskqueue_core.tasks import Published, Task, new_id
 from taskqueue_dispatch.callbacks import Sender, callback_id, callback_task, expiry_task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.breaker import Breaker
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.jobs import Submission, callback_url_of, task_of
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.model_runner import ModelRunner
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.registry import ModelRegistry
-from taskqueue_dispatch.runner_context import Parts
+from taskqueue_dispatch.runner_context import RunnerContext
 from taskqueue_dispatch.slot_finder import SlotFinder
 from taskqueue_dispatch.status import Jobs
 from taskqueue_dispatch.submit import Estimates, Leased, NoSlots, Queued, Submitter
@@ -44,9 +44,9 @@ _log = logging.getLogger("taskqueue.dispatch")
 
 
 class Dispatcher:
-    """Sends the jobs of every registered model to its servers, while it is open. An async context manager.
+    """An async context manager that sends the jobs of every registered model to its servers while it is open.
 
-    Any number of them may share one backend. It does not own the backend.
+    Any number of dispatchers may share one backend. The caller owns the backend.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Dispatcher:
         backend: Backend,
         settings: DispatchSettings | None = None,
         *,
-        caller: Caller | None = None,
-        housekeeping: bool = True,
+        caller: EndpointClient | None = None,
+        maintenance: bool = True,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """Do no input or output. Without ``housekeeping`` somebody else keeps house in the backend, as the server does.
+        """Create a dispatcher without any I/O. Pass ``maintenance=False`` if something else maintains the backend.
 
-        Raises `CapabilityMissing` for a backend without ``slots``, ``control`` or ``dead_letters``.
+        Raises `CapabilityMissing` if the backend lacks ``slots``, ``control`` or ``dead_letters``.
         """
         self.backend = backend
         self.settings = settings or load_settings(DispatchSettings)
@@ -68,7 +68,7 @@ class Dispatcher:
         self.dead_letters = dead_letters_of(backend)
         self.pool = slots_of(backend)
         self.holder = _name()
-        self.caller = caller or Caller(self.settings, tls_ca=self.settings.tls_ca)
+        self.caller = caller or EndpointClient(self.settings, tls_ca=self.settings.tls_ca)
         self.registry = ModelRegistry(backend, self.settings)
         self.renewer = LeaseRenewer(self.pool, self.registry, self.caller, self.settings)
         self.waiters = SlotWaiters(self.registry)
@@ -82,7 +82,7 @@ class Dispatcher:
         )
         self.jobs = Jobs(backend, self.registry)
         self._store = OutageRetry(self._log_outage)
-        self._parts = Parts(
+        self._context = RunnerContext(
             backend=backend,
             control=self.control,
             pool=self.pool,
@@ -98,37 +98,37 @@ class Dispatcher:
             report=self._report,
             uniform=uniform,
         )
-        self._housekeeping = housekeeping
+        self._maintenance = maintenance
         self._runners: dict[str, tuple[ModelRunner, asyncio.Task[None]]] = {}
-        self._chores: list[asyncio.Task[None]] = []
+        self._loops: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self.registry.listen(self._changed.set)
 
     @property
     def running(self) -> dict[str, int]:
-        """How many jobs of each model this dispatcher has on servers."""
+        """Return how many jobs of each model this dispatcher is running on servers."""
         return {model: runner.running for model, (runner, _) in self._runners.items()}
 
     async def submit(self, submission: Submission) -> Leased | Queued | NoSlots:
-        """Store a job, or say at once that there is no room for it: see `taskqueue_dispatch.submit`."""
-        tells = submission.callback_url is not None and submission.deadline is not None
-        if tells and submission.idempotency_key is None:
+        """Store a job, or report at once that its queue is full: see `taskqueue_dispatch.submit`."""
+        reports_expiry = submission.callback_url is not None and submission.deadline is not None
+        if reports_expiry and submission.idempotency_key is None:
             submission = structs.replace(submission, idempotency_key=new_id())
         outcome = await self.submitter.submit(submission)
-        if tells and not isinstance(outcome, NoSlots):
-            # Who was not answered submits again, and this is done again.
+        if reports_expiry and not isinstance(outcome, NoSlots):
+            # If this fails, the client gets no answer and submits again, which repeats this step.
             await self._publish(expiry_task(task_of(submission)))
         return outcome
 
     async def __aenter__(self) -> Self:
-        """Begin to work. A store that is out of reach is waited for."""
-        works: list[Coroutine[Any, Any, None]] = [
+        """Start working. Wait for the store while it is unavailable."""
+        loops: list[Coroutine[Any, Any, None]] = [
             self._run_loop(), self.renewer.run(), self.sender.run()
         ]  # fmt: skip
-        if self._housekeeping:
-            works.append(run_maintenance(self.control))
+        if self._maintenance:
+            loops.append(run_maintenance(self.control))
         await self._refresh()
-        self._chores = [asyncio.create_task(work) for work in works]
+        self._loops = [asyncio.create_task(loop) for loop in loops]
         return self
 
     async def __aexit__(
@@ -141,27 +141,27 @@ class Dispatcher:
         await self.stop()
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Take no more jobs, wait for those on servers up to ``seconds`` (else ``drain``), and hand back the rest.
+        """Receive no more jobs, wait up to ``seconds`` (default: ``drain``) for running jobs, and release the rest.
 
-        Those go on on their servers; another dispatcher takes them over with their slots. Idempotent.
-        Cancelled, it waits for none of them.
+        Released jobs continue on their servers; another dispatcher takes them over with their slots. Idempotent. If
+        this call is cancelled, it stops waiting for jobs.
         """
-        if not self._chores:
+        if not self._loops:
             return
-        keeping_up, *others = self._chores
-        self._chores = []
+        model_loop, *others = self._loops
+        self._loops = []
         try:
-            await _ended(keeping_up)
+            await _cancel(model_loop)
             wait = self.settings.drain if seconds is None else seconds
             await asyncio.gather(*(self._stop(*each, wait) for each in self._runners.values()))
         finally:
             runners, self._runners = self._runners, {}
-            await _ended(*(task for _, task in runners.values()))
+            await _cancel(*(task for _, task in runners.values()))
             await self.finder.aclose()
-            await _ended(*others)
+            await _cancel(*others)
             await self.caller.aclose()
 
-    # Models come and go.
+    # One runner per registered model.
 
     async def _run_loop(self) -> None:
         while True:
@@ -175,12 +175,12 @@ class Dispatcher:
         try:
             before = self.registry.epoch
             await self._store.retry_until_available(self.registry.refresh)
-            # emptied: jobs get their slots again before anybody gets new ones
+            # The store was emptied: running jobs get their slots back before new slots are granted.
             if self.registry.epoch != before:
                 await self.renewer.renew()
             known = {view.model for view in self.registry.known()}
             for model in known - self._runners.keys():
-                runner = ModelRunner(model, self._parts)
+                runner = ModelRunner(model, self._context)
                 self._runners[model] = runner, asyncio.create_task(runner.run())
             for model in self._runners.keys() - known:
                 await self._stop(*self._runners[model], 0)
@@ -193,9 +193,9 @@ class Dispatcher:
         try:
             await asyncio.wait([task])
         finally:
-            await _ended(task)
+            await _cancel(task)
 
-    # What the runners say.
+    # Callbacks and outages, as reported by the runners.
 
     async def _report(
         self, task: Task, status: str, result: bytes | None, error: str | None
@@ -208,7 +208,7 @@ class Dispatcher:
             await self._store.retry_until_available(cancel)
 
     async def _publish(self, callback: Task) -> None:
-        """Store a callback, however long the store has no room: nobody else would tell the client."""
+        """Store a callback, and retry while its queue is full: there is no other report to the client."""
         for tries in itertools.count(1):
             publish = partial(self.backend.publisher.publish, callback)
             (confirmation,) = await self._store.retry_until_available(publish)
@@ -228,7 +228,7 @@ def _name() -> str:
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-async def _ended(*tasks: asyncio.Task[None]) -> None:
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

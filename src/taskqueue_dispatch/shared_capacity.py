@@ -1,4 +1,4 @@
-"""Servers that run no more jobs at once than some of their models have slots: no model keeps one from the others."""
+"""Servers shared by several models whose slots exceed what the server runs at once: models take turns on them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from taskqueue_core.capabilities import SlotLease
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.registry import ModelRegistry
 
-_AHEAD = 0.05
-"""seconds for which the other models go first"""
-_IDLE = 0.125
-"""of the safety pass: how long a slot of such a server is kept for a job that may come"""
+_PRECEDENCE_SECONDS = 0.05
+"""seconds for which the other models have precedence"""
+_IDLE_FRACTION = 0.125
+"""fraction of ``safety_pass`` for which an idle slot of a shared server is kept for the next job"""
 
 
 class CapacityTurns:
-    """One model's turns on the servers that it shares. No input or output."""
+    """One model's turns on the servers that it shares with other models. Does no I/O."""
 
     def __init__(
         self,
@@ -26,44 +26,44 @@ class CapacityTurns:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without any."""
-        self.idle = settings.safety_pass * _IDLE
+        """Start without any turn."""
+        self.idle = settings.safety_pass * _IDLE_FRACTION
         """seconds for which a slot of a shared server is kept without a job"""
         self._registry = registry
         self._turn = settings.turn
         self._monotonic = monotonic
-        self._begun: dict[str, float] = {}
-        self._until = -math.inf
+        self._turn_began: dict[str, float] = {}
+        self._others_until = -math.inf
 
     @property
     def others_first(self) -> bool:
-        """Whether something was offered just now."""
-        return self._monotonic() < self._until
+        """Return whether the other models have precedence at the moment: see `offer`."""
+        return self._monotonic() < self._others_until
 
     def take(self, *leases: SlotLease) -> None:
-        """Note slots that were taken: the turn at a server begins with the first one."""
+        """Record acquired slots: a turn on a server begins with the first one."""
         for lease in leases:
-            self._begun.setdefault(lease.server, self._monotonic())
+            self._turn_began.setdefault(lease.server, self._monotonic())
 
     def is_over(self, lease: SlotLease) -> bool:
-        """Whether a slot that is free is the others' to take: its server is shared, and had this model for a turn."""
+        """Return whether the model's turn on a slot's server is over, so that other models may take the slot."""
         now = self._monotonic()
-        return now - self._begun.get(lease.server, now) >= self._turn and self.is_shared(lease)
+        return now - self._turn_began.get(lease.server, now) >= self._turn and self.is_shared(lease)
 
     def offer(self, *leases: SlotLease) -> float:
-        """Let the other models go first, from now on for the seconds that this returns.
+        """Give the other models precedence for the returned number of seconds.
 
-        The next turn begins with the next slot taken. Where another model is loaded that one gets more time: of two
-        that keep a slot of each other's server, both let go of it.
+        The next turn begins with the next acquired slot. If the server has another model loaded, the period is longer:
+        two models that each hold a slot of the server on which the other is loaded then both release it.
         """
         for lease in leases:
-            self._begun.pop(lease.server, None)
-        ahead = _AHEAD + 2 * self.idle * any(lease.switched for lease in leases)
-        self._until = self._monotonic() + ahead
-        return ahead
+            self._turn_began.pop(lease.server, None)
+        seconds = _PRECEDENCE_SECONDS + 2 * self.idle * any(lease.switched for lease in leases)
+        self._others_until = self._monotonic() + seconds
+        return seconds
 
-    def merit(self, lease: SlotLease) -> tuple[int, bool]:
-        """Return what slots in hand are used by, the least first: as the pool gives them."""
+    def order(self, lease: SlotLease) -> tuple[int, bool]:
+        """Return a sort key for slots; the best slot, as the pool would choose it, has the smallest."""
         view = self._registry.view(lease.model)
         known = () if view is None else view.endpoints
         matches = [
@@ -74,13 +74,15 @@ class CapacityTurns:
         return -max(matches, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Whether models of its server can be kept waiting by one of them."""
-        there = [
+        """Return whether one model on the slot's server can keep the others waiting."""
+        endpoints = [
             info
             for view in self._registry.known()
             for info in view.endpoints
             if info.endpoint.server == lease.server and not (info.draining or info.removed)
         ]
-        limits = [info.endpoint.together for info in there if info.endpoint.together is not None]
-        slots = sum(info.endpoint.slots for info in there)
-        return len(there) > 1 and bool(limits) and min(limits) < slots
+        limits = [
+            info.endpoint.together for info in endpoints if info.endpoint.together is not None
+        ]
+        slots = sum(info.endpoint.slots for info in endpoints)
+        return len(endpoints) > 1 and bool(limits) and min(limits) < slots

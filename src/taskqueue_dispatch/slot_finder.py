@@ -1,4 +1,4 @@
-"""Find an endpoint in process: a slot at once, a place in line, or the reason why there is neither."""
+"""`find_endpoint`, for code in the same process: a slot at once, a position in the wait queue, or a refusal."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from taskqueue_dispatch.submit import Reason
 from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 
 _IDLE = 0.05
-"""seconds for which other dispatchers may have a slot in hand for a job that may come"""
-_LATER = 10.0
-_PATIENCE = 1.0
-"""seconds that a release waits for the store; it goes on without who asked for it"""
-_PAUSE = RetryPolicy(base=0.05, cap=1.0)
-_MARK = "find:"
-"""what requests begin with among the jobs of leases, so that none takes over a job's"""
+"""seconds for which other dispatchers may hold an idle slot for the next job"""
+_RETRY_SECONDS = 10.0
+_RELEASE_SECONDS = 1.0
+"""seconds for which `release` waits for the store; the release then continues in the background"""
+_BACKOFF = RetryPolicy(base=0.05, cap=1.0)
+_PREFIX = "find:"
+"""prefix of request ids among the jobs of leases, so that a request never takes over a job's lease"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class SlotPermit:
     """A slot of an endpoint, for one request. An async context manager that releases it at its end.
 
-    It is kept while this object lives: one that is forgotten is released. Requests to the endpoint must have `headers`:
-    a server that tells which jobs it runs is to know this one, else the slot is taken back after a while.
+    The slot is held while this object exists; if the object is garbage-collected, the slot is released. Requests to the
+    endpoint must carry `headers`: a server that reports its running jobs must report this one, or the slot is revoked.
     """
 
     def __init__(self, held: RenewedLease, finder: SlotFinder) -> None:
-        """Made by `SlotFinder.find_endpoint`."""
+        """Create a permit; called by `SlotFinder.find_endpoint`."""
         self._held = held
         self._finder = finder
         self._forgotten = weakref.finalize(
@@ -54,104 +54,106 @@ class SlotPermit:
 
     @property
     def url(self) -> str:
-        """The endpoint's."""
+        """Return the URL of the endpoint."""
         return self._held.lease.url
 
     @property
     def server(self) -> str:
-        """Name of the server."""
+        """Return the name of the server."""
         return self._held.lease.server
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """Return the name of the model."""
         return self._held.lease.model
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request to the endpoint is to have."""
+        """Return the headers that a request to the endpoint must carry."""
         job = self._held.lease.job or ""
         return {"X-Source": "dispatcher", "X-Job-Id": job, "Idempotency-Key": job}
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set where the slot was revoked."""
+        """Return an event that is set when the slot is revoked."""
         return self._held.lost
 
     async def detach(self, ttl: float) -> SlotLease:
-        """Leave the slot to what runs on the server, for ``ttl`` seconds at most, and return the lease.
+        """Leave the slot to the work on the server, for at most ``ttl`` seconds, and return the lease.
 
-        Who has that can release it later, in any process: `SlotPool.release`. Raises `LeaseLost`, `BackendUnavailable`.
+        Any process can release that lease later: `SlotPool.release`. Raises `LeaseLost`, `BackendUnavailable`.
         """
         lease = await self._finder.detach(self._held, ttl)
         self._forgotten.detach()
         return lease
 
     async def release(self) -> None:
-        """Give the slot back. Idempotent. Never raises: a store that is out of reach is tried again behind it."""
+        """Release the slot. Idempotent. Never raises: during an outage, the release is retried in the background."""
         if self._forgotten.detach() is not None:
             await self._finder.release(self._held)
 
     async def __aenter__(self) -> Self:
-        """Return the permit itself."""
+        """Return the permit."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Release."""
+        """Release the slot."""
         await self.release()
 
 
 class FoundLeased(msgspec.Struct, frozen=True):
-    """A slot was free."""
+    """The result if a slot was free."""
 
     permit: SlotPermit
 
 
 class FoundNone(msgspec.Struct, frozen=True):
-    """There is none, and no room to wait for one."""
+    """The result if no slot is free and the wait queue is full or disabled."""
 
     reason: Reason
     detail: str
     retry_after: float
-    """seconds after which it is worth another try"""
+    """seconds after which to retry"""
 
 
 class FoundQueued:
-    """A place in line. Await it, once, for the permit; who is cancelled or forgets it leaves the line.
+    """A position in the wait queue. Await it once to get the permit. If it is cancelled or dropped, it is removed.
 
-    Raises `TimeoutError` where no slot came in time, and `BackendUnavailable` where the dispatcher is shutting down.
+    Raises `TimeoutError` if no slot became free in time, and `BackendUnavailable` if the dispatcher is shutting down.
     """
 
     def __init__(self, slot: _WaitingPosition, position: int) -> None:
-        """Made by `SlotFinder.find_endpoint`."""
+        """Create a position; called by `SlotFinder.find_endpoint`."""
         self.position = position
-        """how many were in line before it"""
-        self._place = slot
+        """number of waiters before it"""
+        self._position = slot
         self._forgotten = weakref.finalize(self, _in_loop, asyncio.get_running_loop(), slot.leave)
         self._forgotten.atexit = False
 
     def __await__(self) -> Generator[Any, None, SlotPermit]:
         """Wait for the permit."""
         if self._forgotten.detach() is None:
-            raise InvalidInput("place in line", "one that was awaited before", "a new one")
-        return self._place.wait().__await__()
+            raise InvalidInput(
+                "FoundQueued", "one that was awaited before", "a new result of find_endpoint"
+            )
+        return self._position.wait().__await__()
 
 
 class _WaitingPosition:
-    """What a place in line needs beyond the object that its owner has: it must not keep that alive."""
+    """The state of a `FoundQueued`, without a reference to it, so that dropping that object removes the position."""
 
     def __init__(self, finder: SlotFinder, waiter: Waiter, job: str, timeout: float) -> None:
         self._finder = finder
         self._waiter = waiter
         self._job = job
-        self._late = False
+        self._timed_out = False
         self._taken = False
         self._timer = asyncio.get_running_loop().call_later(timeout, self._time_out)
 
     async def wait(self) -> SlotPermit:
         try:
             while True:
-                held = None if self._late else await self._waiter.given
+                held = None if self._timed_out else await self._waiter.given
                 if held is None:
                     raise self._refusal()
                 self._taken = True
@@ -164,7 +166,7 @@ class _WaitingPosition:
             self.leave()
 
     def leave(self) -> None:
-        """Leave the line; a slot that was handed over and not taken goes back. Idempotent."""
+        """Leave the wait queue; release a slot that was given and not used. Idempotent."""
         self._timer.cancel()
         self._finder.waiters.leave(self._waiter)
         given = self._waiter.given
@@ -175,20 +177,20 @@ class _WaitingPosition:
             self._finder.give_back(held)
 
     def _time_out(self) -> None:
-        self._late = True
+        self._timed_out = True
         given = self._waiter.given
         self.leave()
         if not given.done():
             given.set_result(None)
 
     def _refusal(self) -> Exception:
-        if self._late:
+        if self._timed_out:
             return TimeoutError("no slot became free in time")
         return BackendUnavailable("the dispatcher is shutting down")
 
 
 class SlotFinder:
-    """Finds endpoints for this process. What it hands out, the keeper renews."""
+    """The search for endpoints by code of this process. The `LeaseRenewer` renews the slots that it returns."""
 
     def __init__(
         self,
@@ -200,7 +202,7 @@ class SlotFinder:
         *,
         holder: str,
     ) -> None:
-        """Do no input or output. ``holder`` is who this dispatcher is."""
+        """Create a finder without any I/O. ``holder`` is the name of this dispatcher."""
         self.waiters = waiters
         self._pool = pool
         self._registry = registry
@@ -217,26 +219,28 @@ class SlotFinder:
         tenant: str | None = None,
         timeout: float | None = None,
     ) -> FoundLeased | FoundQueued | FoundNone:
-        """Return a slot of a model, a place in line for one, or the reason why there is neither.
+        """Return a slot of a model, a position in the wait queue, or the reason why there is neither.
 
-        A ``request_id`` that has a slot of the model gets that one, and who had it before finds it lost. ``timeout``
-        are the seconds that a place in line is good for. Raises `InvalidInput`, `BackendUnavailable`.
+        A ``request_id`` that already has a slot of the model gets that slot, and the earlier permit is lost. A position
+        in the wait queue expires after ``timeout`` seconds. Raises `InvalidInput`, `BackendUnavailable`.
         """
         check_label("model", model)
         if tenant is not None:
             check_name("tenant", tenant)
         if timeout is not None:
             check_duration("timeout", timeout)
-        job = _MARK + (secrets.token_hex(16) if request_id is None else request_id)
+        job = _PREFIX + (secrets.token_hex(16) if request_id is None else request_id)
         check_name("request_id", job)
         view = await self._view(model)
         if view is None or not view.slots:
-            return FoundNone(Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _LATER)
-        if not self.waiters.wanting(model) and (permit := await self._at_once(model, job)):
+            return FoundNone(
+                Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _RETRY_SECONDS
+            )
+        if not self.waiters.wanting(model) and (permit := await self._acquire(model, job)):
             return FoundLeased(permit)
         if await self._is_down(model, view.config):
             return FoundNone(
-                Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _LATER
+                Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _RETRY_SECONDS
             )
         before = self.waiters.wanting(model)
         waiter = self.waiters.enter(model, tenant)
@@ -246,18 +250,18 @@ class SlotFinder:
         return FoundQueued(_WaitingPosition(self, waiter, job, seconds), before)
 
     async def aclose(self) -> None:
-        """Turn away who waits, and see to it that what is being released is. Permits that are in use stay so."""
+        """Refuse all waiters, and finish pending releases. Permits in use stay valid."""
         self.waiters.close()
         if self._releases:
-            await asyncio.wait(self._releases, timeout=_PATIENCE)
+            await asyncio.wait(self._releases, timeout=_RELEASE_SECONDS)
         for task in self._releases:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
 
-    # For permits and places.
+    # Used by permits and positions.
 
     async def bound(self, held: RenewedLease, job: str) -> SlotPermit | None:
-        """Bind a slot to a request; ``None`` if it is not there any more."""
+        """Assign a slot to a request; return ``None`` if the slot has been lost."""
         try:
             (lease,) = await self._pool.assign((held.lease, job), ttl=self._settings.lease)
         except BaseException:
@@ -278,11 +282,11 @@ class SlotFinder:
         return lease
 
     async def release(self, held: RenewedLease) -> None:
-        """Give a slot back, and wait a moment for the store."""
-        await asyncio.wait([self.give_back(held)], timeout=_PATIENCE)
+        """Release a slot, and wait a moment for the store."""
+        await asyncio.wait([self.give_back(held)], timeout=_RELEASE_SECONDS)
 
     def give_back(self, held: RenewedLease) -> asyncio.Task[None]:
-        """Begin to give a slot back. It is tried until it may have run out."""
+        """Start releasing a slot, and retry until its lease may have expired."""
         self._renewer.drop(held)
         task = asyncio.get_running_loop().create_task(self._give_back(held.lease))
         self._releases.add(task)
@@ -297,7 +301,7 @@ class SlotFinder:
             try:
                 await self._pool.release(lease)
             except TaskQueueError:
-                await asyncio.sleep(_PAUSE.delay(attempt))
+                await asyncio.sleep(_BACKOFF.delay(attempt))
             else:
                 return
         _log.warning(
@@ -312,7 +316,7 @@ class SlotFinder:
             view = self._registry.view(model)
         return view
 
-    async def _at_once(self, model: str, job: str) -> SlotPermit | None:
+    async def _acquire(self, model: str, job: str) -> SlotPermit | None:
         leases = await self._pool.acquire(model, self._holder, ttl=self._settings.lease, idle=_IDLE)
         return await self.bound(self._renewer.hold(leases[0]), job) if leases else None
 
@@ -323,6 +327,8 @@ class SlotFinder:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Any) -> None:
-    """Call in the event loop, from wherever an object is forgotten."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody renews any more
+    """Call in the event loop, from the thread in which an object is garbage-collected."""
+    with contextlib.suppress(
+        RuntimeError
+    ):  # the loop is closed, and the lease is no longer renewed
         loop.call_soon_threadsafe(call)

@@ -1,4 +1,4 @@
-"""What became of jobs: found by their ids alone, whatever their model; and the dead letters of all models."""
+"""Jobs by their ids, whatever their model: status, result, cancellation; and the dead letters of all models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST = 1000
 
 
 class JobState(StrEnum):
-    """Where a job is, in a client's words."""
+    """The state of a job, as clients see it."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -47,11 +47,11 @@ def state_of(state: State) -> JobState:
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about one job."""
+    """The status of one job."""
 
     job_id: str
     model: str | None
-    """``None`` where nothing tells it any more: its endpoints and configuration are gone, and its name is a long one"""
+    """``None`` if unknown: the model has neither endpoints nor a configuration, and its queue has a shortened name"""
     state: JobState
     attempt: int
     losses: int
@@ -59,25 +59,25 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds of the store's clock"""
     progress: float | str | None = None
     server: str | None = None
-    """where it runs, where that is known"""
+    """the server where it runs, if known"""
     reason: str | None = None
-    """why it has failed for good, as ``max_retries_exceeded``"""
+    """why it has failed permanently, such as ``max_retries_exceeded``"""
     error: str | None = None
-    """its last failure"""
+    """its last error"""
 
 
 class Jobs:
-    """The jobs of all models. Methods raise `InvalidInput` for what is no id, and `BackendUnavailable`."""
+    """The jobs of all models. Methods raise `InvalidInput` for an invalid id, and `BackendUnavailable`."""
 
     def __init__(self, backend: Backend, registry: ModelRegistry) -> None:
-        """Do no input or output. Raises `CapabilityMissing`."""
+        """Create it without any I/O. Raises `CapabilityMissing`."""
         self._control = control_of(backend)
         self._dead_letters = dead_letters_of(backend)
         self._pool = slots_of(backend)
         self._registry = registry
 
     async def status(self, job_id: str) -> JobStatus | None:
-        """Say what is known of a job; ``None`` if it is unknown or forgotten."""
+        """Return the status of a job, or ``None`` if it is unknown or its record has expired."""
         matches = await self.find(job_id)
         if matches is None:
             return None
@@ -104,12 +104,12 @@ class Jobs:
         )
 
     async def result(self, job_id: str) -> bytes | None:
-        """Return a job's result as JSON text; ``None`` where there is none (yet, or any more)."""
+        """Return a job's result as JSON text, or ``None`` if there is none, or not yet, or it has expired."""
         matches = await self.find(job_id)
         return None if matches is None else (await self._control.results(matches[0], job_id))[0]
 
     async def cancel(self, job_id: str) -> bool:
-        """End a job that has not ended. False if there is none."""
+        """Cancel a job that has not ended. Return False if there is none."""
         matches = await self.find(job_id)
         return matches is not None and await self._control.cancel(matches[0], job_id)
 
@@ -118,9 +118,9 @@ class Jobs:
     async def list(
         self, model: str | None = None, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """Return dead letters of a model, or of all one after another, the oldest of each first.
+        """Return dead letters of a model, or of all models one after another, the oldest of each first.
 
-        ``after`` is the job's id that ended the page before; one that is not dead any more starts its model anew.
+        ``after`` is the last job id of the previous page; if that job is no longer dead, its model starts again.
         """
         check_number("limit", limit, 1, _MOST)
         if after is not None:
@@ -141,18 +141,18 @@ class Jobs:
         return matches
 
     async def redrive(self, job_id: str) -> bool:
-        """Have a dead job done again. False if it is not dead."""
+        """Retry a dead job. Return False if it is not dead."""
         return any(
             [await self._dead_letters.redrive(key, job_id) for key in await self._of(job_id)]
         )
 
     async def redrive_all(self, model: str | None = None) -> int:
-        """Have all dead jobs of a model, or of all, done again; return how many."""
+        """Retry all dead jobs of a model, or of all models; return their number."""
         keys = [queue_of(model)] if model is not None else await self.queues()
         return sum([await self._dead_letters.redrive(key) for key in keys])
 
     async def discard(self, job_id: str) -> bool:
-        """Give a dead job up for good. False if it is not dead."""
+        """Discard a dead job permanently. Return False if it is not dead."""
         return any(
             [await self._dead_letters.discard(key, job_id) for key in await self._of(job_id)]
         )
@@ -160,7 +160,7 @@ class Jobs:
     # Names.
 
     async def find(self, job_id: str) -> tuple[str, TaskStatus] | None:
-        """Return the queue of a job, and what is known of its task; ``None`` if it is unknown or forgotten."""
+        """Return the queue of a job and the status of its task, or ``None`` if it is unknown or has expired."""
         for key in await self._of(job_id):
             (status,) = await self._control.statuses(key, job_id)
             if status is not None:
@@ -168,21 +168,21 @@ class Jobs:
         return None
 
     async def _of(self, job_id: str) -> tuple[str, ...]:
-        """Return the queues that a job may be in by its id: one, or none."""
+        """Return the queues in which a job with this id may be: one, or none."""
         check_name("job_id", job_id)
         mark = _mark_in(job_id)
         known = [view.key for view in self._registry.known() if mark_of(view.model) == mark]
-        if not known:  # its model's endpoints may be gone, or new
+        if not known:  # the model's endpoints may have been removed, or just added
             known = [key for key in await self._control.queues() if _is_of(key, mark)]
         return tuple(known)
 
     async def queues(self) -> tuple[str, ...]:
-        """Return the queues of all models, those without endpoints too, in the order of their marks."""
+        """Return the queues of all models, including those without endpoints, in the order of their marks."""
         keys = {key for key in await self._control.queues() if key.startswith(JOBS)}
         return tuple(sorted(keys, key=mark_of_queue))
 
     def model_of(self, key: str) -> str | None:
-        """Return the model of a queue; ``None`` where nothing tells."""
+        """Return the model of a queue, or ``None`` if it is unknown."""
         for view in self._registry.known():
             if view.key == key:
                 return view.model
@@ -202,7 +202,7 @@ def _is_of(key: str, mark: str) -> bool:
 
 
 def mark_of_queue(key: str) -> str:
-    """Return what the ids of the jobs of a queue begin with; nothing for a queue that is no model's."""
+    """Return the prefix of the job ids of a queue, or an empty string if the queue does not belong to a model."""
     model = model_of_queue(key)
     if model is not None:
         return mark_of(model)

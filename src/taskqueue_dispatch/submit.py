@@ -1,4 +1,4 @@
-"""Submit: a job is stored before anything is said, and the answer is one of three."""
+"""Submission of jobs: a job is stored before the answer, which is `Leased`, `Queued` or `NoSlots`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from taskqueue_dispatch.models import ModelConfig, WhenDown
 from taskqueue_dispatch.registry import ModelRegistry, ModelView
 from taskqueue_dispatch.status import JobState, state_of
 
-_NEWEST = 0.1
-"""the weight of one duration in the average"""
-_MODELS = 10_000
-_LATER = 10.0
-"""seconds after which to come again where nothing tells"""
-_SHORTEST = 1.0
+_WEIGHT = 0.1
+"""weight of the newest duration in the average"""
+_MAX_MODELS = 10_000
+_RETRY_SECONDS = 10.0
+"""seconds after which to retry if there is no better estimate"""
+_MIN_RETRY_SECONDS = 1.0
 
 
 class Reason(StrEnum):
-    """Why a job was not taken."""
+    """The reason why a job was refused."""
 
     NO_ENDPOINTS = "no_endpoints"
     """the model has no slots registered"""
     NO_HEALTHY_ENDPOINT = "no_healthy_endpoint"
-    """none of them is well, and the model's configuration refuses jobs meanwhile"""
+    """no endpoint is healthy, and the model's configuration refuses jobs in this case"""
     QUEUE_FULL = "queue_full"
     TENANT_FULL = "tenant_full"
     INTAKE_PAUSED = "intake_paused"
@@ -40,27 +40,27 @@ class Reason(StrEnum):
 
 
 class Leased(msgspec.Struct, frozen=True):
-    """The job is stored, and a slot is there for it."""
+    """The answer for a job that is stored and has a slot."""
 
     job_id: str
     server: str | None = None
-    """where it runs, if it does already and that is known"""
+    """the server where it runs, if it is already running and this is known"""
     state: JobState = JobState.RUNNING
-    """another one where it was submitted before, and has ended"""
+    """another state if the job was submitted before and has ended"""
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """The job is stored, and waits."""
+    """The answer for a job that is stored and waits."""
 
     job_id: str
     position: int
-    """how many jobs of the model wait before it; of one that was submitted before, at most"""
+    """number of the model's jobs that wait before it; an upper bound if the job was submitted before"""
     estimated_wait: float | None
-    """seconds, where the durations of such jobs are known"""
+    """seconds, if the duration of the model's jobs is known"""
 
 
 class NoSlots(msgspec.Struct, frozen=True):
-    """Nothing was stored."""
+    """The answer for a job that was refused and not stored."""
 
     reason: Reason
     detail: str
@@ -69,28 +69,28 @@ class NoSlots(msgspec.Struct, frozen=True):
 
 
 class Estimates:
-    """How long jobs take, by model: a moving average, in which each has a tenth of the weight of those before."""
+    """The average duration of jobs by model: an exponential moving average with a weight of a tenth."""
 
     def __init__(self) -> None:
-        """Start without any."""
+        """Start without any duration."""
         self._means: OrderedDict[str, float] = OrderedDict()
 
     def note(self, model: str, seconds: float) -> None:
-        """Note how long a job took. The models that were noted longest ago are forgotten beyond 10,000."""
+        """Record how long a job took. Only the 10,000 models recorded last are kept."""
         mean = self._means.get(model, seconds)
-        self._means[model] = mean + _NEWEST * (seconds - mean)
+        self._means[model] = mean + _WEIGHT * (seconds - mean)
         self._means.move_to_end(model)
-        if len(self._means) > _MODELS:
+        if len(self._means) > _MAX_MODELS:
             self._means.popitem(last=False)
 
     def wait(self, model: str, position: int, slots: int) -> float | None:
-        """Return the seconds until a job begins before which ``position`` others wait, with all slots in use."""
+        """Return the estimated seconds until a job with ``position`` jobs before it starts, with all slots in use."""
         mean = self._means.get(model)
         return None if mean is None or slots < 1 else mean * (position + 1) / slots
 
 
 class Submitter:
-    """Takes jobs in. Safe for concurrent use; any number of replicas."""
+    """The function that stores jobs. Safe for concurrent use, in any number of replicas."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Submitter:
         *,
         check_callback: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
-        """``check_callback`` raises `InvalidInput` for a URL that is not to be called; without it none is taken."""
+        """``check_callback`` raises `InvalidInput` for a URL that is not allowed; without it, callbacks are refused."""
         self._backend = backend
         self._queue = Queue(backend)
         self._pool = slots_of(backend)
@@ -110,78 +110,80 @@ class Submitter:
         self._check_callback = check_callback
 
     async def submit(self, submission: Submission) -> Leased | Queued | NoSlots:
-        """Store a job, and say whether it can run at once. Idempotent by its key: it is stored once.
+        """Store a job, and return whether it can run at once. With an idempotency key, it is stored only once.
 
-        Raises `InvalidInput`, `IdConflict` for a key that belongs to a job with another payload, `QueueFull` for a
-        queue that is closed for good, and `BackendUnavailable` or `PublishUnconfirmed` where it is not known whether
-        the job was stored: submit it again with the same key.
+        Raises `InvalidInput`, `IdConflict` if the key belongs to a job with another payload, `QueueFull` if the queue
+        is closed permanently, and `BackendUnavailable` or `PublishUnconfirmed` if it is unknown whether the job was
+        stored: submit it again with the same key.
         """
         task = task_of(submission)
         if submission.callback_url is not None:
             await self._check(submission.callback_url)
         model = submission.model
-        glance = await self._glance(model)
-        refused = _refused(glance)
+        current = await self._read_current(model)
+        refused = _refused(current)
         if refused is not None:
             known = None if submission.idempotency_key is None else await self._status(task)
-            return refused if known is None else await self._before(model, task, known, glance)
+            return (
+                refused if known is None else await self._stored_before(model, task, known, current)
+            )
         (confirmation,) = await self._queue.publish_many([task])
         if confirmation.status is Published.DUPLICATE:
             known = await self._status(task)
-            if known is None:  # it was forgotten just then
+            if known is None:  # its record has expired since
                 raise PublishUnconfirmed(
                     "the record of the job has expired; submit it again", task_id=task.id
                 )
-            return await self._before(model, task, known, glance)
+            return await self._stored_before(model, task, known, current)
         if confirmation.status is Published.REFUSED and confirmation.code in _REASONS:
-            return self._no_room(confirmation, model, glance)
+            return self._refusal(confirmation, model, current)
         stored(confirmation)
         position = confirmation.position
         if position is None:
             position = max(0, (await self._control.stats(task.key)).ledger.waiting - 1)
-        later = task.not_before is not None and task.not_before > self._backend.now()
-        if position < glance.open and not later:
+        scheduled = task.not_before is not None and task.not_before > self._backend.now()
+        if position < current.open and not scheduled:
             return Leased(task.id)
-        return self._queued(task, model, position, glance)
+        return self._queued(task, model, position, current)
 
     async def _check(self, url: str) -> None:
         if self._check_callback is None:
             raise InvalidInput("callback_url", "a URL", "none: callbacks are disabled")
         await self._check_callback(url)
 
-    async def _glance(self, model: str) -> _Glance:
+    async def _read_current(self, model: str) -> _Current:
         view = self._registry.view(model)
         config = await self._registry.config(model) if view is None else view.config
         pool = await self._pool.inspect(model)
         if any(info.endpoint.together for info in pool.endpoints):
             pool = await self._pool.inspect()
-        return _glance_of(pool, model, config, self._backend.now())
+        return _current_of(pool, model, config, self._backend.now())
 
     async def _status(self, task: Task) -> TaskStatus | None:
         (status,) = await self._control.statuses(task.key, task.id)
         return status
 
-    async def _before(
-        self, model: str, task: Task, status: TaskStatus, glance: _Glance
+    async def _stored_before(
+        self, model: str, task: Task, status: TaskStatus, current: _Current
     ) -> Leased | Queued:
-        """Answer for a job that is stored already, by its present state."""
+        """Return the answer for a job that is already stored, from its current state."""
         if status.state in {State.WAITING, State.SCHEDULED}:
             waiting = (await self._control.stats(task.key)).ledger.waiting
-            return self._queued(task, model, max(0, waiting - 1), glance)
-        return Leased(task.id, glance.servers.get(task.id), state_of(status.state))
+            return self._queued(task, model, max(0, waiting - 1), current)
+        return Leased(task.id, current.servers.get(task.id), state_of(status.state))
 
-    def _queued(self, task: Task, model: str, position: int, glance: _Glance) -> Queued:
-        wait = self._estimates.wait(model, position, glance.slots)
+    def _queued(self, task: Task, model: str, position: int, current: _Current) -> Queued:
+        wait = self._estimates.wait(model, position, current.slots)
         if task.not_before is not None:
             wait = max(wait or 0.0, task.not_before - self._backend.now())
         return Queued(task.id, position, wait)
 
-    def _no_room(self, confirmation: Confirmation, model: str, glance: _Glance) -> NoSlots:
+    def _refusal(self, confirmation: Confirmation, model: str, current: _Current) -> NoSlots:
         hint = confirmation.retry_after
         if hint is None:
-            hint = self._estimates.wait(model, 0, glance.slots) or _LATER
+            hint = self._estimates.wait(model, 0, current.slots) or _RETRY_SECONDS
         reason = Reason(confirmation.code or Refusal.QUEUE_FULL)
-        return NoSlots(reason, confirmation.reason or reason.value, max(_SHORTEST, hint))
+        return NoSlots(reason, confirmation.reason or reason.value, max(_MIN_RETRY_SECONDS, hint))
 
 
 _REASONS = {
@@ -192,25 +194,25 @@ _REASONS = {
 }
 
 
-class _Glance(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as it is now."""
+class _Current(msgspec.Struct, frozen=True, kw_only=True):
+    """The current state of a model."""
 
     config: ModelConfig
     slots: int
     usable: bool
     open: int
-    """slots that are free, or in hand for a job that comes"""
+    """slots that are free, or held for the next job"""
     servers: dict[str, str]
-    """where jobs run"""
+    """the server of each running job, by job id"""
 
 
-def _glance_of(pool: PoolView, model: str, config: ModelConfig, now: float) -> _Glance:
+def _current_of(pool: PoolView, model: str, config: ModelConfig, now: float) -> _Current:
     endpoints = tuple(info for info in pool.endpoints if info.endpoint.model == model)
     view = ModelView(model=model, key="", config=config, endpoints=endpoints)
     held: dict[str, int] = {}
     for info in pool.endpoints:
         held[info.endpoint.server] = held.get(info.endpoint.server, 0) + info.held
-    return _Glance(
+    return _Current(
         config=config,
         slots=view.slots,
         usable=view.usable,
@@ -231,12 +233,16 @@ def _open(info: EndpointInfo, held: int, now: float) -> int:
     return room + info.unassigned
 
 
-def _refused(glance: _Glance) -> NoSlots | None:
-    """Return why jobs are refused before their queue is asked."""
-    if not glance.slots:
-        return NoSlots(Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _LATER)
-    if not glance.usable and glance.config.when_down is WhenDown.REFUSE:
-        return NoSlots(Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _LATER)
-    if not glance.config.capacity(glance.slots) and not glance.open:
-        return NoSlots(Reason.QUEUE_FULL, "no slot is free, and waiting is disabled", _SHORTEST)
+def _refused(current: _Current) -> NoSlots | None:
+    """Return the reason why jobs are refused without asking their queue, if there is one."""
+    if not current.slots:
+        return NoSlots(Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _RETRY_SECONDS)
+    if not current.usable and current.config.when_down is WhenDown.REFUSE:
+        return NoSlots(
+            Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _RETRY_SECONDS
+        )
+    if not current.config.capacity(current.slots) and not current.open:
+        return NoSlots(
+            Reason.QUEUE_FULL, "no slot is free, and waiting is disabled", _MIN_RETRY_SECONDS
+        )
     return None

@@ -1,4 +1,4 @@
-"""Who waits in this process for a slot: in line by model, and within that by tenant. It does no input or output."""
+"""The callers in this process that wait for a slot, queued by model and within a model by tenant. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import Reason
 
-_MOST = 10_000
-"""who wait in one process, over all models and tenants"""
+_MAX_WAITERS = 10_000
+"""waiters in one process, of all models and tenants"""
 
 
 class Waiter:
-    """One who waits."""
+    """A caller that waits for a slot."""
 
     __slots__ = ("given", "model", "number", "tenant")
 
     def __init__(self, model: str, tenant: str | None, number: int) -> None:
-        """Made by `SlotWaiters.enter`."""
+        """Create a waiter; called by `SlotWaiters.enter`."""
         self.model = model
         self.tenant = tenant
         self.number = number
-        """by order of coming"""
+        """position in the order of arrival"""
         self.given: asyncio.Future[RenewedLease | None] = asyncio.get_running_loop().create_future()
-        """the slot, unassigned; ``None`` where there will be none"""
+        """the unassigned slot, or ``None`` if there will be none"""
 
 
-class _Line:
-    """The waiters of one model, in both orders at once: to change between them moves nobody."""
+class _ModelQueue:
+    """The waiters of one model, in both orders at once, so that a change of the order moves no waiter."""
 
     def __init__(self) -> None:
         self.all: OrderedDict[int, Waiter] = OrderedDict()
         self.tenants: dict[str | None, OrderedDict[int, Waiter]] = {}
-        self._walk: FairRotation[str | None] = FairRotation()
+        self._rotation: FairRotation[str | None] = FairRotation()
 
     def add(self, waiter: Waiter, *, first: bool = False) -> None:
-        """Let somebody in, at the end or the head."""
+        """Add a waiter at the end, or at the head."""
         own = self.tenants.get(waiter.tenant)
         if own is None:
             own = self.tenants[waiter.tenant] = OrderedDict()
-            self._walk.join(waiter.tenant)
-        for line in (self.all, own):
-            line[waiter.number] = waiter
-            line.move_to_end(waiter.number, last=not first)
+            self._rotation.join(waiter.tenant)
+        for queue in (self.all, own):
+            queue[waiter.number] = waiter
+            queue.move_to_end(waiter.number, last=not first)
 
     def remove(self, waiter: Waiter) -> None:
-        """Let somebody go. Idempotent."""
+        """Remove a waiter. Idempotent."""
         if self.all.pop(waiter.number, None) is None:
             return
         own = self.tenants[waiter.tenant]
         del own[waiter.number]
         if not own:
             del self.tenants[waiter.tenant]
-            self._walk.leave(waiter.tenant)
+            self._rotation.leave(waiter.tenant)
 
     def next(self, config: ModelConfig) -> Waiter | None:
-        """Take out who is next."""
+        """Remove and return the next waiter."""
         if not self.all:
             return None
         if config.order is Order.FAIR:
-            tenant = self._walk.next()
+            tenant = self._rotation.next()
             waiter = next(iter(self.tenants[tenant].values()))
-            self._walk.spend(tenant, config.weights.get(tenant or "", 1))
+            self._rotation.spend(tenant, config.weights.get(tenant or "", 1))
         else:
             waiter = next(iter(self.all.values()))
         self.remove(waiter)
@@ -76,35 +76,35 @@ class _Line:
 
 
 class SlotWaiters:
-    """All lines of one process. Slots come to them by `give`.
+    """The queues of all waiters of one process. Slots are given to them by `give`.
 
-    The order and the room in a line are those of the model's configuration at the time of asking; who is in a line
-    stays, also where that has less room now or no endpoint is well.
+    The order and the capacity of a queue come from the model's configuration at the time of each call. A waiter stays
+    in its queue even if the capacity becomes smaller or no endpoint is healthy.
     """
 
     def __init__(self, registry: ModelRegistry) -> None:
         """Start empty."""
         self._registry = registry
-        self._lines: dict[str, _Line] = {}
-        self._stirs: dict[str, Callable[[], None]] = {}
+        self._queues: dict[str, _ModelQueue] = {}
+        self._callbacks: dict[str, Callable[[], None]] = {}
         self._numbers = itertools.count()
         self._waiting = 0
         self._closed = False
 
     def wanting(self, model: str) -> int:
-        """Return how many wait for a slot of a model."""
-        line = self._lines.get(model)
-        return 0 if line is None else len(line.all)
+        """Return how many callers wait for a slot of a model."""
+        queue = self._queues.get(model)
+        return 0 if queue is None else len(queue.all)
 
     def on_change(self, model: str, callback: Callable[[], None] | None) -> None:
-        """Call ``callback``, in place of an earlier one, when somebody begins to wait; ``None`` takes it away."""
+        """Call ``callback``, instead of an earlier one, when a waiter is added; ``None`` removes the callback."""
         if callback is None:
-            self._stirs.pop(model, None)
+            self._callbacks.pop(model, None)
         else:
-            self._stirs[model] = callback
+            self._callbacks[model] = callback
 
     def enter(self, model: str, tenant: str | None) -> Waiter | Reason:
-        """Let somebody wait, or say why not."""
+        """Add a waiter, or return the reason why it is refused."""
         reason = self._full(model, tenant)
         if reason is not None:
             return reason
@@ -113,7 +113,7 @@ class SlotWaiters:
         return waiter
 
     def requeue(self, waiter: Waiter) -> None:
-        """Let somebody wait on, at the head, whose slot was no good."""
+        """Add a waiter again, at the head, because the slot that it got could not be used."""
         waiter.given = asyncio.get_running_loop().create_future()
         if self._closed:
             waiter.given.set_result(None)
@@ -121,37 +121,37 @@ class SlotWaiters:
             self._add(waiter, first=True)
 
     def leave(self, waiter: Waiter) -> None:
-        """Let somebody go who does not wait any more. Idempotent."""
-        line = self._lines.get(waiter.model)
-        if line is not None:
-            before = len(line.all)
-            line.remove(waiter)
-            self._waiting -= before - len(line.all)
-            self._tidy(waiter.model, line)
+        """Remove a waiter that no longer waits. Idempotent."""
+        queue = self._queues.get(waiter.model)
+        if queue is not None:
+            before = len(queue.all)
+            queue.remove(waiter)
+            self._waiting -= before - len(queue.all)
+            self._tidy(waiter.model, queue)
 
     def give(self, model: str, held: RenewedLease) -> bool:
-        """Hand a slot to who is next. False if nobody waits, and nothing was done with it."""
-        line = self._lines.get(model)
-        if line is None:
+        """Give a slot to the next waiter. Return False if there is none; the slot is then unchanged."""
+        queue = self._queues.get(model)
+        if queue is None:
             return False
         view = self._registry.view(model)
         config = ModelConfig() if view is None else view.config
         given = False
-        while not given and (waiter := line.next(config)) is not None:
+        while not given and (waiter := queue.next(config)) is not None:
             self._waiting -= 1
-            if not waiter.given.done():  # else who awaited it was cancelled just now
+            if not waiter.given.done():  # otherwise its caller has just been cancelled
                 waiter.given.set_result(held)
                 given = True
-        self._tidy(model, line)
+        self._tidy(model, queue)
         return given
 
     def close(self) -> None:
-        """Tell all who wait that there will be no slot, and let nobody in any more. Idempotent."""
+        """Tell all waiters that there will be no slot, and refuse new ones. Idempotent."""
         self._closed = True
-        lines, self._lines = self._lines, {}
+        queues, self._queues = self._queues, {}
         self._waiting = 0
-        for line in lines.values():
-            for waiter in line.all.values():
+        for queue in queues.values():
+            for waiter in queue.all.values():
                 if not waiter.given.done():
                     waiter.given.set_result(None)
 
@@ -159,22 +159,22 @@ class SlotWaiters:
         view = self._registry.view(model)
         if view is None:
             return Reason.NO_ENDPOINTS
-        line, room = self._lines.get(model), view.config.capacity(view.slots)
+        queue, capacity = self._queues.get(model), view.config.capacity(view.slots)
         fair = view.config.order is Order.FAIR
-        in_line = () if line is None else line.tenants.get(tenant, ()) if fair else line.all
-        if self._closed or self._waiting >= _MOST:
+        waiting = () if queue is None else queue.tenants.get(tenant, ()) if fair else queue.all
+        if self._closed or self._waiting >= _MAX_WAITERS:
             return Reason.QUEUE_FULL
-        if len(in_line) >= room:
+        if len(waiting) >= capacity:
             return Reason.TENANT_FULL if fair else Reason.QUEUE_FULL
         return None
 
     def _add(self, waiter: Waiter, *, first: bool = False) -> None:
-        self._lines.setdefault(waiter.model, _Line()).add(waiter, first=first)
+        self._queues.setdefault(waiter.model, _ModelQueue()).add(waiter, first=first)
         self._waiting += 1
-        stir = self._stirs.get(waiter.model)
-        if stir is not None:
-            stir()
+        callback = self._callbacks.get(waiter.model)
+        if callback is not None:
+            callback()
 
-    def _tidy(self, model: str, line: _Line) -> None:
-        if not line.all:
-            self._lines.pop(model, None)
+    def _tidy(self, model: str, queue: _ModelQueue) -> None:
+        if not queue.all:
+            self._queues.pop(model, None)

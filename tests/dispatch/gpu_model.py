@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.gpu_server.component import GpuServer
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, Handler, JobFailed, JobRefused
 from tests.dispatch.gpu_support import SYNC, calling, lease_of, served, task_of
@@ -57,7 +57,7 @@ class Served:
     """A component on a port, and those who call it."""
 
     def __init__(
-        self, origin: str, model: Model, caller: Caller, client: httpx2.AsyncClient
+        self, origin: str, model: Model, caller: EndpointClient, client: httpx2.AsyncClient
     ) -> None:
         self.origin, self.url, self.model = origin, origin + "/generate", model
         self.caller, self.client = caller, client

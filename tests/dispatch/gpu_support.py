@@ -17,7 +17,7 @@ import uvicorn
 from taskqueue_core.capabilities import Endpoint, Permit, SlotLease
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
 __all__ = [
@@ -66,10 +66,10 @@ def task_of(job: str = "job-1", payload: object = None, **headers: str) -> Task:
 
 
 @asynccontextmanager
-async def calling(*, tls_ca: Path | None = None, **values: Any) -> AsyncIterator[Caller]:
+async def calling(*, tls_ca: Path | None = None, **values: Any) -> AsyncIterator[EndpointClient]:
     """A caller that is closed in the end."""
     settings = DispatchSettings(_env_file=None, **values)
-    caller = Caller(settings, tls_ca=tls_ca)
+    caller = EndpointClient(settings, tls_ca=tls_ca)
     try:
         yield caller
     finally:

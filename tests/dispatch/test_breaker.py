@@ -120,7 +120,7 @@ def test_nothing_is_kept_of_endpoints_that_are_gone(
     breaker: Breaker, now: Now, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many endpoints come and go, the breaker stays small; those that rest are the last to go (fault H5)."""
-    monkeypatch.setattr(module, "_KNOWN", 10)
+    monkeypatch.setattr(module, "_MAX_CIRCUITS", 10)
     for number in range(100):
         breaker.failed("m", str(number))
         now.time += 1

@@ -87,14 +87,14 @@ class TestTime:
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_async(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         """An async one has a minute to take a job; nobody knows whether it has (fault H5)."""
-        monkeypatch.setattr(client, "_TAKE", 0.3)
+        monkeypatch.setattr(client, "_ACCEPT_SECONDS", 0.3)
         answer = await posted(talk, ASYNC)
         assert answer == EndpointUnreachable("no complete response within 0.3 s", sent=True)
 
     @pytest.mark.parametrize("talk", [never, drips])
     async def test_questions(self, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
         """A question that is not answered is asked again, and leaves the job be (fault H5)."""
-        monkeypatch.setattr(client, "_ASK", 0.3)
+        monkeypatch.setattr(client, "_POLL_SECONDS", 0.3)
         async with trap(talk) as server, calling() as caller, asyncio.timeout(PATIENCE):
             answer = await caller.ask(server.url, "r-1", SYNC)
             assert answer == EndpointUnreachable("no complete response within 0.3 s", sent=True)
@@ -335,7 +335,7 @@ class TestNotThere:
 
     async def test_no_connection_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A connection that does not come about in time was none (fault H5)."""
-        monkeypatch.setattr(exchange, "_CONNECT", 0.2)
+        monkeypatch.setattr(exchange, "_CONNECT_SECONDS", 0.2)
         with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
             address = listener.getsockname()
             with socket.socket() as one, socket.socket() as two:

@@ -10,7 +10,7 @@ import pytest
 
 from taskqueue_dispatch.endpoint_client import transports
 from taskqueue_dispatch.endpoint_client.answers import Answer, Done
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.gpu_support import (
     SYNC,
@@ -52,7 +52,7 @@ class Watched:
         self.ended.set()
 
 
-async def send(caller: Caller, server: Trap) -> Answer:
+async def send(caller: EndpointClient, server: Trap) -> Answer:
     """Send a job."""
     return await caller.send(lease_of(server.url), task_of(), SYNC, attempt=1)
 
@@ -113,7 +113,7 @@ async def test_unused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_servers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many servers those are kept that were called last, and none in the middle of a call (fault H5)."""
-    monkeypatch.setattr(transports, "_SERVERS", 1)
+    monkeypatch.setattr(transports, "_MAX_UNUSED", 1)
     slow, first, last = Watched(), Watched(), Watched()
     slow.free.clear()
     async with (

@@ -15,7 +15,7 @@ import pytest
 from taskqueue_core.capabilities import slots_of
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.answers import Done, EndpointUnreachable
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.outbound_http import CachedLookup, NameUnknown, NotReached
 from taskqueue_dispatch.registry import ModelRegistry
@@ -79,11 +79,11 @@ async def calling(
     tls_ca: Path | None = None,
     allowed: tuple[str, ...] = NETWORKS,
     **values: Any,
-) -> AsyncIterator[Caller]:
+) -> AsyncIterator[EndpointClient]:
     """A caller that asks this name service."""
     settings = DispatchSettings(_env_file=None, endpoints_allowed=allowed, **values)
-    caller = Caller(settings, tls_ca=tls_ca, resolve=names.resolve)
-    caller._pins._recently = CachedLookup(names.resolve, lambda: names.now, failures=0.5)
+    caller = EndpointClient(settings, tls_ca=tls_ca, resolve=names.resolve)
+    caller._pins._cached = CachedLookup(names.resolve, lambda: names.now, failures=0.5)
     try:
         yield caller
     finally:
@@ -111,7 +111,7 @@ def named(server: Trap, name: str = NAME) -> str:
     return server.url.replace("127.0.0.1", name)
 
 
-async def send(caller: Caller, url: str) -> object:
+async def send(caller: EndpointClient, url: str) -> object:
     """Send a job."""
     return await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
 
@@ -285,7 +285,7 @@ async def test_a_look_up_that_hangs() -> None:
 
     async with trap(ONCE) as server, calling(names) as caller, asyncio.timeout(PATIENCE):
         before = asyncio.all_tasks()
-        caller._pins._recently = CachedLookup(hang)
+        caller._pins._cached = CachedLookup(hang)
         calls = [asyncio.create_task(send(caller, named(server))) for _ in range(2)]
         await asked.wait()
         calls[0].cancel()
@@ -293,7 +293,7 @@ async def test_a_look_up_that_hangs() -> None:
         assert calls[0].cancelled()
         await caller.aclose()
         answer = await calls[1]
-        assert answer == EndpointUnreachable("its name is not looked up any more", sent=False)
+        assert answer == EndpointUnreachable("the look-up of its host name was cancelled", sent=False)
         await until(lambda: asyncio.all_tasks() <= before)
 
 

@@ -14,7 +14,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client import exchange
 from taskqueue_dispatch.endpoint_client.answers import Done, EndpointUnreachable
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.gpu_support import (
@@ -94,7 +94,7 @@ async def test_an_old_protocol(files: Files) -> None:
 
 async def test_no_tls_where_it_is_expected(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server without TLS at an https address gets nothing that can be read (security 5)."""
-    monkeypatch.setattr(exchange, "_CONNECT", 0.1)  # both wait for the other one
+    monkeypatch.setattr(exchange, "_CONNECT_SECONDS", 0.1)  # both wait for the other one
     async with trap(response(200, b"1")) as server, calling(tls_ca=files.authority) as caller:
         url = server.url.replace("http", "https")
         answer = await caller.send(lease_of(url), task_of(), SYNC, attempt=1)
@@ -104,14 +104,14 @@ async def test_no_tls_where_it_is_expected(files: Files, monkeypatch: pytest.Mon
 
 def test_nothing_turns_it_off() -> None:
     """No setting and no argument turns verification off (security 5)."""
-    names = {*DispatchSettings.model_fields, *inspect.signature(Caller).parameters}
+    names = {*DispatchSettings.model_fields, *inspect.signature(EndpointClient).parameters}
     assert not [name for name in names if "verify" in name or "insecure" in name]
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     """A file of authorities that can't be used is told of at once (security 5)."""
     with pytest.raises(ConfigurationError, match="TASKQUEUE_DISPATCH_TLS_CA"):
-        Caller(DispatchSettings(_env_file=None), tls_ca=tmp_path / "nothing")
+        EndpointClient(DispatchSettings(_env_file=None), tls_ca=tmp_path / "nothing")
 
 
 async def test_the_setting(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

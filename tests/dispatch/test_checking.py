@@ -62,18 +62,18 @@ async def test_one_failure_is_looked_at_again(desk: Desk) -> None:
 
 
 async def test_a_poke(desk: Desk) -> None:
-    """Who has just failed is asked at once, and a poke while it is being asked is not forgotten (C23)."""
+    """Who has just failed is asked at once, and a check_soon while it is being asked is not forgotten (C23)."""
     await desk.registry.register("flux", "a", URL, 1)
     desk.servers.say["a"] = Seen(active=0)
     await desk.check()
-    desk.renewer.poke("flux", "a")
-    desk.renewer.poke("flux", "nobody")
+    desk.renewer.check_soon("flux", "a")
+    desk.renewer.check_soon("flux", "nobody")
     desk.servers.gate.clear()
     ((info, config, watch),) = desk.renewer.checks.due()
     check = asyncio.create_task(desk.renewer.checks.check(info, config, watch))
     await until(lambda: desk.servers.asked["a"] == 2)
     assert desk.renewer.checks.due() == []
-    desk.renewer.poke("flux", "a")
+    desk.renewer.check_soon("flux", "a")
     desk.servers.gate.set()
     await check
     assert len(desk.renewer.checks.due()) == 1
@@ -119,11 +119,11 @@ async def test_a_server_that_began_anew(desk: Desk) -> None:
     desk.servers.say["a"] = Seen(active=1, jobs=frozenset({"kept"}))
     await desk.check()
     await desk.clock.advance(4)
-    desk.renewer.poke("flux", "a")
+    desk.renewer.check_soon("flux", "a")
     await desk.check()
     assert not held.lost.is_set(), "the observations are too close to each other"
     await desk.clock.advance(1)
-    desk.renewer.poke("flux", "a")
+    desk.renewer.check_soon("flux", "a")
     await desk.check()
     assert held.lost.is_set()
     assert not other.lost.is_set()
@@ -168,6 +168,6 @@ async def test_looks_are_spread(desk: Desk) -> None:
     desk.servers.say["a"] = Seen(active=0)
     for share, pause in ((0.0, 8.0), (0.5, 10.0), (1.0, 12.0)):
         desk.renewer.checks._uniform = lambda share=share: share  # type: ignore[misc] # bound now
-        desk.renewer.poke("flux", "a")
+        desk.renewer.check_soon("flux", "a")
         await desk.check()
         assert desk.renewer.checks._watches["flux", "a"].due == desk.clock.now() + pause

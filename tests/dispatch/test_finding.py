@@ -135,7 +135,7 @@ def _unseen(desk: Desk) -> Any:
 
 async def test_a_store_out_of_reach(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A find says that the store is away; a release goes on behind who asked for it, until it is done (C26)."""
-    monkeypatch.setattr(finding, "_PATIENCE", 0.1)
+    monkeypatch.setattr(finding, "_RELEASE_SECONDS", 0.1)
     desk = await desk_of(backend, lease=600)
     permit = await desk.permit()
     desk.failing.down = True
@@ -262,4 +262,4 @@ async def test_many_at_once(backend: Backend) -> None:
     await until(lambda: is_free(desk, slots))
     assert most == slots
     assert not desk.renewer._held
-    assert not desk.waiters._lines
+    assert not desk.waiters._queues

@@ -156,7 +156,7 @@ async def test_a_look_that_is_old_by_the_time_of_the_write() -> None:
 
 async def test_changes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings that somebody changes each time are given up on after a while, with an error that says so (law 9)."""
-    monkeypatch.setattr("taskqueue_dispatch.registry._PAUSE", RetryPolicy(base=0))
+    monkeypatch.setattr("taskqueue_dispatch.registry._BACKOFF", RetryPolicy(base=0))
     backend = MemoryBackend()
     control = Failing(backend.control)
     registry = ModelRegistry(backend, settings())
@@ -201,7 +201,7 @@ async def test_a_queue_that_cannot_follow(caplog: pytest.LogCaptureFixture) -> N
     with pytest.raises(InvalidInput, match="settings of the queue"):
         await registry.configure("flux", ModelConfig(max_retries=1))
     assert await registry.config("flux") == ModelConfig(), "nothing was stored"
-    registry._followed.clear()
+    registry._queue_inputs.clear()
     with caplog.at_level(logging.WARNING):
         await registry.refresh()
         await registry.refresh()

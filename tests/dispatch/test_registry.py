@@ -212,7 +212,7 @@ async def test_a_pool_that_is_emptied_between_two_calls(call: int) -> None:
             return getattr(other.slots if calls >= call else backend.slots, name)
 
     registry._pool = cast("Any", Emptied())
-    await registry._follow("flux")
+    await registry._update_queue("flux")
     for _ in range(3):
         await registry.refresh()
     (info,) = (await other.slots.inspect()).endpoints
@@ -322,7 +322,7 @@ async def test_models_that_vanish_are_forgotten(backend: Backend) -> None:
         await registry.configure(f"model {number}", None)
     await other.refresh()
     for one in (registry, other):
-        kept = (one._views, one._documents, one._configs, one._followed)
+        kept = (one._views, one._documents, one._configs, one._queue_inputs)
         assert not any(kept), kept
 
 

@@ -21,7 +21,7 @@ from taskqueue_dispatch.endpoint_client.answers import (
     JobRunningAnswer,
     Missing,
 )
-from taskqueue_dispatch.endpoint_client.client import Caller
+from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.gpu_server.__main__ import main
 from taskqueue_dispatch.gpu_server.simulator import CONTROL, Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
@@ -32,14 +32,14 @@ SHORT = SYNC.model_copy(update={"max_poll_time": 0.3})
 
 
 @pytest.fixture
-async def caller() -> AsyncIterator[Caller]:
+async def caller() -> AsyncIterator[EndpointClient]:
     """A caller."""
     async with calling() as it:
         yield it
 
 
 async def send(
-    caller: Caller,
+    caller: EndpointClient,
     gpu: SimulatedGpu,
     job: str = "job-1",
     attempt: int = 1,
@@ -52,7 +52,7 @@ async def send(
 class TestModes:
     """Each mode, from the outside."""
 
-    async def test_ok(self, caller: Caller) -> None:
+    async def test_ok(self, caller: EndpointClient) -> None:
         """It runs jobs, as many at once as it has slots, and counts them (C2, C3)."""
         async with SimulatedGpu(slots=2, latency=0.05, name="a") as gpu:
             answers = await asyncio.gather(*(send(caller, gpu, f"j{n}") for n in range(3)))
@@ -61,7 +61,7 @@ class TestModes:
             assert (gpu.posts, gpu.refused, gpu.most_at_once, gpu.active) == (3, 1, 2, 0)
             assert gpu.runs.total() == gpu.finished.total() == 2
 
-    async def test_switching(self, caller: Caller) -> None:
+    async def test_switching(self, caller: EndpointClient) -> None:
         """The mode changes while it runs (fault H5)."""
         async with SimulatedGpu(latency=0) as gpu:
             found = []
@@ -94,7 +94,7 @@ class TestModes:
             seen = await caller.health(endpoint_of(gpu.url), SYNC)
             assert (seen is None) == (mode is Mode.HANG)
 
-    async def test_idle_lies(self, caller: Caller) -> None:
+    async def test_idle_lies(self, caller: EndpointClient) -> None:
         """It says that nothing runs while a job does (C22, C23, fault H4)."""
         async with SimulatedGpu(latency=30, asynchronous=True) as gpu:
             sent = await caller.send(lease_of(gpu.url), task_of(), ASYNC, attempt=1)
@@ -108,13 +108,13 @@ class TestModes:
             gpu.mode = Mode.SICK
             assert await caller.health(endpoint_of(gpu.url), SYNC) is None
 
-    async def test_done_lies(self, caller: Caller) -> None:
+    async def test_done_lies(self, caller: EndpointClient) -> None:
         """It says that a job is done which it never ran (fault H5)."""
         async with SimulatedGpu(mode=Mode.LIE_DONE) as gpu:
             assert await send(caller, gpu) == Done(b'{"lie":true}')
             assert not gpu.runs
 
-    async def test_direct_traffic_takes_all(self, caller: Caller) -> None:
+    async def test_direct_traffic_takes_all(self, caller: EndpointClient) -> None:
         """Direct calls take every slot; a dispatcher's are refused until they have ended (fault H8, C2)."""
         go = asyncio.Event()
 
@@ -137,7 +137,7 @@ class TestModes:
 class TestCrashes:
     """Ends without warning."""
 
-    async def test_crash(self, caller: Caller) -> None:
+    async def test_crash(self, caller: EndpointClient) -> None:
         """Connections break, and until it is back nothing answers; then it knows of nothing (C23, fault H4)."""
         async with SimulatedGpu(latency=30) as gpu:
             call = asyncio.create_task(caller.send(lease_of(gpu.url), task_of(), SYNC, attempt=1))
@@ -162,7 +162,7 @@ class TestCrashes:
             assert isinstance(await send(caller, gpu), Done)
             assert (gpu.runs["job-1"], gpu.finished["job-1"], gpu.crashes) == (2, 1, 1)
 
-    async def test_over_the_wire(self, caller: Caller) -> None:
+    async def test_over_the_wire(self, caller: EndpointClient) -> None:
         """What a test in another process needs: the mode, the counts, and a crash (fault H4)."""
         async with SimulatedGpu(latency=0) as gpu, httpx2.AsyncClient(verify=False) as client:
             await send(caller, gpu)
@@ -182,7 +182,7 @@ class TestCrashes:
             await until(lambda: gpu.crashes == 1 and gpu._program is not None)
             assert await caller.ask(gpu.url, "job-1", SYNC) == Missing()
 
-    async def test_in_every_mode(self, caller: Caller) -> None:
+    async def test_in_every_mode(self, caller: EndpointClient) -> None:
         """It ends at once whatever it is doing (fault H5)."""
         for mode in Mode:
             async with SimulatedGpu(latency=600) as gpu, asyncio.timeout(PATIENCE):
@@ -215,7 +215,7 @@ async def test_latencies_repeat() -> None:
 class TestProcess:
     """``python -m taskqueue_dispatch.gpu_server``."""
 
-    async def test_it_runs(self, caller: Caller) -> None:
+    async def test_it_runs(self, caller: EndpointClient) -> None:
         """A process of its own tells where it is, does jobs, and ends when it is told to (fault H4)."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "taskqueue_dispatch.gpu_server", "--latency", "0.001", "0.002"),

@@ -157,7 +157,7 @@ async def test_the_watch_tells_of_what_nobody_has_told(
         async def silent(*_: object) -> None:
             """Tell nobody, as who was killed."""
 
-        dispatcher._parts = replace(dispatcher._parts, report=silent)
+        dispatcher._context = replace(dispatcher._context, report=silent)
         await serve(dispatcher, "flux", gpu)
         url = f"http://127.0.0.1:{receiver.port}/"
         deadline = backend.now() + 1

@@ -66,7 +66,7 @@ async def test_the_two_orders(backend: Backend, order: Order) -> None:
         assert got[:2] == ["a", "b"], "as they came, and in turn"
         assert got[2:17].count("gold") == 10
         assert got[2:17].count("a") == 5
-    assert not desk.waiters._lines
+    assert not desk.waiters._queues
 
 
 async def test_room_in_line(backend: Backend) -> None:
@@ -104,7 +104,7 @@ async def test_who_left_is_gone(backend: Backend) -> None:
     await permit.release()
     assert await desk.serve() == 1
     assert (await stays).server == "a"
-    assert not desk.waiters._lines
+    assert not desk.waiters._queues
     assert desk.waiters._waiting == 0
 
 

@@ -22,7 +22,7 @@ from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
 _PATIENCE = (
-    (runner, "_GRACE"), (runner, "_FINAL_SECONDS"), (job_attempt, "_FINAL_SECONDS"), (sender, "_FINAL_ATTEMPT"),
+    (runner, "_GRACE_SECONDS"), (runner, "_FINAL_SECONDS"), (job_attempt, "_FINAL_SECONDS"), (sender, "_FINAL_ATTEMPT"),
 )  # fmt: skip
 """what a stop waits for the store, one after the other"""
 _OURS = ("ModelRunner", "JobAttempt.", "LeaseRenewer", "Checks", "Sender", "Dispatcher")
@@ -128,7 +128,7 @@ async def test_cancelled_before_it_waits_for_its_jobs(
         runner.check_now()
         await stuck.wait()
         stopping = asyncio.create_task(dispatcher.stop())
-        await until(runner._ending.is_set)
+        await until(runner._stopping.is_set)
         stopping.cancel()
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(stopping, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What servers push: how a job ended, from whoever has the token of its slot."""
+"""Results that GPU servers push, authenticated by the token of the job's slot."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _LONGEST = 200
 _LEASE_TOKEN = Query(
     _HEADER,
     {"type": "string", "minLength": 1, "maxLength": _LONGEST, "pattern": "^[!-~]+$"},
-    "what the server was given with the job",
+    "the token that the server received with the job",
     required=True,
     example="k3f.17.b00c",
 )
 
 
 async def push(call: RequestContext) -> Response:
-    """Tell how a job ended, instead of being asked for it. The token that came with the job is all that is needed.
+    """Report how a job ended, instead of waiting for a poll. The token that came with the job is enough.
 
-    409: the job's slot is another's by now, or its result was there before. What came is kept for an hour, and changes
-    nothing.
+    409: the slot belongs to another job by now, or the result has arrived before. The report is kept for an hour and
+    changes nothing.
     """
     token = _token(call)
     dispatcher, known = dispatcher_of(call), await job_of(call)
@@ -48,7 +48,11 @@ async def push(call: RequestContext) -> Response:
     bodies.decode(PushedIn, note)
     check_json("body", note, LIMITS.result)
     if await dispatcher.pool.leave(model, job_id, token, note) is Left.LATE:
-        raise ProblemError(409, "late", "the slot of this job is another's: it was put aside")
+        raise ProblemError(
+            409,
+            "late",
+            "the slot belongs to another job by now; the result was not used",
+        )
     return answer(TakenOut())
 
 
@@ -64,19 +68,18 @@ def _token(call: RequestContext) -> str:
         raise ProblemError(
             401,
             "unauthenticated",
-            f"send the token of the job's slot once, in {_HEADER}",
+            f"send the token of the job's slot in one header {_HEADER}",
             headers={"www-authenticate": "Lease"},
         )
     return results[0]
 
 
 async def late(call: RequestContext) -> Response:
-    """Return what was pushed for a job too late, and changed nothing: the last 8, for an hour, oldest first."""
+    """Return the reports of a job that came too late and changed nothing: the last 8 of an hour, oldest first."""
     job_id, dispatcher = call.name("job_id"), dispatcher_of(call)
     mark = job_id.partition("-")[0]
-    for key in filter(
-        call.is_allowed, await dispatcher.jobs.queues()
-    ):  # the job may be forgotten by now
+    # The job's own record may have expired.
+    for key in filter(call.is_allowed, await dispatcher.jobs.queues()):
         model = dispatcher.jobs.model_of(key)
         if model is not None and mark_of_queue(key) == mark:
             return spliced(_notes(await dispatcher.pool.late(model, job_id)))

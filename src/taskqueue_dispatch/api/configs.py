@@ -1,6 +1,8 @@
-"""How a model's jobs are done, as a resource that operators change while it runs."""
+"""The configuration of a model, as a resource that operators change at run time."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from pydantic import ValidationError
 from starlette.responses import Response
@@ -14,25 +16,25 @@ from taskqueue_server.routing.operations import Operation, RequestContext, Scope
 
 
 async def config(call: RequestContext) -> Response:
-    """Return the configuration in force; of a model that nobody has configured, the defaults."""
+    """Return the configuration in force, or the defaults if the model has not been configured."""
     return _answer(await dispatcher_of(call).registry.config(model_of(call)))
 
 
 async def configure(call: RequestContext) -> Response:
-    """Replace the configuration. It acts at once, on what waits as well; what is not told is as by default."""
+    """Replace the configuration. It takes effect at once, also on waiting jobs; omitted fields get their defaults."""
     model = model_of(call)
     body = await call.read(limit=LIMITS.document)
-    bodies.decode(object, body)  # what is not JSON has the answer that it has everywhere
+    bodies.decode(object, body)  # gives the usual answer to a body that is not JSON
     return _answer(await dispatcher_of(call).registry.configure(model, _read(body)))
 
 
 async def revert(call: RequestContext) -> Response:
-    """Return to the defaults, and tell them. Idempotent."""
+    """Reset the configuration to the defaults, and return them. Idempotent."""
     return _answer(await dispatcher_of(call).registry.configure(model_of(call), None))
 
 
 def _read(text: bytes) -> ModelConfig:
-    """Read a JSON object. Raises `InvalidInput`, which never repeats a value, nor what a stranger calls a field."""
+    """Read a JSON object. Raises `InvalidInput`, whose text repeats neither values nor the names of unknown fields."""
     try:
         return ModelConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -58,42 +60,31 @@ _EXAMPLE = {
     "poll_interval": 3,
     "max_poll_time": 1200,
 }
+_operation = partial(Operation, verb="admin", tag="models", scope=Scope.HANDLER, strict=True)
 OPERATIONS = (
-    Operation(
+    _operation(
         id="configs_config",
         method="GET",
         path=_PATH,
         handler=config,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: ModelConfig},
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="configs_configure",
         method="PUT",
         path=_PATH,
         handler=configure,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         body=ModelConfig,
         example=_EXAMPLE,
         answers={200: ModelConfig},
         problems=(409, 503),
     ),
-    Operation(
+    _operation(
         id="configs_revert",
         method="DELETE",
         path=_PATH,
         handler=revert,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: ModelConfig},
         problems=(409, 503),
     ),

@@ -1,8 +1,9 @@
-"""Jobs that were given up: the dead letters of all models, in a job's words."""
+"""Failed jobs: the dead letters of all models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -26,16 +27,17 @@ from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import LABEL
 
 _QUEUES = 100
-"""that one call looks into"""
+"""queues that one call reads"""
 _HEAVY = 1024 * 1024
-"""payloads of a page after which no other queue is looked into"""
+"""bytes of payloads after which a page reads no further queue"""
 _encoder = msgspec.json.Encoder()
 
 
 async def failed(call: RequestContext) -> Response:
-    """Return jobs that were given up, model by model, the oldest of each first, page by page: those the token is for.
+    """Return a page of failed jobs, model by model, the oldest of each first: those that the token covers.
 
-    Ask again with ``next`` as ``after`` until there is none. A page may be short, or empty, and not be the last.
+    To read the next page, send ``next`` as ``after``, until there is none. A page may be short or empty and yet not be
+    the last one.
     """
     limit, after = page_query(call)
     keys = await _keys(call)
@@ -46,7 +48,7 @@ async def failed(call: RequestContext) -> Response:
 
 
 async def _keys(call: RequestContext) -> list[str]:
-    """Return the queues that who asks may look into, in the order of the marks of their models."""
+    """Return the queues that the client may read, in the order of the marks of their models."""
     if (model := label_of(call, "model")) is not None:
         call.demand(queue_of(model))
         return [queue_of(model)]
@@ -56,7 +58,7 @@ async def _keys(call: RequestContext) -> list[str]:
 async def _page(
     call: RequestContext, keys: list[str], limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
-    """Return a page, and where it goes on: at a letter of a queue, or behind all of it, which its mark alone says."""
+    """Return a page and its cursor: a dead letter of a queue, or a queue's mark if the page ends with the queue."""
     position = None if after is None else after.rpartition(">")[2]
     start, inside, _ = ("", "", "") if position is None else position.partition("-")
     rest = [
@@ -97,73 +99,58 @@ def _array(
 
 
 async def retry(call: RequestContext) -> Response:
-    """Have a job done again that was given up. One that was not is passed over, and the count is 0."""
+    """Retry a failed job. If the job is not a failed one, the count is 0."""
     known = await job_of(call)
     return answer(Count(await call.context.dead_letters.redrive(known.key, known.task_id)))
 
 
 async def retry_all(call: RequestContext) -> Response:
-    """Have all jobs done again that were given up, of one model or of all that the token is for. Idempotent."""
+    """Retry all failed jobs of one model, or of all models that the token covers. Idempotent."""
     keys = await _keys(call)
     return answer(Count(sum([await call.context.dead_letters.redrive(key) for key in keys])))
 
 
 async def discard(call: RequestContext) -> Response:
-    """Give one job up for good. One that is not among these is passed over, and the count is 0."""
+    """Discard a failed job permanently. If the job is not a failed one, the count is 0."""
     known = await job_of(call)
     return answer(Count(await call.context.dead_letters.discard(known.key, known.task_id)))
 
 
-_MODEL = Query("model", LABEL, "those of this model alone", example="zimg")
+_MODEL = Query("model", LABEL, "only jobs of this model", example="zimg")
+_operation = partial(Operation, verb="admin", tag="failed jobs", scope=Scope.HANDLER, strict=True)
 OPERATIONS = (
-    Operation(
+    _operation(
         id="letters_failed",
         method="GET",
         path="/admin/dlq",
         handler=failed,
-        verb="admin",
-        tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(_MODEL, LIMIT, AFTER),
         answers={200: LettersOut},
         response_headers=("Link",),
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="letters_retry_all",
         method="POST",
         path="/admin/dlq/retry-all",
         handler=retry_all,
-        verb="admin",
-        tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(_MODEL,),
         answers={200: Count},
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="letters_retry",
         method="POST",
         path="/admin/dlq/{job_id}/retry",
         handler=retry,
-        verb="admin",
-        tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: Count},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="letters_discard",
         method="DELETE",
         path="/admin/dlq/{job_id}",
         handler=discard,
-        verb="admin",
-        tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: Count},
         problems=(404, 503),
     ),

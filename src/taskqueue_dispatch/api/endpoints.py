@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
@@ -24,10 +26,10 @@ _PAGE = 100
 
 
 async def register(call: RequestContext) -> Response:
-    """Add an endpoint, or change one: a model on a server, at a URL, with so many slots. It acts at once.
+    """Add or change an endpoint: a model on a server, its URL and its number of slots. It takes effect at once.
 
-    The capacity of the model's queue follows. One that was draining or removed is in use again. What ``together`` says
-    holds for the whole server; so one that has other models takes a token that is for these as well.
+    The capacity of the model's queue changes with it. An endpoint that was draining or removed is used again.
+    ``together`` applies to the whole server, so the token must cover all models of that server.
     """
     body = await call.body(RegisterIn)
     call.demand(queue_of(body.model))
@@ -48,9 +50,9 @@ async def register(call: RequestContext) -> Response:
 
 
 async def endpoints(call: RequestContext) -> Response:
-    """Return models by name, page by page, with their endpoints and what is held of each: those the token is for.
+    """Return a page of models by name, with their endpoints and the slots in use: those that the token covers.
 
-    Ask again with ``next`` as ``after`` until there is none; the header ``Link`` says the same.
+    To read the next page, send ``next`` as ``after``, until there is none; the header ``Link`` contains the same.
     """
     limit, after = call.number("limit", _PAGE, LIMITS.batch), label_of(call, "after")
     if (model := label_of(call, "model")) is not None:
@@ -71,20 +73,20 @@ async def endpoints(call: RequestContext) -> Response:
 
 
 async def drain(call: RequestContext) -> Response:
-    """Give an endpoint no more jobs; what runs there goes on. Registering it again ends that. Idempotent."""
+    """Send an endpoint no more jobs; running jobs continue. Register it again to undo this. Idempotent."""
     body = await _named(call)
     if not await dispatcher_of(call).registry.drain(body.model, body.server):
-        raise ProblemError(404, "unknown_endpoint", "the model has no such server")
+        raise ProblemError(404, "unknown_endpoint", "the model has no endpoint on this server")
     views = await dispatcher_of(call).registry.models()
     for view in views:
         for info in view.endpoints:
             if (view.model, info.endpoint.server) == (body.model, body.server):
                 return answer(EndpointOut.of(info))
-    raise ProblemError(404, "unknown_endpoint", "the model has no such server any more")
+    raise ProblemError(404, "unknown_endpoint", "the endpoint has been removed")
 
 
 async def remove(call: RequestContext) -> Response:
-    """Take an endpoint away; what runs there goes on, and what waits in the model's queue stays. Idempotent."""
+    """Remove an endpoint; its running jobs continue, and jobs in the model's queue stay there. Idempotent."""
     body = await _named(call)
     removed = await dispatcher_of(call).registry.remove(body.model, body.server)
     return answer(Removed(removed))
@@ -96,61 +98,46 @@ async def _named(call: RequestContext) -> EndpointIn:
     return body
 
 
-_MODEL = Query("model", LABEL, "this model alone", example="zimg")
-_AFTER = Query("after", LABEL, "where the page before said `next`", example="zimg")
+_MODEL = Query("model", LABEL, "only this model", example="zimg")
+_AFTER = Query("after", LABEL, "the `next` of the previous page", example="zimg")
 _NAMED = {"model": "zimg", "server": "gpu-1"}
+_operation = partial(Operation, verb="admin", tag="models", scope=Scope.HANDLER, strict=True)
 OPERATIONS = (
-    Operation(
+    _operation(
         id="endpoints_register",
         method="POST",
         path="/admin/register",
         handler=register,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         body=RegisterIn,
         example={**_NAMED, "endpoint": "http://10.0.0.4:9000/generate", "slots": 2},
         answers={200: EndpointOut},
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="endpoints_endpoints",
         method="GET",
         path="/admin/endpoints",
         handler=endpoints,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(_MODEL, LIMIT, _AFTER),
         answers={200: ModelsOut},
         response_headers=("Link",),
         problems=(503,),
     ),
-    Operation(
+    _operation(
         id="endpoints_drain",
         method="POST",
         path="/admin/drain",
         handler=drain,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         body=EndpointIn,
         example=_NAMED,
         answers={200: EndpointOut},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="endpoints_remove",
         method="POST",
         path="/admin/remove",
         handler=remove,
-        verb="admin",
-        tag="models",
-        scope=Scope.HANDLER,
-        strict=True,
         body=EndpointIn,
         example=_NAMED,
         answers={200: Removed},

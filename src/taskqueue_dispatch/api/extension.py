@@ -1,4 +1,4 @@
-"""The part of the server that the dispatcher is: see `taskqueue_server.routing.extensions`."""
+"""The dispatcher as an extension of the server: see `taskqueue_server.routing.extensions`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ OPERATIONS = (
 )
 TAGS = {
     "jobs": "Submit jobs to the servers of a model, look them up, wait for them and cancel them.",
-    "models": "Which servers run a model, and how its jobs are done.",
-    "failed jobs": "Jobs that were given up: the dead letters of all models.",
+    "models": "The servers of each model, and how its jobs are executed.",
+    "failed jobs": "The dead letters of all models.",
 }
 
 
 def extension(settings: DispatchSettings | None = None) -> Extension:
-    """Return the part; ``settings`` are read where none are given, once a server is made with it."""
+    """Return the extension. Without ``settings``, they are read when a server is created with it."""
 
     def opened(context: ServerContext) -> AbstractAsyncContextManager[object]:
-        return Dispatcher(context.backend, settings, housekeeping=False)
+        return Dispatcher(context.backend, settings, maintenance=False)
 
     return Extension(
         name=NAME,

@@ -1,4 +1,4 @@
-"""What the handlers of the dispatcher's operations share."""
+"""Functions shared by the handlers of the dispatcher's operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import RequestContext
 
 NAME = "dispatch"
-"""of the part"""
+"""name of the extension"""
 
 
 def dispatcher_of(call: RequestContext) -> Dispatcher:
@@ -23,12 +23,12 @@ def dispatcher_of(call: RequestContext) -> Dispatcher:
 
 
 def model_of(call: RequestContext) -> str:
-    """Return the model that the path ends with, which who asks may have to do with.
+    """Return the model at the end of the path.
 
-    Raises `InvalidInput` and `ProblemError`.
+    Raises `InvalidInput` if it is not a model's name, and `ProblemError` if the client may not access it.
     """
     model: str = call.request.path_params["model"]
-    try:  # what is not UTF-8 arrives here as another name, and may be somebody's
+    try:  # bytes that are not UTF-8 arrive here as another name, which may belong to another client
         unquote_to_bytes(call.request.scope["raw_path"]).decode()
     except UnicodeDecodeError:
         raise InvalidInput("model", "bytes that are not UTF-8", "printable text") from None
@@ -38,7 +38,7 @@ def model_of(call: RequestContext) -> str:
 
 
 def label_of(call: RequestContext, name: str) -> str | None:
-    """Return the name of a model from the query, if it is there. Raises `InvalidInput`."""
+    """Return a query parameter that is a model's name, or ``None`` if it is absent. Raises `InvalidInput`."""
     text = call.request.query_params.get(name)
     if text is not None:
         check_label(name, text)
@@ -46,9 +46,10 @@ def label_of(call: RequestContext, name: str) -> str | None:
 
 
 async def job_of(call: RequestContext) -> TaskStatus:
-    """Return what is known of the task that the job in the path is. Raises `InvalidInput` and `ProblemError`.
+    """Return the status of the task of the job in the path. Raises `InvalidInput` and `ProblemError`.
 
-    Who may have nothing to do with its model is told the same as where there is none: ids are not for guessing.
+    A client that may not access the job's model gets the same answer as for an unknown job, so that ids cannot be
+    guessed.
     """
     matches = await dispatcher_of(call).jobs.find(call.name("job_id"))
     if matches is None or not call.is_allowed(matches[0]):
@@ -57,7 +58,7 @@ async def job_of(call: RequestContext) -> TaskStatus:
 
 
 def unknown_job() -> ProblemError:
-    """Return the problem of a job that is not known, or not to who asks."""
+    """Return the problem of a job that is unknown, or that the client may not access."""
     return ProblemError(
         404,
         "unknown_job",

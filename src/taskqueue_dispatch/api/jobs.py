@@ -1,6 +1,8 @@
-"""Jobs: submit, look up, wait for, cancel."""
+"""Jobs: submit, read, wait, cancel."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -21,19 +23,19 @@ from taskqueue_server.routing.operations import Operation, RequestContext, Scope
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 _BODY = LIMITS.payload + 16 * 1024
-"""bytes: the largest payload, and what is said of it"""
+"""bytes of a body: the largest payload and the other fields"""
 _LIVE = {JobState.QUEUED, JobState.RUNNING}
 
 
 async def submit(call: RequestContext) -> Response:
-    """Submit a job. It is stored once this is answered with 202, and ends done, failed, expired or cancelled.
+    """Submit a job. Once the answer is 202, the job is stored, and it ends as done, failed, expired or cancelled.
 
-    ``leased``: a slot is free for it. ``queued``: it waits behind others. 503 with a ``reason``: nothing was stored,
-    for the model has no slots (``no_endpoints``) or no room now; again after ``Retry-After`` seconds.
+    ``leased``: a slot is free for the job. ``queued``: the job waits behind others. 503 with a ``reason``: nothing was
+    stored, because the model has no slots (``no_endpoints``) or its queue is full; retry after ``Retry-After`` seconds.
 
-    Sending it again with the same ``idempotency_key``, or the same header ``Idempotency-Key``, is harmless, and is
-    answered with what has become of the job. The same key with another payload is refused: 409, and 422 with the
-    header. Without an answer, or with one of 502, 503 or 504, send it again with the same key.
+    A request may be repeated with the same ``idempotency_key``, or the same header ``Idempotency-Key``; the answer is
+    then the current outcome of the job. The same key with another payload is refused: 409, and 422 with the header. If
+    there is no answer, or one of 502, 503 or 504, repeat the request with the same key.
     """
     body = await call.body(SubmissionIn, _BODY)
     key = queue_of(body.model)
@@ -42,7 +44,7 @@ async def submit(call: RequestContext) -> Response:
     if header is None:
         return await _submit(call, body, body.idempotency_key)
     if body.idempotency_key is not None:
-        both = f"both a key and the header {IDEMPOTENCY_KEY.name}"
+        both = f"both the field and the header {IDEMPOTENCY_KEY.name}"
         raise InvalidInput("idempotency_key", both, "one of them")
     try:
         return await _submit(call, body, header)
@@ -51,14 +53,14 @@ async def submit(call: RequestContext) -> Response:
 
 
 async def handle(call: RequestContext) -> Response:
-    """Take a job that a queue upstream pushes. Its ``job_id`` there is its key: pushed again, it is the same job.
+    """Accept a job that an upstream queue pushes. Its ``job_id`` is its idempotency key, so it may be pushed again.
 
-    Otherwise as submit. Any answer of success means that the queue upstream may forget it.
+    Otherwise like submit. After any successful answer, the upstream queue may delete the job.
     """
     body = await call.body(HandleIn, _BODY)
     call.demand(queue_of(body.model))
     if body.idempotency_key is not None:
-        raise InvalidInput("idempotency_key", "both a key and job_id", "job_id alone")
+        raise InvalidInput("idempotency_key", "both idempotency_key and job_id", "only job_id")
     check_name("job_id", body.job_id)
     return await _submit(call, body, body.job_id)
 
@@ -88,9 +90,9 @@ async def _submit(
 
 
 async def status(call: RequestContext) -> Response:
-    """Say what is known of a job, and of the callback that told of its end.
+    """Return the status of a job, and of the callback that reports its end.
 
-    With ``wait`` the answer comes once it has ended, or so many seconds have passed.
+    With ``wait``, the answer comes when the job has ended, or after that many seconds.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -105,9 +107,9 @@ async def status(call: RequestContext) -> Response:
 
 
 async def result(call: RequestContext) -> Response:
-    """Return a job's result, as its server wrote it.
+    """Return a job's result, byte for byte as its server sent it.
 
-    With ``wait`` the answer comes once it has ended, or so many seconds have passed.
+    With ``wait``, the answer comes when the job has ended, or after that many seconds.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -121,7 +123,7 @@ async def result(call: RequestContext) -> Response:
 
 
 async def cancel(call: RequestContext) -> Response:
-    """End a live job as cancelled. One that runs is let go of; its server may go on with it for nothing."""
+    """Cancel a live job. If it is running, its slot is released; its server may continue, and the result is ignored."""
     known = await job_of(call)
     cancelled = await dispatcher_of(call).jobs.cancel(known.task_id)
     call.context.waiters.check_now(known.key, known.task_id)
@@ -136,69 +138,55 @@ _EXAMPLE = {
 }
 _JOB = "/queue/jobs/{job_id}"
 _VERBS = ("publish", "admin")
+_operation = partial(Operation, tag="jobs", scope=Scope.HANDLER, strict=True)
 OPERATIONS = (
-    Operation(
+    _operation(
         id="jobs_submit",
         method="POST",
         path="/queue/submit",
         handler=submit,
         verb="publish",
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         headers=(IDEMPOTENCY_KEY,),
         body=SubmissionIn,
         example=_EXAMPLE,
         answers={202: (LeasedOut, QueuedOut)},
         problems=(409, 503),
     ),
-    Operation(
+    _operation(
         id="jobs_status",
         method="GET",
         path=_JOB,
         handler=status,
         verb=_VERBS,
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(WAIT,),
         answers={200: JobOut},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="jobs_result",
         method="GET",
         path=f"{_JOB}/result",
         handler=result,
         verb=_VERBS,
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         query=(WAIT,),
         answers={200: None},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="jobs_cancel",
         method="DELETE",
         path=_JOB,
         handler=cancel,
         verb=_VERBS,
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: Cancelled},
         problems=(404, 503),
     ),
-    Operation(
+    _operation(
         id="jobs_handle",
         method="POST",
         path="/tasks/handle",
         handler=handle,
         verb="publish",
-        tag="jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         body=HandleIn,
         example={"job_id": "upstream-17", "model": "zimg", "payload": {"prompt": "a boat"}},
         answers={202: (LeasedOut, QueuedOut)},

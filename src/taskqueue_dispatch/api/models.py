@@ -1,4 +1,4 @@
-"""What requests and answers of the dispatcher's operations look like. The OpenAPI document is made from these."""
+"""The schemas of the dispatcher's requests and answers, from which the OpenAPI document is generated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SubmissionIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A job for a model's servers.
 
     ``expires_in`` and ``delay`` are seconds from now, ``deadline`` and ``not_before`` are Unix seconds. The payload
-    goes to the server byte for byte.
+    is sent to the server byte for byte.
     """
 
     model: Label
@@ -40,7 +40,7 @@ class SubmissionIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     idempotency_key: Name | None = None
 
     def submission(self, now: float, idempotency_key: str | None) -> Submission:
-        """Return what is submitted at ``now``. Raises `InvalidInput`."""
+        """Return the submission, with times relative to ``now``. Raises `InvalidInput`."""
         return Submission(
             model=self.model,
             payload=bytes(self.payload),
@@ -54,13 +54,13 @@ class SubmissionIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HandleIn(SubmissionIn, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job that a queue upstream pushes, with its id there."""
+    """A job that an upstream queue pushes, with its id in that queue."""
 
     job_id: Name
 
 
 class LeasedOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot is free for the job. ``server`` is null where it is not settled yet which."""
+    """The answer for a job that has a slot. ``server`` is null if the server has not been chosen yet."""
 
     outcome: Literal["leased"] = "leased"
     job_id: str
@@ -68,7 +68,7 @@ class LeasedOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuedOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The job waits behind so many others, for so many seconds as far as is known."""
+    """The answer for a job that waits: the number of jobs before it, and the estimated seconds if known."""
 
     outcome: Literal["queued"] = "queued"
     job_id: str
@@ -77,13 +77,13 @@ class QueuedOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOut(JobStatus, frozen=True, kw_only=True):
-    """What is known about one job. ``callback`` is there once it has ended, if it has one."""
+    """The status of one job. ``callback`` is present once the job has ended, if it has a callback."""
 
     callback: CallbackRecord | None = None
 
 
 class PushedIn(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended on its server. Other fields are let be."""
+    """How a job ended on its server. Unknown fields are ignored."""
 
     status: Literal["success", "completed", "done", "failed", "error"]
     result: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
@@ -92,13 +92,13 @@ class PushedIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakenOut(msgspec.Struct, frozen=True):
-    """The result is with the job's dispatcher."""
+    """The answer for a result that was passed to the job's dispatcher."""
 
     outcome: Literal["taken"] = "taken"
 
 
 class LateOut(msgspec.Struct, frozen=True):
-    """What came for a job after its slot was another's, oldest first."""
+    """The reports of a job that came after its slot had been given to another job, oldest first."""
 
     notes: list[Any]
 
@@ -111,7 +111,7 @@ class EndpointIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RegisterIn(EndpointIn, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model on one server, and how much of it that server does at once."""
+    """One model on one server, and how many of its jobs that server runs at once."""
 
     endpoint: _Url
     slots: _Slots
@@ -121,7 +121,7 @@ class RegisterIn(EndpointIn, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class EndpointOut(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint at a glance."""
+    """An endpoint and the use of its slots."""
 
     model: str
     server: str
@@ -143,7 +143,7 @@ class EndpointOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, info: EndpointInfo) -> EndpointOut:
-        """Put the figures beside what was registered."""
+        """Return the registered fields and the current counts of an endpoint."""
         endpoint = info.endpoint
         return cls(
             model=endpoint.model,
@@ -177,7 +177,7 @@ class ModelOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, view: ModelView) -> ModelOut:
-        """Without its configuration."""
+        """Return a model without its configuration."""
         return cls(
             model=view.model,
             queue=view.key,
@@ -188,20 +188,20 @@ class ModelOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelsOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of models, by name. With ``next`` there are more: ask again, with it as ``after``."""
+    """A page of models, by name. If there is a ``next``, send it as ``after`` to read the next page."""
 
     models: list[ModelOut]
     next: str | None = None
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """Whether there was such an endpoint."""
+    """Whether the endpoint existed."""
 
     removed: bool
 
 
 class LetterOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that was given up."""
+    """A failed job."""
 
     job_id: str
     model: str | None
@@ -216,7 +216,7 @@ class LetterOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: str | None, dead_letter: DeadLetter) -> LetterOut:
-        """Leave out whom it would have been told to."""
+        """Return a dead letter as a failed job, without its callback URL."""
         task = dead_letter.task
         return cls(
             job_id=task.id,
@@ -233,7 +233,7 @@ class LetterOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LettersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of jobs that were given up. With ``next`` there are more, though the page may be short, or empty."""
+    """A page of failed jobs. If there is a ``next``, more follow, even if this page is short or empty."""
 
     jobs: list[LetterOut]
     next: str | None = None

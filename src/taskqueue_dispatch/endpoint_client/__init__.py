@@ -1,1 +1,1 @@
-"""How a server is called: one request to its answer, with no decision on what becomes of the job."""
+"""The HTTP client for GPU servers: one request and its answer, without any decision about the job."""

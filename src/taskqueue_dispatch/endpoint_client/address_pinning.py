@@ -1,4 +1,4 @@
-"""Where a server's name leads: looked up and checked for each connection, and nothing else is connected to."""
+"""Host names of endpoints: their addresses are resolved and checked for each connection."""
 
 from __future__ import annotations
 
@@ -13,51 +13,54 @@ from taskqueue_dispatch.endpoint_client.exchange import (
     NotReachedError,
     exchange,
 )
-from taskqueue_dispatch.endpoint_policy import Allowed
+from taskqueue_dispatch.endpoint_policy import EndpointPolicy
 from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve, look_up
 from taskqueue_dispatch.outbound_http.errors import NotReached
 
-_SECONDS = 5.0
-"""for a look-up"""
-_FAILURES = 0.5
-"""seconds for which a look-up that failed stands: less than there are between two looks at one server"""
-_ADDRESSES = 3
-"""of a name that are tried, where one is not connected to"""
+_LOOKUP_SECONDS = 5.0
+_FAILURE_SECONDS = 0.5
+"""seconds for which a failed look-up is cached; less than the time between two health checks of a server"""
+_MAX_ADDRESSES = 3
+"""addresses of a name that are tried, if no connection is possible"""
 _PORT = 0
-"""a name has the same addresses at each port: it is looked up once for all"""
+"""the addresses of a name do not depend on the port, so one look-up serves all ports"""
 
 ask_the_system: Resolve = partial(look_up, threads="look-up-endpoints")
-"""on threads of its own: what clients name for callbacks keeps no server from being found"""
+"""uses threads of its own, so that slow look-ups of callback hosts do not delay those of endpoints"""
 
 
-class ElsewhereError(NotReachedError):
-    """The server's name leads where no endpoint may be."""
+class AddressNotAllowedError(NotReachedError):
+    """The server's host name resolves to an address that is not allowed."""
 
 
-class Pins:
-    """Knows which names are to be followed. One event loop."""
+class AddressPins:
+    """Creates a pin for each host name that must be resolved and checked. For one event loop."""
 
-    def __init__(self, allowed: Allowed, resolve: Resolve) -> None:
-        """Do no input or output."""
-        self._allowed = allowed
-        self._recently = CachedLookup(resolve, failures=_FAILURES)
+    def __init__(self, policy: EndpointPolicy, resolve: Resolve) -> None:
+        """Create it without any I/O."""
+        self._policy = policy
+        self._cached = CachedLookup(resolve, failures=_FAILURE_SECONDS)
 
-    def of(self, host: str) -> Pin | None:
-        """Return what to call a host through; ``None`` for an address, and for a name that the settings have."""
-        return Pin(host, self._allowed, self._recently) if self._allowed.follows(host) else None
+    def of(self, host: str) -> AddressPin | None:
+        """Return the pin of a host, or ``None`` if it is an address or a listed host."""
+        return (
+            AddressPin(host, self._policy, self._cached)
+            if self._policy.must_resolve(host)
+            else None
+        )
 
     async def aclose(self) -> None:
-        """End what is still looked up: nobody is told. Later calls look up again."""
-        await self._recently.aclose()
+        """Cancel pending look-ups. Later calls resolve again."""
+        await self._cached.aclose()
 
 
-class Pin:
-    """A name, and the address that calls go to as long as it has it. For one transport, which serves no other name."""
+class AddressPin:
+    """A host name and the address that requests use while the name has it. Belongs to the transport of one origin."""
 
-    def __init__(self, host: str, allowed: Allowed, resolve: Resolve) -> None:
-        """Made by `Pins.of`."""
+    def __init__(self, host: str, policy: EndpointPolicy, resolve: Resolve) -> None:
+        """Create a pin; called by `AddressPins.of`."""
         self._host = host
-        self._allowed = allowed
+        self._policy = policy
         self._resolve = resolve
         self._address: str | None = None
         self._among = 1
@@ -68,9 +71,9 @@ class Pin:
     ) -> EndpointReply:
         """Send a request, and return the whole answer, as `taskqueue_dispatch.endpoint_client.exchange.exchange` does.
 
-        The name is looked up for each connection that is made, though hardly more than once in ten seconds, and every
-        address of it has to be allowed. It stays in ``Host``, and it is what a certificate is verified for. Raises
-        `ElsewhereError` besides, and nothing was connected to then.
+        The name is resolved for each new connection, from a cache of about ten seconds, and all its addresses must be
+        allowed. The header ``Host`` and the verification of the certificate use the name. Also raises
+        `AddressNotAllowedError`, before any connection.
         """
         request.extensions["sni_hostname"] = self._host
         url, known = request.url, self._address
@@ -79,8 +82,8 @@ class Pin:
             try:
                 return await self._to(known, url, transport, request, limit)
             except NotConnectedError as error:
-                refused = error  # it has others, or another by now
-        for address in (await self._allowed_addresses())[:_ADDRESSES]:
+                refused = error  # try its other addresses, or a new one
+        for address in (await self._allowed_addresses())[:_MAX_ADDRESSES]:
             if address != known:
                 try:
                     return await self._to(address, url, transport, request, limit)
@@ -97,7 +100,7 @@ class Pin:
         limit: int,
     ) -> EndpointReply:
         async def check() -> None:
-            # A connection that was kept is of an address that was good: it is a new one that is checked.
+            # Only new connections are checked: the address of an open one was allowed when it was made.
             if address not in await self._allowed_addresses():
                 raise NotConnectedError("its host name now resolves to another address")
 
@@ -111,15 +114,15 @@ class Pin:
             raise
 
     def _at(self, address: str, url: httpx2.URL) -> httpx2.URL:
-        # Jobs of an endpoint go to one URL: it is changed once, not for each of them.
+        # All jobs of an endpoint go to one URL, so the changed URL is cached.
         if self._last is None or self._last[0] is not url or self._last[1] != address:
             self._last = url, address, url.copy_with(host=address)
         return self._last[2]
 
     async def _allowed_addresses(self) -> tuple[str, ...]:
-        """Return where the name leads now, if that is allowed."""
+        """Return the current addresses of the name. Raise `AddressNotAllowedError` if one of them is not allowed."""
         try:
-            async with asyncio.timeout(_SECONDS):
+            async with asyncio.timeout(_LOOKUP_SECONDS):
                 matches = await self._resolve(self._host, _PORT)
         except (NotReached, TimeoutError):
             raise NotReachedError("its host name cannot be resolved") from None
@@ -127,9 +130,9 @@ class Pin:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise NotReachedError("its name is not looked up any more") from None
-        # One bad address spoils all: whoever mixes it in hopes for the next connection.
-        if not self._allowed.holds(matches):
-            raise ElsewhereError("its host name resolves to an address that is not allowed")
-        self._among = max(1, min(len(matches), _ADDRESSES))
+            raise NotReachedError("the look-up of its host name was cancelled") from None
+        # One forbidden address is enough to refuse: a later connection might use it.
+        if not self._policy.contain(matches):
+            raise AddressNotAllowedError("its host name resolves to an address that is not allowed")
+        self._among = max(1, min(len(matches), _MAX_ADDRESSES))
         return matches

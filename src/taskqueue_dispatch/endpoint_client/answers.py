@@ -1,18 +1,18 @@
-"""What an answer means. Nothing of a body gets into an error but the text that the server itself calls its error.
+"""The meaning of a server's answer. Errors contain nothing of the body except the server's own error text.
 
 ====================== ==================================================================================
-status of a POST       what becomes of it
+status of a POST       meaning
 ====================== ==================================================================================
-200 201 202            by the body: see `read`
-400 413 415 422        `JobFailedAnswer`, final: the payload is refused, and would be elsewhere
-401 403 404 405        `JobFailedAnswer`: the endpoint is set up wrongly, by no fault of the job
+200 201 202            depends on the body: see `read`
+400 413 415 422        `JobFailedAnswer`, final: the payload is refused, and would be refused everywhere
+401 403 404 405        `JobFailedAnswer`: the endpoint is misconfigured; the job is not at fault
 408 425 429 503        `Busy`, with the server's Retry-After
-502 504                `EndpointUnreachable`, though it may have got there: something on the way has answered
-500, any other         `JobFailedAnswer`; a redirect is not followed
+502 504                `EndpointUnreachable`: a proxy answered; the server may have received the job
+500, any other         `JobFailedAnswer`; redirects are not followed
 ====================== ==================================================================================
 
-Who asks for a job that was sent before learns of the job's failure by the server's word alone: 404 and 410 are
-`Missing`, 408, 425, 429 and 503 `Busy`, every other unusable answer is `EndpointUnreachable`: it is asked again.
+When a job's status is polled, only the body can report that the job has failed: 404 and 410 are `Missing`, 408, 425,
+429 and 503 are `Busy`, and any other unusable answer is `EndpointUnreachable`, so the server is polled again.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ from taskqueue_dispatch.models import ModelConfig, ModelType
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The job is done."""
+    """The answer that the job succeeded."""
 
     result: bytes
     """JSON text"""
 
 
 class JobAcceptedAnswer(msgspec.Struct, frozen=True):
-    """The server has taken the job, and will know it by this id."""
+    """The answer that the server has accepted the job under this id."""
 
     remote_id: str
 
 
 class JobRunningAnswer(msgspec.Struct, frozen=True):
-    """The server has the job, and no result yet."""
+    """The answer that the job is still running."""
 
     progress: float | str | None = None
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """The server does not know the job: it was never there, or the server began anew."""
+    """The answer that the server does not know the job: it never arrived, or the server has restarted."""
 
 
 class Busy(msgspec.Struct, frozen=True):
-    """The server has not taken the job, by no fault of the job or of itself."""
+    """The answer that the server cannot accept the job at the moment; this is not a failure."""
 
     retry_after: float | None = None
 
 
 class EndpointUnreachable(msgspec.Struct, frozen=True):
-    """No answer, or none that is whole."""
+    """The result if there is no complete answer."""
 
     error: str
     sent: bool
-    """whether the server may have got the request"""
+    """whether the server may have received the request"""
 
 
 class JobFailedAnswer(msgspec.Struct, frozen=True):
-    """The job has failed there, or its answer can't be used."""
+    """The answer that the job has failed, or an answer that cannot be used."""
 
     error: str
     final: bool = False
-    """it would fail elsewhere, and later, in the same way"""
+    """whether it would fail again, also on other servers"""
 
 
 Answer = (
@@ -86,10 +86,10 @@ Answer = (
 
 
 DONE = frozenset({"success", "completed", "done"})
-"""the words of a job that has succeeded, in any case; those that are in neither set are of one that runs"""
+"""statuses of a job that has succeeded, in any letter case; a status in neither set means that it is running"""
 FAILED = frozenset({"failed", "error"})
 LONGEST_REST = 300.0
-"""seconds; a server that names a longer wait is asked again after these"""
+"""largest ``Retry-After`` in seconds that is obeyed"""
 
 _GOOD = frozenset({200, 201, 202})
 _BUSY = frozenset({408, 425, 429, 503})
@@ -111,7 +111,7 @@ _value = msgspec.json.Decoder()
 
 
 class EndpointReply(msgspec.Struct, frozen=True):
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     body: bytes
@@ -127,11 +127,11 @@ _health = msgspec.json.Decoder(_Health)
 
 
 def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
-    """Return what the answer to a POST of a job means.
+    """Return the meaning of the answer to a POST of a job.
 
-    A good one is a JSON object with a ``status``, and with ``result``, ``error`` or the server's id of the job. From
-    a sync model any other JSON is the result, and so is the whole object where it has success but no ``result``. An id
-    may be missing only where nobody asks by it: then the server knows the job by its own.
+    A valid body is a JSON object with a ``status``, and ``result``, ``error`` or the server's id of the job. For a sync
+    model, any other JSON is the result; an object with a successful status but without ``result`` is itself the result.
+    The id may be missing only if the model is not polled; then the server uses the job's own id.
     """
     if reply.status in _GOOD:
         return _read_good(reply, job, config)
@@ -150,7 +150,7 @@ def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
 
 
 def read_status(reply: EndpointReply, requested: str, config: ModelConfig) -> Answer:
-    """Return what the answer means that was asked for by the id ``asked``."""
+    """Return the meaning of the answer to a poll for the id ``requested``."""
     if reply.status in _GONE:
         return Missing()
     if reply.status in _BUSY:
@@ -161,12 +161,12 @@ def read_status(reply: EndpointReply, requested: str, config: ModelConfig) -> An
 
 
 def read_observed(reply: EndpointReply) -> Seen | None:
-    """Return what a server's health tells: ``active_jobs``, and as ``jobs`` their ids where it has them.
+    """Return a server's health report: ``active_jobs``, and if present ``jobs``, the ids that it got as ``X-Job-Id``.
 
-    The ids are those of ``X-Job-Id``. ``None`` for any status but 200, and for what is not that.
+    Return ``None`` for any status but 200, and for a body that is not such a report.
     """
     try:
-        decoded = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - as it says
+        decoded = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - OK
     except (ValueError, RecursionError):
         return None
     if decoded is None or not 0 <= decoded.active_jobs <= _ACTIVE:
@@ -260,7 +260,7 @@ def _names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _id(fields: Mapping[str, msgspec.Raw], names: tuple[str, ...]) -> str | None:
-    """Return the id, if it is one that can stand in an address."""
+    """Return the id, if it can be part of a URL's path."""
     result = next((_plain(fields, name) for name in names if name in fields), None)
     if type(result) is int:
         result = str(result)
@@ -281,7 +281,7 @@ def _error(fields: Mapping[str, msgspec.Raw]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return what a server calls its error, as what may be shown: a line of at most 1000 printable characters."""
+    """Return a server's error text as one line of at most 1000 printable characters."""
     if not isinstance(value, str) or not value.strip():
         return "the server reported a failure"
     return "".join(c if c.isprintable() else " " for c in value[:_ERROR_TEXT]).strip()
@@ -295,7 +295,7 @@ def _reported_failure(body: bytes) -> str | None:
 def _plain(fields: Mapping[str, msgspec.Raw], name: str) -> object:
     try:
         result: object = _value.decode(fields[name]) if name in fields else None
-    except (ValueError, RecursionError):  # a number that Python can't hold
+    except (ValueError, RecursionError):  # for example a number that Python cannot represent
         return None
     return result
 

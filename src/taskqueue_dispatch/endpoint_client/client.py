@@ -1,4 +1,4 @@
-"""The caller: every request to a server of an endpoint goes out here, and its answer is read within bounds."""
+"""The client for GPU servers: every request to an endpoint is sent here, and answers are read up to a limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from taskqueue_core.capabilities import Endpoint, Seen, SlotLease
 from taskqueue_core.client_security import trusting
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.endpoint_client.address_pinning import ElsewhereError, Pins, ask_the_system
+from taskqueue_dispatch.endpoint_client.address_pinning import (
+    AddressNotAllowedError,
+    AddressPins,
+    ask_the_system,
+)
 from taskqueue_dispatch.endpoint_client.answers import (
     Answer,
     EndpointReply,
@@ -32,34 +36,34 @@ from taskqueue_dispatch.endpoint_client.exchange import (
     exchange,
 )
 from taskqueue_dispatch.endpoint_client.transports import Transports
-from taskqueue_dispatch.endpoint_policy import Allowed
+from taskqueue_dispatch.endpoint_policy import EndpointPolicy
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.outbound_http.dns import Resolve
 
-_ASK = 10.0
-_HEALTH = 5.0
-_TAKE = 60.0
-"""seconds for a server to take the job of an async model"""
+_POLL_SECONDS = 10.0
+_HEALTH_SECONDS = 5.0
+_ACCEPT_SECONDS = 60.0
+"""seconds for a server to accept a job of an async model"""
 _HEALTH_LIMIT = 1024 * 1024
 _SCHEMES = frozenset({"http", "https"})
-_PORT = 65_535
-_MANY = 1000
+_MAX_PORT = 65_535
+_MAX_WARNED = 1000
 _log = logging.getLogger("taskqueue.dispatch")
-_ASKING = (
+_GET_HEADERS = (
     ("accept", "application/json"),
     ("accept-encoding", "identity"),
     ("user-agent", "taskqueue-dispatch"),
 )
-_SENDING = (*_ASKING, ("content-type", "application/json"), ("x-source", "dispatcher"))
+_POST_HEADERS = (*_GET_HEADERS, ("content-type", "application/json"), ("x-source", "dispatcher"))
 
 
-class Caller:
-    """Calls servers, over connections that it keeps. One event loop; any number of calls at once.
+class EndpointClient:
+    """A client with kept-alive connections to GPU servers. For one event loop; any number of concurrent calls.
 
-    No redirect is followed, no proxy, cookie or credential of the environment used, and certificates are verified.
-    A name that ``endpoints_allowed`` does not have is looked up for each connection: one that leads elsewhere is
-    `EndpointUnreachable`, and nothing is connected to.
-    Whatever a server does, a call ends in time and reads no more than it may; none raises for it.
+    It follows no redirects, uses no proxy, cookie or credential of the environment, and verifies certificates. A host
+    that is not listed in ``endpoints_allowed`` is resolved for each connection; if an address is not allowed, the
+    result is `EndpointUnreachable`, and no connection is made. Whatever a server does, a call ends in time, reads no
+    more than its limit, and does not raise.
     """
 
     def __init__(
@@ -69,29 +73,29 @@ class Caller:
         tls_ca: Path | str | None = None,
         resolve: Resolve = ask_the_system,
     ) -> None:
-        """Do no input or output but to read ``tls_ca``, authorities (PEM) to trust instead of the system's."""
+        """Create a client. Reads ``tls_ca``, authorities (PEM) to trust instead of the system's; no other I/O."""
         trust = trusting(tls_ca, setting="TASKQUEUE_DISPATCH_TLS_CA")
         self._limit = settings.answer_limit
-        self._health = min(_HEALTH, settings.health_interval)
-        self._pins = Pins(Allowed(settings.endpoints_allowed), resolve)
+        self._health = min(_HEALTH_SECONDS, settings.health_interval)
+        self._pins = AddressPins(EndpointPolicy(settings.endpoints_allowed), resolve)
         self._transports = Transports(
             ssl.create_default_context if trust is None else lambda: trust, self._pins
         )
-        self._elsewhere: set[tuple[str, str] | None] = set()
-        """endpoints of which it was logged that their names lead elsewhere"""
+        self._warned: set[tuple[str, str] | None] = set()
+        """endpoints for which a forbidden address has been logged"""
 
     async def send(
         self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int
     ) -> Answer:
-        """POST a job to the server of a lease, and return what it says.
+        """POST a job to the server of a lease, and return its answer.
 
-        The server gets the task's payload as it is, its id as ``X-Job-Id`` and ``Idempotency-Key``, the attempt, and
-        the lease's token to push the result with: never where the client wants to have it. ``X-Model-Switched: true``
-        says that it was given a job of another model before. A sync model has
-        `max_poll_time` to answer, after which the job has failed; an async one is to take it within a minute.
+        The server gets the task's payload unchanged, its id as ``X-Job-Id`` and ``Idempotency-Key``, the attempt, and
+        the lease's token with which it can push the result; never the client's callback URL. ``X-Model-Switched:
+        true`` means that the server's previous job was of another model. A sync model must answer within
+        `max_poll_time`, or the job has failed; an async one must accept the job within a minute.
         """
         headers = [
-            *_SENDING,
+            *_POST_HEADERS,
             ("idempotency-key", task.id),
             ("x-job-id", task.id),
             ("x-attempt", str(attempt)),
@@ -100,46 +104,46 @@ class Caller:
         if lease.switched:
             headers.append(("x-model-switched", "true"))
         sync = config.model_type is ModelType.SYNC
-        patience = config.max_poll_time if sync else min(_TAKE, config.max_poll_time)
+        timeout = config.max_poll_time if sync else min(_ACCEPT_SECONDS, config.max_poll_time)
         try:
             request = httpx2.Request(
                 "POST", _address(lease.url), headers=headers, content=task.payload
             )
             target = lease.model, lease.server
-            reply = await self._call(request, patience, self._limit, target)
+            reply = await self._call(request, timeout, self._limit, target)
         except NotUsableError as error:
             return JobFailedAnswer(str(error))
         except TimeoutError:
             if sync:
                 return JobFailedAnswer(
-                    f"no complete response within the max_poll_time of {patience:g} s"
+                    f"no complete response within the max_poll_time of {timeout:g} s"
                 )
-            return _late(patience)
+            return _timed_out(timeout)
         except (NotReachedError, NotWholeError) as error:
             return _unreachable(error)
         return read(reply, task.id, config)
 
     async def ask(self, url: str, job_id: str, config: ModelConfig) -> Answer:
-        """Ask the server of an endpoint's URL for a job, by the id that it has there.
+        """Poll a server for a job, by the server's own id of it.
 
-        `EndpointUnreachable` where the model has no ``poll_endpoint_template``: nobody can be asked then.
+        Return `EndpointUnreachable` if the model has no ``poll_endpoint_template``.
         """
         template = config.poll_endpoint_template
         if template is None:
             return EndpointUnreachable("the model has no poll_endpoint_template", sent=False)
         path = template.replace("{id}", quote(job_id, safe=""))
         try:
-            reply = await self._call(_get(url, path), _ASK, self._limit)
+            reply = await self._call(_get(url, path), _POLL_SECONDS, self._limit)
         except NotUsableError as error:
             return JobFailedAnswer(str(error))
         except TimeoutError:
-            return _late(_ASK)
+            return _timed_out(_POLL_SECONDS)
         except (NotReachedError, NotWholeError) as error:
             return _unreachable(error)
         return read_status(reply, job_id, config)
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
-        """Ask an endpoint's server how it is; ``None`` where it does not answer as one that is well."""
+        """Check the health of an endpoint's server; return ``None`` if it is not healthy."""
         try:
             request = _get(endpoint.url, config.health_path)
             target = endpoint.model, endpoint.server
@@ -149,37 +153,37 @@ class Caller:
         return read_observed(reply)
 
     async def aclose(self) -> None:
-        """Close every connection, those of calls under way once these have ended. Later calls open new ones."""
+        """Close all connections; those of running calls when the calls have ended. Later calls open new ones."""
         await self._transports.aclose()
         await self._pins.aclose()
 
     async def _call(
         self,
         request: httpx2.Request,
-        patience: float,
+        timeout: float,
         limit: int,
         target: tuple[str, str] | None = None,
     ) -> EndpointReply:
-        async with self._transports.to(_origin(request.url)) as way:
-            # Not asyncio's: a transport closes what other calls left idle, and shields that from anyio's ends alone.
-            with anyio.fail_after(patience):
-                if way.pin is None:
-                    return await exchange(way.transport, request, limit)
+        async with self._transports.to(_origin(request.url)) as server:
+            # Not asyncio.timeout: the transport shields its closing of idle connections only from anyio's cancellation.
+            with anyio.fail_after(timeout):
+                if server.pin is None:
+                    return await exchange(server.transport, request, limit)
                 try:
-                    reply = await way.pin.exchange(way.transport, request, limit)
-                except ElsewhereError:
+                    reply = await server.pin.exchange(server.transport, request, limit)
+                except AddressNotAllowedError:
                     self._warn_once(target)
                     raise
-                self._elsewhere.discard(target)
+                self._warned.discard(target)
                 return reply
 
     def _warn_once(self, target: tuple[str, str] | None) -> None:
-        """Log once that an endpoint's name leads elsewhere, until it has answered again."""
-        if target is None or target in self._elsewhere:
+        """Log that an endpoint's host has a forbidden address: once, until it has answered again."""
+        if target is None or target in self._warned:
             return
-        if len(self._elsewhere) >= _MANY:
-            self._elsewhere.clear()
-        self._elsewhere.add(target)
+        if len(self._warned) >= _MAX_WARNED:
+            self._warned.clear()
+        self._warned.add(target)
         model, server = target
         _log.warning(
             "endpoint not called: its host name resolves to an address that is not allowed",
@@ -192,7 +196,7 @@ def _get(url: str, path: str) -> httpx2.Request:
         requested = _address(url).copy_with(raw_path=path.encode("ascii"))
     except (httpx2.InvalidURL, UnicodeError):
         raise NotReachedError("its URL is not valid") from None
-    return httpx2.Request("GET", requested, headers=_ASKING)
+    return httpx2.Request("GET", requested, headers=_GET_HEADERS)
 
 
 @lru_cache(maxsize=4096)
@@ -201,7 +205,7 @@ def _address(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError):
         raise NotReachedError("its URL is not valid") from None
-    if parsed.scheme not in _SCHEMES or not parsed.host or (parsed.port or 0) > _PORT:
+    if parsed.scheme not in _SCHEMES or not parsed.host or (parsed.port or 0) > _MAX_PORT:
         raise NotReachedError("its URL is not valid")
     return parsed
 
@@ -214,5 +218,5 @@ def _unreachable(error: NotReachedError | NotWholeError) -> EndpointUnreachable:
     return EndpointUnreachable(str(error), sent=isinstance(error, NotWholeError))
 
 
-def _late(patience: float) -> EndpointUnreachable:
-    return EndpointUnreachable(f"no complete response within {patience:g} s", sent=True)
+def _timed_out(timeout: float) -> EndpointUnreachable:
+    return EndpointUnreachable(f"no complete response within {timeout:g} s", sent=True)

@@ -1,4 +1,4 @@
-"""One request and its whole answer, within bounds, and what may have become of it where there is none."""
+"""One request and its complete answer, up to a limit; or an error that says whether the server may have received it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import httpx2
 
 from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 
-_CONNECT = 5.0
-"""seconds for a connection, and as many for its TLS"""
-_ANY = 18
-"""digits that a length may have"""
+_CONNECT_SECONDS = 5.0
+"""seconds to connect, and again for the TLS handshake"""
+_MAX_DIGITS = 18
+"""digits of a ``Content-Length``"""
 
 
 class NotReachedError(Exception):
-    """Nothing was sent. Its text says why, and shows no address."""
+    """Nothing was sent. The text says why, without any address."""
 
 
 class NotConnectedError(NotReachedError):
-    """Nothing listens there, as far as can be told."""
+    """The connection was refused."""
 
 
 class NotUsableError(Exception):
-    """The answer is not read to its end. Its text says why, and shows none of it."""
+    """The answer was not read to its end. The text says why, without any of its content."""
 
 
 class NotWholeError(Exception):
-    """The server may have got the request, and there is no complete response. Its text is as that of the others."""
+    """The server may have received the request, but there is no complete answer. The text says why."""
 
 
 async def exchange(
@@ -40,17 +40,16 @@ async def exchange(
     among: int = 1,
     opening: Callable[[], Awaitable[None]] | None = None,
 ) -> EndpointReply:
-    """Send a request, and return the whole answer, of ``limit`` bytes at most. It takes its time: bound it.
+    """Send a request, and return the complete answer of at most ``limit`` bytes. The caller must set a timeout.
 
-    A connection that the server has closed while nobody used it is replaced before anything is sent; nothing is ever
-    sent twice. The time for a connection is shared ``among`` so many addresses. ``opening`` is called before a
-    connection is made, and may raise instead. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or
-    `NotUsableError`.
+    An idle connection that the server has closed is replaced before anything is sent; nothing is sent twice. The time
+    to connect is divided by ``among``, the number of addresses to try. ``opening`` is called before a new connection,
+    and may raise to prevent it. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or `NotUsableError`.
     """
-    async with _Course(opening) as course:
+    async with _Trace(opening) as trace:
         request.extensions |= {
-            "timeout": httpx2.Timeout(None, connect=_CONNECT / among).as_dict(),
-            "trace": course,
+            "timeout": httpx2.Timeout(None, connect=_CONNECT_SECONDS / among).as_dict(),
+            "trace": trace,
         }
         try:
             response = await transport.handle_async_request(request)
@@ -59,14 +58,14 @@ async def exchange(
             finally:
                 await response.aclose()
         except (httpx2.TransportError, OSError, UnicodeError) as error:
-            if course.sent and not isinstance(error, httpx2.LocalProtocolError):
+            if trace.sent and not isinstance(error, httpx2.LocalProtocolError):
                 raise NotWholeError(_broken(error)) from None
-            kind = NotConnectedError if course.refused else NotReachedError
+            kind = NotConnectedError if trace.refused else NotReachedError
             raise kind(f"no connection ({_name(error)})") from None
 
 
-class _Course:
-    """How far a call has come, as the transport tells it: an asynchronous function, for its ``trace``."""
+class _Trace:
+    """The progress of a request, as reported by the transport: a callable for its ``trace``."""
 
     def __init__(self, opening: Callable[[], Awaitable[None]] | None) -> None:
         self.sent = False
@@ -88,7 +87,7 @@ class _Course:
             case "http11.receive_response_headers.started":
                 asyncio.get_running_loop().call_soon(self._wait)
             case "http11.receive_response_headers.complete" if not self._waited:
-                # It was there before anybody waited for it: more than one answer has come to the request before.
+                # It arrived before it was awaited: the server has sent more than one answer to the previous request.
                 raise NotWholeError("it responded before the request was sent")
 
     def _wait(self) -> None:
@@ -98,14 +97,16 @@ class _Course:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._opening is not None:  # the transport forgets one whose TLS is cancelled on the way
+        if (
+            self._opening is not None
+        ):  # the transport does not close a connection whose TLS handshake is cancelled
             await self._opening.aclose()
 
 
 async def _whole(response: httpx2.Response, limit: int) -> EndpointReply:
     status, headers = response.status_code, response.headers
     text = headers.get("content-length", "")
-    if len(text) > _ANY or (text.isdigit() and int(text) > limit):
+    if len(text) > _MAX_DIGITS or (text.isdigit() and int(text) > limit):
         raise NotUsableError(_too_long(status, limit))
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise NotUsableError(f"HTTP {status}: the response is compressed, which was not requested")
@@ -130,7 +131,7 @@ def _broken(error: Exception) -> str:
 
 
 def _name(error: BaseException) -> str:
-    """Return the kind of the first of the errors that have led to this one."""
+    """Return the name of the first error in the chain that led to this one."""
     if isinstance(error, httpx2.TimeoutException):
         return TimeoutError.__name__
     while (before := error.__cause__ or error.__context__) is not None:

@@ -1,6 +1,7 @@
-"""A transport for each server: its connections are kept for its next calls, and no call looks at those of others.
+"""A transport for each server, which keeps its connections open for later requests.
 
-A pool of connections looks at all of them for each request. A server has few slots, and so few connections.
+One pool for all servers would search all connections for each request. One server has few slots, and so few
+connections.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx2
 
-from taskqueue_dispatch.endpoint_client.address_pinning import Pin, Pins
+from taskqueue_dispatch.endpoint_client.address_pinning import AddressPin, AddressPins
 
 _IDLE = 2.0
-"""seconds; less than a server keeps idle connections (uvicorn: 5), so that few calls meet one that is closing"""
-_SERVERS = 256
-"""that nobody calls just now, and whose transports are kept all the same"""
+"""seconds; shorter than servers keep idle connections (uvicorn: 5), so that few requests meet one that is closing"""
+_MAX_UNUSED = 256
+"""transports without a running request that are kept"""
 _UNUSED = 60.0
-"""seconds after which a transport is closed that nobody has used: more than there are between two health checks"""
+"""seconds after which an unused transport is closed; longer than the time between two health checks"""
 _UNANSWERED = 60.0
-"""seconds after which a connection ends whose other side's machine is gone, or cut off"""
+"""seconds after which a connection to an unreachable machine ends"""
 
 
-class Way:
-    """The way to a server, and who uses it."""
+class ServerTransport:
+    """The transport of one server, and the number of calls that use it."""
 
-    def __init__(self, transport: httpx2.AsyncHTTPTransport, pin: Pin | None) -> None:
-        """``pin`` is for a name that has to be followed."""
+    def __init__(self, transport: httpx2.AsyncHTTPTransport, pin: AddressPin | None) -> None:
+        """``pin`` is set if the host name must be resolved and checked."""
         self.transport = transport
         self.pin = pin
         self.calls = 0
@@ -39,48 +40,48 @@ class Way:
 
 
 class Transports:
-    """Transports by origin. One event loop."""
+    """The transports by origin. For one event loop."""
 
-    def __init__(self, secured: Callable[[], ssl.SSLContext], pins: Pins) -> None:
-        """Do no input or output. ``secured`` is called once, for the first server with TLS."""
+    def __init__(self, secured: Callable[[], ssl.SSLContext], pins: AddressPins) -> None:
+        """Create it without any I/O. ``secured`` is called once, for the first server with TLS."""
         self._secured = secured
         self._pins = pins
         self._tls: ssl.SSLContext | None = None
-        self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody
-        self._used: dict[str, Way] = {}
-        self._unused: OrderedDict[str, Way] = OrderedDict()
+        self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no certificate
+        self._used: dict[str, ServerTransport] = {}
+        self._unused: OrderedDict[str, ServerTransport] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def to(self, origin: str) -> AsyncIterator[Way]:
-        """Give the way to an origin, whose transport nobody closes meanwhile."""
-        retained = self._used.get(origin) or self._unused.pop(origin, None) or self._new(origin)
-        self._used[origin] = retained
-        retained.calls += 1
+    async def to(self, origin: str) -> AsyncIterator[ServerTransport]:
+        """Yield the transport of an origin, and keep it open until the block ends."""
+        server = self._used.get(origin) or self._unused.pop(origin, None) or self._new(origin)
+        self._used[origin] = server
+        server.calls += 1
         try:
-            yield retained
+            yield server
         finally:
-            retained.calls -= 1
-            if not retained.calls:
-                await self._rest(origin, retained)
+            server.calls -= 1
+            if not server.calls:
+                await self._put_back(origin, server)
 
     async def aclose(self) -> None:
-        """Close what no call uses, and the others once their last call has ended. Later calls open new ones."""
-        for retained in self._used.values():
-            retained.discarded = True
+        """Close unused transports, and the others when their last call has ended. Later calls open new ones."""
+        for server in self._used.values():
+            server.discarded = True
         self._used.clear()
         while self._unused:
             await self._close_oldest()
 
-    def _new(self, origin: str) -> Way:
-        return Way(
+    def _new(self, origin: str) -> ServerTransport:
+        return ServerTransport(
             httpx2.AsyncHTTPTransport(
                 verify=self._context() if origin.startswith("https:") else self._no_tls,
                 trust_env=False,
-                # A call waits for no other one's connection, and slots bound the calls.
+                # No call waits for another one's connection; the number of slots limits the calls.
                 limits=httpx2.Limits(
                     max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE
                 ),
-                socket_options=_watched(),
+                socket_options=_keepalive_options(),
             ),
             self._pins.of(httpx2.URL(origin).raw_host.decode("ascii")),
         )
@@ -90,26 +91,26 @@ class Transports:
             self._tls = self._secured()
         return self._tls
 
-    async def _rest(self, origin: str, retained: Way) -> None:
-        if retained.discarded:
-            await retained.transport.aclose()
+    async def _put_back(self, origin: str, server: ServerTransport) -> None:
+        if server.discarded:
+            await server.transport.aclose()
             return
         now = asyncio.get_running_loop().time()
-        retained.unused_since = now
+        server.unused_since = now
         self._unused[origin] = self._used.pop(origin)
         while self._unused and self._too_many(now):
             await self._close_oldest()
 
     def _too_many(self, now: float) -> bool:
         oldest = next(iter(self._unused.values()))
-        return len(self._unused) > _SERVERS or oldest.unused_since < now - _UNUSED
+        return len(self._unused) > _MAX_UNUSED or oldest.unused_since < now - _UNUSED
 
     async def _close_oldest(self) -> None:
-        _, retained = self._unused.popitem(last=False)
-        await retained.transport.aclose()
+        _, server = self._unused.popitem(last=False)
+        await server.transport.aclose()
 
 
-def _watched() -> list[tuple[int, int, int]]:
+def _keepalive_options() -> list[tuple[int, int, int]]:
     tcp = {
         "TCP_KEEPIDLE": 15,
         "TCP_KEEPINTVL": 5,
