@@ -270,7 +270,8 @@ async def read_hello(session: ServerSession, channel: WebSocketChannel) -> Hello
                         case CloseSocket():
                             return event
     except TimeoutError:
-        refusal = session.refuse(
+        frame, close = session.refuse(
             "no_hello", "the first frame must be hello, and it must arrive in time", CLOSE_TIMEOUT
         )
-        return cast("CloseSocket", refusal[-1])
+        await channel.send(cast("SendFrames", frame).text)
+        return cast("CloseSocket", close)
