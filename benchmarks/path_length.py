@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for parts of the tests
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings
-from taskqueue_core.queue import Queue, open_backend
+from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Delivery
 from taskqueue_server import ServerProcess
 from taskqueue_worker import Worker

@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     """the backend that tasks move away from, named like ``backend``; its own settings are ``TASKQUEUE_OLD_…``"""
     migrate_mode: Literal["available", "strict"] = "available"
     """what comes first while both have tasks: that they flow, or that order and limits hold"""
+    sharding: bool = False
+    """whether queues may be spread over shards; set it in every server, worker and publisher of a store"""
     server_url: str = "http://127.0.0.1:8420"
     """where the server is: for workers, the ``server`` backend and the command line"""
     token: SecretStr | None = None

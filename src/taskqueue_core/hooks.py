@@ -147,6 +147,8 @@ class Hooks:
         """Start without plugins."""
         self._manager = pluggy.PluginManager(_PROJECT)
         self._manager.add_hookspecs(_Specs)
+        self.listening = False
+        """whether there may be a plugin; lets hot paths skip `fire`"""
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Add a plugin. Raises `ValueError` where its hooks do not fit the specification; adds nothing then."""
@@ -154,6 +156,7 @@ class Hooks:
             self._manager.register(plugin, name=name)
             self._manager.check_pending()
             self._check_plain(plugin)
+            self.listening = True
         except pluggy.PluginValidationError as error:
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
@@ -162,6 +165,7 @@ class Hooks:
     def unregister(self, plugin: object) -> None:
         """Remove a plugin."""
         self._manager.unregister(plugin)
+        self.listening = bool(self._manager.get_plugins())
 
     @property
     def plugins(self) -> tuple[str, ...]:

@@ -14,7 +14,15 @@ from typing import Any, Self
 import msgspec
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_headers, check_json, check_name, check_time, kind_of
+from taskqueue_core.limits import (
+    LIMITS,
+    check_encoded,
+    check_headers,
+    check_json,
+    check_name,
+    check_time,
+    kind_of,
+)
 
 __all__ = [
     "DEFAULT_PRIORITY",
@@ -44,6 +52,7 @@ _PRIORITIES = range(10)
 _MAX_ATTEMPTS = range(1, 1001)
 _EXPRESSIBLE = "a value that JSON can express: no NaN, no bytes, text as keys, no cycles"
 _BYTES = (bytes, bytearray, memoryview)
+_NULL = b"null"
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 
@@ -62,7 +71,7 @@ def encode_json(field: str, value: object) -> bytes:
     """
     try:
         text = _encoder.encode(value)
-        check_json(field, text, LIMITS.payload)
+        check_encoded(field, text, LIMITS.payload)  # that it is JSON is proved by decoding it
         # The encoder writes NaN as null, bytes as base64 and turns keys into text, without a word.
         decoded = _decoder.decode(text)
         said = decoded == value or _same(decoded, msgspec.to_builtins(value, builtin_types=_BYTES))
@@ -88,7 +97,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     """the kind of work; names the queue"""
-    payload: bytes = b"null"
+    payload: bytes = _NULL
     """JSON text"""
     id: str = msgspec.field(default_factory=new_id)
     """unique within its key; publishing it again is harmless"""
@@ -111,7 +120,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         """Check every field."""
         check_name("key", self.key)
         check_name("id", self.id)
-        check_json("payload", self.payload, LIMITS.payload)
+        if self.payload is not _NULL:
+            check_json("payload", self.payload, LIMITS.payload)
         if self.headers != {}:
             check_headers("headers", self.headers)
             # the caller's may change
@@ -133,7 +143,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, key: str, payload: object = None, **fields: Any) -> Self:
         """Make a task from a Python value that JSON can express."""
-        return cls(key=key, payload=encode_json("payload", payload), **fields)
+        text = encode_json("payload", payload)
+        task = cls(key=key, **fields)
+        msgspec.structs.force_setattr(task, "payload", text)  # it needs no second check
+        return task
 
     def value(self) -> Any:
         """Decode the payload. Raises `InvalidInput` for a number that Python cannot hold, as ``1e999``."""

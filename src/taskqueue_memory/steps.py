@@ -61,7 +61,10 @@ class Steps:
 
     def catch_up(self) -> int:
         """Take back what was without progress for too long. Make available what has fallen due, and count that."""
-        due, hung = self._timers.due(self.clock.now())
+        now = self.clock.now()
+        if now < self._timers.next_at:
+            return 0
+        due, hung = self._timers.due(now)
         for record in due:
             self._make_available(record, "available")
         for record in hung:
@@ -237,7 +240,7 @@ class Steps:
         self._enter(record, state, event, worker=worker, error=error)
         if state is not State.DEAD:
             record.shed()
-            self._timers.note_end(record, record.kept_until)
+            self._timers.ends.add(record.kept_until, record, record.seq)
 
     def _expire(self, record: TaskRecord) -> Expired:
         self._finish(record, State.EXPIRED, "expired", revoke=True)

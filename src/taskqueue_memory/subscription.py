@@ -45,7 +45,8 @@ class MemorySubscription(SubscriptionBase):
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """See `taskqueue_core.backend.Subscription.receive`."""
-        checked_limit(limit)
+        if limit < 1:
+            checked_limit(limit)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         clock = self._store.clock
@@ -67,7 +68,7 @@ class MemorySubscription(SubscriptionBase):
         """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
         pairs = zip(deliveries, checked, strict=True)
-        return answer(self._store.ack(delivery, result) for delivery, result in pairs)
+        return answer([self._store.ack(delivery, result) for delivery, result in pairs])
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """See `taskqueue_core.backend.Subscription.redeliver`."""
@@ -154,7 +155,9 @@ class MemorySubscription(SubscriptionBase):
                     remaining[queue] -= 1
             elif queue in self.ready:
                 break  # enough has expired for one call
-        again = any(queue.available and queue.room(now).left for queue in self.ready)
+        again = False
+        for queue in self.ready:
+            again = again or bool(queue.available and queue.room(now).left)
         self.ready |= held
         return Received(
             deliveries=tuple(deliveries),

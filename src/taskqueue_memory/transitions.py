@@ -210,10 +210,12 @@ class MemoryStore(Steps):
 
     def forget(self, chunk: int = _CHUNK) -> int:
         """Drop ended records whose windows have passed, a bounded number of them."""
-        now, gone = self.clock.now(), 0
-        for record in tuple(self._timers.forgettable(now, chunk)):
+        now, gone, ends = self.clock.now(), 0, self._timers.ends
+        if now < ends.first:
+            return 0
+        for record in tuple(ends.take(now, chunk)):
             if (until := record.kept_until) > now:  # the window has been widened since
-                self._timers.note_end(record, until)
+                ends.add(until, record, record.seq)
             else:
                 del record.queue.records[record.task.id]
                 gone += 1

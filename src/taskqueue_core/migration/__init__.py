@@ -14,7 +14,6 @@ from taskqueue_core.migration.steps import (
     start,
     status,
 )
-from taskqueue_core.sharding.backend import ShardedBackend
 
 __all__ = [
     "MigratingBackend",
@@ -22,7 +21,6 @@ __all__ = [
     "MigrationPhase",
     "MigrationStatus",
     "QueueOnTheMove",
-    "ShardedBackend",
     "finish",
     "rollback",
     "start",

@@ -12,6 +12,7 @@ from taskqueue_core.composite.control import JointControl
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.shard_guard import write_marker
 from taskqueue_core.sharding.generations import (
     FIRST,
     LONGEST,
@@ -65,6 +66,7 @@ class ShardedControl(JointControl):
         if settings.shards != last.shards:
             await self._demand_no_copies(key)
         moved_to = first.moved_to
+        await write_marker(self._inner)
         if whole:  # closed by the very change, so that there is but one
             following = Generation(1, settings.shards)
             moved_to = following.moved_to

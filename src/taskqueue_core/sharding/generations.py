@@ -16,10 +16,10 @@ from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue_settings import change_settings
+from taskqueue_core.shard_guard import GENERATION
 from taskqueue_core.tasks import Task
 
 _SHARD = re.compile(r"(.+):s(\d{1,3})@(\d{1,9})x(\d{1,4})-[0-9a-f]{4}")
-_WORD = re.compile(r"shards@(\d{1,9})x(\d{1,4})")
 _EVENLY = 48
 LONGEST = 29
 """characters that the name of a shard has beyond its queue's"""
@@ -39,7 +39,7 @@ class Generation(NamedTuple):
     @classmethod
     def read(cls, name: str | None) -> Generation | None:
         """Read such a word; ``None`` if it is another."""
-        parts = None if name is None else _WORD.fullmatch(name)
+        parts = None if name is None else GENERATION.fullmatch(name)
         return None if parts is None else cls(int(parts[1]), int(parts[2]))
 
     def shard_key(self, key: str, shard: int) -> str:
