@@ -53,7 +53,7 @@ def check_backend(backend: object, token: str) -> None:
     """Raise `InvalidBackend` that lists what ``backend`` lacks of the contract and of what it declares."""
     missing = [name for name in _MEMBERS if not _has(backend, name)]
     if not missing:
-        declared = backend.capabilities  # type: ignore[attr-defined]
+        declared: object = cast("Backend", backend).capabilities
         if not isinstance(declared, Capabilities):
             missing.append("capabilities (must be taskqueue_core.backend.Capabilities)")
         else:
@@ -62,7 +62,7 @@ def check_backend(backend: object, token: str) -> None:
                 for name, attribute in _ATTRIBUTES.items()
                 if name in declared.names and not _has(backend, attribute)
             ]
-        publisher = backend.publisher  # type: ignore[attr-defined]
+        publisher = cast("Backend", backend).publisher
         missing += [f"publisher.{name}" for name in _PUBLISHER if not _has(publisher, name)]
     if missing:
         raise InvalidBackend(
