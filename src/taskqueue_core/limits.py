@@ -24,7 +24,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     result: int = 256 * 1024
     """a result's JSON text"""
     depth: int = 100
-    """arrays and objects inside each other in a payload or result: JSON readers differ in how many they bear"""
+    """levels of nested arrays and objects in a payload or result; JSON readers differ in how many they support"""
     headers: int = 32
     """entries in a task's headers"""
     header_bytes: int = 8 * 1024

@@ -1,4 +1,4 @@
-"""The entry for applications: publish tasks and read results, on whatever backend is configured."""
+"""The API for applications: publish tasks and read results, on any backend."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
 
 
 class Queue:
-    """Publishes and looks up. Safe for concurrent use."""
+    """The API of one backend for applications. Safe for concurrent use."""
 
     def __init__(self, backend: Backend) -> None:
         """Use ``backend``, which the caller owns."""
@@ -115,7 +115,7 @@ class Queue:
         """Publish tasks in batches; return a confirmation for each, in order. Refusals are answers, not errors.
 
         Those that a full queue or a paused intake refuses wait for room, for up to ``wait`` seconds in all: until the
-        backend tells of room, or where it can't, until it hints that another try is worth it.
+        backend notifies of room, or for the delay that it suggests if it cannot.
         """
         check_duration("wait", wait)
         end = asyncio.get_running_loop().time() + wait
@@ -176,15 +176,15 @@ class Queue:
             raise
 
     def subscribe(self, *keys: str, consumer: str) -> Subscription:
-        """Open a subscription of one's own, without a server in between."""
+        """Open a subscription on the backend itself, without a server in between."""
         return self.backend.subscribe(keys, consumer)
 
     async def status(self, key: str, task_id: str) -> TaskStatus | None:
-        """Say what is known of a task; ``None`` if it is unknown or forgotten."""
+        """Return the status of a task; ``None`` if it is unknown or forgotten."""
         return (await control_of(self.backend).statuses(key, task_id))[0]
 
     async def result(self, key: str, task_id: str) -> Any:
-        """Return a task's decoded result, ``None`` where there is none (yet, or any more)."""
+        """Return a task's decoded result, ``None`` if there is none (yet, or any more)."""
         (text,) = await control_of(self.backend).results(key, task_id)
         return None if text is None else msgspec.json.decode(text)
 
@@ -197,7 +197,9 @@ class Queue:
         return total
 
     async def _time(self) -> float:
-        if not self._knows_time:  # a backend elsewhere tells its time with its first answer
+        if (
+            not self._knows_time
+        ):  # a remote backend learns the server's clock from its first response
             self._knows_time = (await self.backend.health()).ok
         return self.backend.now()
 
@@ -222,8 +224,8 @@ def stored(confirmation: Confirmation) -> Confirmation:
 
 
 async def _pause(hint: float, remaining: float, signal: RoomSignal | None) -> None:
-    """Wait until it is worth another try, or nothing is left of the time."""
-    # Later than hinted, each publisher by something else: together they would meet at the door again.
+    """Wait until another try may succeed, or until the time is up."""
+    # Add jitter to the suggested delay, so that refused publishers do not all retry at the same moment.
     late = random.uniform(1, 1.5)  # noqa: S311 - no secret
     if signal is None:
         await asyncio.sleep(min(max(_MIN_RETRY_SECONDS, hint) * late, remaining))
@@ -238,7 +240,7 @@ def _remaining(end: float) -> float:
 
 
 def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
-    """Return when to come again, by the places of those for whom that may help."""
+    """Return the suggested delays of the refused tasks for which a retry may help, by their index."""
     return {
         index: confirmation.retry_after
         for index, confirmation in enumerate(confirmations)

@@ -106,7 +106,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = DEFAULT_PRIORITY
     """0 to 9; a higher class is delivered first"""
     tenant: str | None = None
-    """who it belongs to, for fair queueing"""
+    """the customer that it belongs to, for fair queueing"""
     ordering_key: str | None = None
     """tasks with the same one run one after another"""
     deadline: float | None = None
@@ -189,7 +189,7 @@ class State(StrEnum):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One hand-out of one entry to one subscription."""
+    """One entry as it was given to one subscription."""
 
     task: Task
     receipt: str
@@ -202,7 +202,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """attempts spent before the last redrive; the retry policy counts from there"""
     delivered_at: float
     waiting_since: float | None = None
-    """since when it had been waiting: published, due or handed back; ``None`` where that is not known"""
+    """since when it had been waiting: published, due or released; ``None`` if that is unknown"""
     shard: int | None = None
     """the shard of its queue that it is from; ``None`` where the queue has but one"""
     shard_changed: bool = False
@@ -234,7 +234,7 @@ class Settled(StrEnum):
 
     OK = "ok"
     DEAD = "dead"
-    """handed back as lost once too often, so it went to the dead letters"""
+    """released as lost once too often, so it became a dead letter"""
     LEASE_LOST = "lease_lost"
 
     @property
@@ -259,9 +259,9 @@ class Refusal(StrEnum):
     """Why a task was refused, for programs."""
 
     QUEUE_FULL = "queue_full"
-    """the queue has its ``capacity`` of tasks that were never handed out"""
+    """the queue has its ``capacity`` of tasks that were never delivered"""
     TENANT_FULL = "tenant_full"
-    """the tenant has its ``tenant_capacity`` of tasks that were never handed out"""
+    """the tenant has its ``tenant_capacity`` of tasks that were never delivered"""
     INTAKE_PAUSED = "intake_paused"
     """an operator holds the queue's publishers up"""
     MOVED = "moved"
@@ -277,7 +277,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     status: Published
     position: int | None = None
-    """how many waiting tasks stood before it, where the backend knows"""
+    """number of waiting tasks before it, if the backend knows"""
     code: Refusal | None = None
     """why it was refused, for programs"""
     reason: str | None = None
@@ -365,7 +365,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """since when the oldest waiting task has been waiting, Unix seconds"""
     delivered: int = 0
     redelivered: int = 0
-    """hand-backs and losses"""
+    """releases and losses"""
     retried: int = 0
     lost: int = 0
     subscribers: int = 0

@@ -27,7 +27,7 @@ class Timers:
         self._timer: Timer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.next_at = _NEVER
-        """when the timer rings"""
+        """when the timer fires"""
 
     def schedule(self, record: TaskRecord, at: float) -> None:
         """Note when an entry falls due. Its sequence must be new."""
@@ -79,7 +79,7 @@ class Timers:
 
     def _fire(self) -> None:
         at = self.next_at
-        if self._clock.now() < at:  # event loops may ring a hair too early
+        if self._clock.now() < at:  # event loops may fire slightly too early
             self.stop()
             self._arm(at)
         else:

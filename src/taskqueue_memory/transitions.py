@@ -113,7 +113,7 @@ class MemoryStore(Steps):
     def take(
         self, subscription: Consumer, queue: QueueState, now: float, expired: list[Expired]
     ) -> Delivery | None:
-        """Hand out the first waiting entry of a queue with room; up to a chunk of those past their deadline expire."""
+        """Deliver the first waiting entry of a queue with room; up to a chunk of those past their deadline expire."""
         while len(expired) < _CHUNK and (record := queue.pop()) is not None:
             task = record.task
             if task.deadline is not None and task.deadline <= now:
@@ -222,7 +222,7 @@ class MemoryStore(Steps):
         return gone
 
     def forget_tenants(self) -> None:
-        """Drop what is kept of tenants who have nothing left, of each queue a bounded number."""
+        """Drop the records of tenants without tasks, a bounded number per queue."""
         now = self.clock.now()
         for queue in self.queues.values():
             if queue.fair is not None:

@@ -68,7 +68,7 @@ class Context:
 
     @property
     def revoked(self) -> bool:
-        """Whether the delivery is no longer this handler's: cancelled, lost, timed out or handed back.
+        """Whether the delivery is no longer this handler's: cancelled, lost, timed out or released.
 
         Its result will be discarded. An async handler is cancelled as well; a synchronous one should look here now and
         then.

@@ -35,7 +35,7 @@ from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
 
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
 _POLL_SECONDS = 0.1
-"""seconds between two looks at what a shard waits for"""
+"""seconds between two checks of what a shard waits for"""
 
 
 class ShardedBackend(CompositeBackend):
@@ -134,7 +134,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(QueuePart(0, key) for key in keys), 0)
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return every shard whose tasks may be handed out: none before all that came before it there."""
+        """Return every shard whose tasks may be delivered: none before everything older than it."""
         await self.generations.refresh()
         sharded = [key for key in keys if self.generations.known(key) != (FIRST,)]
         matches = await gather_all(self._open(key) for key in sharded)
@@ -171,7 +171,7 @@ class ShardedBackend(CompositeBackend):
         return position in self._drained
 
     def in_turn(self) -> bool:
-        """The plan has nothing in it that must wait for another."""
+        """Return true: no part of a plan must wait for another."""
         return True
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is one
