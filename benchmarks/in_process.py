@@ -6,6 +6,8 @@ import asyncio
 import time
 
 from taskqueue_core import Task
+from taskqueue_core.assembly import open_backend
+from taskqueue_core.config import Settings
 from taskqueue_memory import MemoryBackend
 
 TASKS = 20_000
@@ -63,6 +65,22 @@ async def single() -> dict[str, float]:
     }
 
 
+async def lone() -> dict[str, float]:
+    """Publish, receive and ack each task before the next is published, on the backend as applications open it."""
+    backend = open_backend("memory", Settings.model_construct())
+    work = tasks()
+    publisher = backend.publisher
+    async with backend.subscribe([KEY], "bench") as subscription:
+        start = time.perf_counter()
+        for task in work:
+            await publisher.publish(task)
+            received = await subscription.receive(1, 0)
+            await subscription.ack(*received.deliveries)
+        seconds = time.perf_counter() - start
+    await backend.aclose()
+    return {"a lone task: publish, receive and ack, µs": 1e6 * seconds / TASKS}
+
+
 async def many_keys() -> dict[str, float]:
     """Drain a subscription on 1,000 keys of which 10 have work."""
     backend = MemoryBackend()
@@ -86,4 +104,4 @@ async def _drain(backend: MemoryBackend, limit: int, keys: list[str] | None = No
     await backend.aclose()
 
 
-MEASUREMENTS = (floor, bulk, single, many_keys)
+MEASUREMENTS = (floor, bulk, single, lone, many_keys)

@@ -19,12 +19,12 @@ import typer
 import typer.core
 
 from taskqueue_cli.output import option
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import InstrumentedBackend
-from taskqueue_core.queue import open_backend
 
 GROUP = "taskqueue.embedded"
 EMBEDDED_OPTION = "--embedded-redis"

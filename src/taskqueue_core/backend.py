@@ -54,7 +54,7 @@ class Publisher(Protocol):
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """Schedule the next attempt of ``task`` at time ``at``, by the verdict of whoever orchestrates.
+        """Schedule the next attempt of ``task`` at time ``at``, as the caller has decided.
 
         With ``settles``, the delivery in hand: one atomic transition ends its receipt and moves the
         entry to ``scheduled`` with the next attempt. Raises `LeaseLost` if the receipt is stale. (A
@@ -66,7 +66,7 @@ class Publisher(Protocol):
         even if the store has forgotten the task.
 
         Idempotent by ``token``, which is looked at first: a second call with the same one answers
-        ``duplicate`` and changes nothing. The default token is the attempt that was handed out
+        ``duplicate`` and changes nothing. The default token is the attempt that was delivered
         last. Never refused, never dropped under back-pressure (law 6).
         """
         ...
@@ -110,7 +110,7 @@ class Subscription(Protocol):
         ...
 
     async def close(self) -> None:
-        """Hand back everything still owned, at once (not as lost), and end a waiting receive. Idempotent."""
+        """Release everything still owned, at once (not as lost), and end a waiting receive. Idempotent."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Delivery]:

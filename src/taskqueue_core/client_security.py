@@ -1,4 +1,4 @@
-"""What clients of a server need to show it their token, and to nobody else."""
+"""TLS settings and checks with which a client sends its token to its server and to no other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_token(token: str | None) -> None:
 def trusting(
     authorities: Path | str | None, *, setting: str = "TASKQUEUE_TLS_CA"
 ) -> ssl.SSLContext | None:
-    """Return what trusts the authorities (PEM) of a file and no others; ``None`` stands for the system's.
+    """Return a TLS context that trusts only the authorities (PEM) in a file; ``None`` trusts the system's.
 
     Raises `ConfigurationError`, with the setting's name. Names are verified in any case, and TLS is 1.2 or later.
     """

@@ -19,7 +19,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Tells the time and calls back at a time."""
+    """A clock that also calls back at a given time."""
 
     def now(self) -> float:
         """Return Unix seconds. Never goes backwards within one process."""
@@ -48,7 +48,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock for tests: time stands still until `advance` is called."""
+    """A clock for tests: time changes only by `advance`."""
 
     def __init__(self, start: float = 1_000_000_000.0) -> None:
         """Start at ``start``, Unix seconds."""

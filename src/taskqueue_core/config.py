@@ -48,12 +48,12 @@ def _lower(value: object) -> object:
 
 
 COMMAS = (NoDecode, BeforeValidator(_split))
-"""what a list's type is annotated with that stands in the environment with commas between"""
+"""annotation of a list that is separated by commas in the environment"""
 _CommaLower = (NoDecode, BeforeValidator(_lower), BeforeValidator(_split))
 
 
 class Settings(BaseSettings):
-    """What core itself can be told."""
+    """The settings of the core and the server."""
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_", env_file=".env", toml_file="taskqueue.toml", extra="ignore"
@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     """the backend that tasks move away from, named like ``backend``; its own settings are ``TASKQUEUE_OLD_…``"""
     migrate_mode: Literal["available", "strict"] = "available"
     """what comes first while both have tasks: that they flow, or that order and limits hold"""
+    sharding: bool = False
+    """whether queues may be spread over shards; set it in every server, worker and publisher of a store"""
     server_url: str = "http://127.0.0.1:8420"
     """where the server is: for workers, the ``server`` backend and the command line"""
     token: SecretStr | None = None
@@ -76,7 +78,7 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65_535)
     """0 takes a free port"""
     tokens_file: Path | None = None
-    """who may use the server; without it, and without a plugin that authenticates, everybody on this machine"""
+    """tokens of the permitted clients; without it and without an authenticating plugin, all local clients are"""
     tls_certificate: Path | None = None
     """the server's certificate chain (PEM); with it the server speaks https and wss alone"""
     tls_key: Path | None = None
@@ -84,7 +86,7 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[frozenset[str], *_CommaLower] = frozenset()
     """names that the server answers to (``Host``), with or without a port; empty: all, if it authenticates"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
-    """pages that may use the server beside its own, such as ``https://queue.example``"""
+    """origins whose pages may use the server, besides its own, such as ``https://queue.example``"""
     processes: int = Field(1, ge=1, le=64)
     """how many server processes share the port; more than one needs a store that they can share"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -151,7 +153,7 @@ def load_settings(kind: type[S]) -> S:
 
 @contextmanager
 def of_the_old_side() -> Iterator[None]:
-    """Have `load_settings` read what the backend is told that a migration leaves: ``TASKQUEUE_OLD_…`` alone."""
+    """Let `load_settings` read only ``TASKQUEUE_OLD_…``: the settings of the backend that a migration leaves."""
     token = _old_side.set(True)
     try:
         yield

@@ -32,7 +32,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     before: float | None
     made: float
-    """what failed after that is let be: it may have been redriven by the same sieve"""
+    """what failed after that is let be: it may have been redriven by the same filter"""
 
     @classmethod
     def of(
@@ -106,10 +106,10 @@ async def page(
     limit: int,
     after: str | None,
 ) -> tuple[list[DeadLetter], str | None]:
-    """Return a page of what the sieve lets through, and the place where it goes on, if it does.
+    """Return a page of the matching dead letters, and the position of the next page if there is one.
 
-    A place is a task's id, with the time of its death as long as there is room: who died again since then is somewhere
-    else in the list, and is no place any more. What is none stands for the beginning.
+    A position is a task's id, with the time of its death if there is room: a task that died again since then is
+    somewhere else in the list and is no position any more. An invalid position means the beginning.
     """
     matches: list[DeadLetter] = []
     pieces, size = _Pieces(dead_letters, key), 0
@@ -140,7 +140,7 @@ async def act(
     *,
     after: str | None,
 ) -> tuple[int, str | None]:
-    """Do something that ends a dead letter to those that the sieve lets through; return how many, and where to go on.
+    """Redrive or discard the matching dead letters; return how many, and the position of the next page.
 
     Where to go on is a letter that stays, and when the first of these calls was made: none touches what failed later.
     """
@@ -162,7 +162,7 @@ async def act(
             after, following = stay[-1].task.id, _cursor_of(stay[-1], made)
         if not more:
             return count, None
-        if pieces.over:  # where none stays, one that went stands for the beginning
+        if pieces.over:  # if none remains, the position of one that is gone means the beginning
             return count, following or _cursor_of(piece[-1], made)
 
 

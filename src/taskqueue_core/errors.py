@@ -8,15 +8,15 @@
     │   ├── InvalidBackend          something is there, but it does not fulfil the contract
     │   └── CapabilityMissing       the backend does not have what the caller needs
     ├── InvalidInput                a value from outside is not acceptable; names field, kind and what is allowed
-    │   └── UnknownKey              a task key or queue that nobody knows
+    │   └── UnknownKey              an unknown task key or queue
     ├── PublishError
-    │   ├── QueueFull               refused at the door; nothing was stored
+    │   ├── QueueFull               refused; nothing was stored
     │   ├── IdConflict              the id is taken by a task with another payload
     │   └── PublishUnconfirmed      the store's response was lost: publish again with the same id
     ├── LeaseLost                   the receipt is no longer (or never was) current; nothing was changed
     ├── SubscriptionClosed          the subscription was closed before the call
     ├── BackendUnavailable          the store is unavailable; the same call may succeed later
-    ├── SettingsConflict            somebody else changed the settings in between
+    ├── SettingsConflict            another process changed the settings in between
     └── ProtocolViolation           the peer of a socket broke the protocol
 
 Each error has a ``code``: a short stable word for machines, used in HTTP problems and socket frames.
@@ -112,10 +112,10 @@ class PublishError(TaskQueueError):
 
 
 class QueueFull(PublishError):
-    """Refused at the door: nothing was stored.
+    """The queue refused the task; nothing was stored.
 
-    ``code`` tells a full queue from a paused intake and a full store, where the backend says. ``retry_after`` are the
-    seconds after which room is likely, ``depth`` is how many tasks counted against the queue's capacity.
+    ``code`` says whether the queue or the store is full or the intake is paused, if the backend knows. ``retry_after``
+    are the seconds after which room is likely, ``depth`` is how many tasks counted against the queue's capacity.
     """
 
     code = "queue_full"
@@ -155,7 +155,7 @@ class LeaseLost(TaskQueueError):
 
 
 class SubscriptionClosed(TaskQueueError):
-    """The subscription was closed; what it owned was handed back."""
+    """The subscription was closed; its deliveries were released."""
 
     code = "subscription_closed"
 

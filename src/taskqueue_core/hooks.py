@@ -1,4 +1,4 @@
-"""Hooks: what a plugin may observe. Hooks never settle, and a failing one is logged and passed over.
+"""Hooks: what a plugin may observe. Hooks never settle; the failure of one is logged and ignored.
 
 A plugin is any object or module with functions marked by `hookimpl`; an implementation names only
 the arguments that it wants. Hooks are called in the event loop and must return quickly. Batches
@@ -39,7 +39,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a token stands for, and what that one may do: every verb with every key that a pattern names.
+    """The client that a token belongs to, and its permissions: every verb with every key that a pattern names.
 
     A pattern is a key, or the beginning of keys with a ``*`` after it; ``*`` alone is all keys. Raises `TypeError` for
     what is none: text in the place of several texts would let in more than was meant.
@@ -63,7 +63,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             isinstance(item, str) for item in several
         ):
             raise TypeError("Identity needs a name, a set of verbs and a tuple of keys")
-        # A list would do, until somebody looks the identity up, or changes the list.
+        # A list cannot be hashed, and its owner may change it.
         msgspec.structs.force_setattr(self, "verbs", frozenset(self.verbs))
         msgspec.structs.force_setattr(self, "keys", tuple(self.keys))
         limits: tuple[object, ...] = (self.rate, self.burst, self.connections)
@@ -88,17 +88,17 @@ class _Specs:
 
     @hookspec
     def published(self, tasks: Sequence[Task], confirmations: Sequence[Confirmation]) -> None:
-        """Tasks were offered to the store, and these are its answers, in the same order."""
+        """Observe published tasks and the store's confirmations, in the same order."""
 
     @hookspec
     def delivered(self, deliveries: Sequence[Delivery], consumer: str) -> None:
-        """A subscription received deliveries."""
+        """Observe deliveries that a subscription received."""
 
     @hookspec
     def settled(
         self, deliveries: Sequence[Delivery], verb: str, outcomes: Sequence[Settled]
     ) -> None:
-        """Deliveries were settled by ``verb``: ``ack``, ``redeliver`` or ``lost``."""
+        """Observe deliveries that were settled by ``verb``: ``ack``, ``redeliver`` or ``lost``."""
 
     @hookspec
     def retry_scheduled(
@@ -109,35 +109,35 @@ class _Specs:
         confirmation: Confirmation,
         settles: Delivery | None,
     ) -> None:
-        """A retry was scheduled; with it ``settles`` ended, if it was one of a delivery."""
+        """Observe a scheduled retry; it ended ``settles``, if it was the retry of a delivery."""
 
     @hookspec
     def dead_lettered(self, delivery: Delivery, verdict: Bury) -> None:
-        """A delivery ended among the dead letters."""
+        """Observe a delivery that ended as a dead letter."""
 
     @hookspec
     def expired(self, tasks: Sequence[Expired]) -> None:
-        """Tasks ended because their deadline had passed."""
+        """Observe tasks that ended because their deadline had passed."""
 
     @hookspec
     def unclaimed(self, keys: Sequence[str]) -> None:
-        """Tasks wait in queues that nobody is subscribed to. Called with each pass of housekeeping that finds so."""
+        """Observe queues with waiting tasks and no subscription. Called by each pass of maintenance that finds some."""
 
     @hookspec
     def maintained(self, done: Maintained | None) -> None:
-        """A pass of housekeeping ended; ``None`` where it failed."""
+        """Observe the end of a pass of maintenance; ``None`` if it failed."""
 
     @hookspec
     def worker_connected(self, connection: Connection) -> None:
-        """A worker's socket was welcomed."""
+        """Observe a worker's accepted socket."""
 
     @hookspec
     def worker_disconnected(self, connection: Connection, reason: str) -> None:
-        """A worker's socket ended."""
+        """Observe the end of a worker's socket."""
 
     @hookspec
     def authenticate(self, token: str | None, peer: str) -> Identity | None:
-        """Say who a token belongs to, or ``None`` where this plugin does not know it. The first answer counts."""
+        """Return the identity of a token, or ``None`` if this plugin does not know it. The first answer counts."""
 
 
 class Hooks:
@@ -147,6 +147,8 @@ class Hooks:
         """Start without plugins."""
         self._manager = pluggy.PluginManager(_PROJECT)
         self._manager.add_hookspecs(_Specs)
+        self.listening = False
+        """whether there may be a plugin; lets hot paths skip `fire`"""
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Add a plugin. Raises `ValueError` where its hooks do not fit the specification; adds nothing then."""
@@ -154,6 +156,7 @@ class Hooks:
             self._manager.register(plugin, name=name)
             self._manager.check_pending()
             self._check_plain(plugin)
+            self.listening = True
         except pluggy.PluginValidationError as error:
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
@@ -162,6 +165,7 @@ class Hooks:
     def unregister(self, plugin: object) -> None:
         """Remove a plugin."""
         self._manager.unregister(plugin)
+        self.listening = bool(self._manager.get_plugins())
 
     @property
     def plugins(self) -> tuple[str, ...]:

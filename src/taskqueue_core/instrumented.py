@@ -1,97 +1,142 @@
-"""The one wrapper around any backend: it fires hooks and makes spans and metrics, so that backends stay silent.
+"""The wrapper around any backend that calls hooks, records spans and metrics, and refuses what is not declared.
 
-It adds no await and no per-task call of its own: a batch is one hook call and one span, and without plugins and
-providers nothing is done.
+A batch is one hook call and one span. Without plugins and OpenTelemetry providers it only passes calls on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import cast
 
 from taskqueue_core import telemetry
 from taskqueue_core.authoring.helpers import SubscriptionBase, reject_ordering_keys
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher, Subscription
-from taskqueue_core.capabilities import Control, Maintained
+from taskqueue_core.capabilities import (
+    Control,
+    DeadLettering,
+    DeadLetters,
+    Handover,
+    HasControl,
+    HasDeadLetters,
+    HasSlots,
+    Maintained,
+    QueueSettings,
+    Revocation,
+    RoomSignals,
+    SlotPool,
+)
 from taskqueue_core.errors import LeaseLost
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.retry import Bury
-from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task
+from taskqueue_core.shard_guard import ShardGuard, reject_shards
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Health,
+    Received,
+    Refusal,
+    Settled,
+    Task,
+)
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
 _STALE = (Settled.LEASE_LOST,)
-"""what a single stale receipt would answer in a batch"""
+"""the outcome of a single stale receipt, as it would be in a batch"""
 
 
 class InstrumentedBackend:
-    """A backend with hooks. Capabilities pass through, and an ordering key is refused where there is no ``order``."""
+    """A backend with hooks. Capabilities pass through; an ordering key is refused if the backend has no ``order``."""
 
-    def __init__(self, inner: Backend, hooks: Hooks) -> None:
-        """Wrap ``inner``; the wrapper owns it and closes it."""
-        self._inner = inner
-        self._hooks = hooks
-        orders = Capability.ORDER in inner.capabilities.names
-        self._publisher = _ObservedPublisher(inner.publisher, hooks, orders=orders)
+    def __init__(self, inner: Backend, hooks: Hooks, guard: ShardGuard | None = None) -> None:
+        """Wrap ``inner``, and close it with the wrapper. A process without shards has a ``guard``."""
+        self.inner = inner
+        """the wrapped backend; what it offers outside the capabilities is reached through it"""
+        self.hooks = hooks
+        self.publisher: Publisher = InstrumentedPublisher(inner, hooks, guard)
+        self._guard = guard
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the backend."""
-        return self._inner.capabilities
-
-    @property
-    def publisher(self) -> Publisher:
-        """The backend's publisher, observed."""
-        return self._publisher
-
-    @property
-    def inner(self) -> Backend:
-        """The backend itself."""
-        return self._inner
-
-    @property
-    def hooks(self) -> Hooks:
-        """The hooks that it fires."""
-        return self._hooks
+        """The capabilities of the wrapped backend."""
+        return self.inner.capabilities
 
     @property
     def control(self) -> Control:
-        """The backend's control, observed where it ends tasks."""
-        return _ObservedControl(self._inner.control, self._hooks)  # type: ignore[attr-defined]
+        """The control of the wrapped backend, with hooks for maintenance."""
+        return InstrumentedControl(cast("HasControl", self.inner).control, self.hooks, self._guard)
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters of the wrapped backend."""
+        return cast("HasDeadLetters", self.inner).dead_letters
+
+    @property
+    def slots(self) -> SlotPool:
+        """The slot pool of the wrapped backend."""
+        return cast("HasSlots", self.inner).slots
+
+    @property
+    def fault(self) -> str | None:
+        """Why this process must be restarted with other settings; None if it need not."""
+        return None if self._guard is None or self._guard.fault is None else str(self._guard.fault)
+
+    async def check_store(self) -> None:
+        """Raise `ConfigurationError` if the store has what this process is not configured for."""
+        if self._guard is not None:
+            await self._guard.check()
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
-        """Open an observed subscription."""
-        return _ObservedSubscription(self._inner.subscribe(keys, consumer), consumer, self._hooks)
+        """Open a subscription with hooks."""
+        inner = self.inner.subscribe(keys, consumer)
+        return InstrumentedSubscription(inner, consumer, self.hooks, self._guard)
 
     def now(self) -> float:
         """Return the store's time."""
-        return self._inner.now()
+        return self.inner.now()
 
     async def health(self) -> Health:
-        """Ask the backend."""
-        return await self._inner.health()
+        """Return the health of the wrapped backend."""
+        return await self.inner.health()
 
     async def aclose(self) -> None:
-        """Close the backend."""
-        await self._inner.aclose()
-
-    def __getattr__(self, name: str) -> Any:
-        """Pass other capabilities through."""
-        return getattr(self._inner, name)
+        """Close the wrapped backend."""
+        await self.inner.aclose()
 
 
-class _ObservedPublisher:
-    def __init__(self, inner: Publisher, hooks: Hooks, *, orders: bool) -> None:
-        self._inner = inner
+class InstrumentedPublisher:
+    """A publisher with hooks and spans. It has `room_signal` if the wrapped one does."""
+
+    def __init__(self, backend: Backend, hooks: Hooks, guard: ShardGuard | None) -> None:
+        """Publish to ``backend``."""
+        inner = backend.publisher
+        self._publish = inner.publish
+        self._schedule_retry = inner.schedule_retry
         self._hooks = hooks
-        self._orders = orders
+        self._guard = guard
+        self._orders = Capability.ORDER in backend.capabilities.names
+        if hasattr(inner, "room_signal"):
+            self.room_signal = cast("RoomSignals", inner).room_signal
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        """See `taskqueue_core.backend.Publisher.publish`."""
         if not self._orders:
             reject_ordering_keys(tasks)
-        with telemetry.publishing(tasks) as carrying:
-            confirmations = await self._inner.publish(*carrying)
-        self._hooks.fire("published", tasks=carrying, confirmations=confirmations)
+        guard = self._guard
+        if guard is not None and not guard.checked:
+            await guard.check()
+        if telemetry.active():
+            with telemetry.publishing(tasks) as carrying:
+                confirmations = await self._publish(*carrying)
+            tasks = carrying
+        else:
+            confirmations = await self._publish(*tasks)
+        if self._hooks.listening:
+            self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
+        if guard is not None:
+            for confirmation in confirmations:
+                if confirmation.code is Refusal.MOVED:
+                    await guard.check_refused(confirmations)
+                    break
         return confirmations
 
     async def schedule_retry(
@@ -103,57 +148,86 @@ class _ObservedPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        with telemetry.operation("retry", (task,)):
-            confirmation = await self._inner.schedule_retry(
+        """See `taskqueue_core.backend.Publisher.schedule_retry`."""
+        if telemetry.active():
+            with telemetry.operation("retry", (task,)):
+                confirmation = await self._schedule_retry(
+                    task, at, error=error, token=token, settles=settles
+                )
+        else:
+            confirmation = await self._schedule_retry(
                 task, at, error=error, token=token, settles=settles
             )
-        self._hooks.fire(
-            "retry_scheduled",
-            task=task,
-            at=at,
-            error=error,
-            confirmation=confirmation,
-            settles=settles,
-        )
+        if self._hooks.listening:
+            self._hooks.fire(
+                "retry_scheduled",
+                task=task,
+                at=at,
+                error=error,
+                confirmation=confirmation,
+                settles=settles,
+            )
         return confirmation
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
+class InstrumentedSubscription(SubscriptionBase):
+    """A subscription with hooks and spans. It has `adopt` and `revoked` if the wrapped one does."""
 
-class _ObservedSubscription(SubscriptionBase):
-    def __init__(self, inner: Subscription, consumer: str, hooks: Hooks) -> None:
+    def __init__(
+        self, inner: Subscription, consumer: str, hooks: Hooks, guard: ShardGuard | None
+    ) -> None:
+        """Receive from ``inner``."""
         self._inner = inner
         self._consumer = consumer
         self._hooks = hooks
+        self._guard = guard
+        if hasattr(inner, "adopt"):
+            self.adopt = cast("Handover", inner).adopt
+        if hasattr(inner, "revoked"):
+            self.revoked = cast("Revocation", inner).revoked
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        with telemetry.operation("receive") as operation:
+        """See `taskqueue_core.backend.Subscription.receive`."""
+        if self._guard is not None and not self._guard.checked:
+            await self._guard.check()
+        if telemetry.active():
+            with telemetry.operation("receive") as operation:
+                received = await self._inner.receive(limit, timeout)
+                if operation is not None:
+                    operation.tasks = _tasks(received.deliveries)
+        else:
             received = await self._inner.receive(limit, timeout)
-            if operation is not None:
-                operation.tasks = _tasks(received.deliveries)
-        if received.deliveries:
-            self._hooks.fire("delivered", deliveries=received.deliveries, consumer=self._consumer)
-        if received.expired:
-            self._hooks.fire("expired", tasks=received.expired)
+        if self._hooks.listening:
+            if received.deliveries:
+                self._hooks.fire(
+                    "delivered", deliveries=received.deliveries, consumer=self._consumer
+                )
+            if received.expired:
+                self._hooks.fire("expired", tasks=received.expired)
         return received
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
+        """See `taskqueue_core.backend.Subscription.ack`."""
         try:
-            with _settling("ack", deliveries):
+            if telemetry.active():
+                with telemetry.operation("ack", _tasks(deliveries)):
+                    outcomes = await self._inner.ack(*deliveries, results=results)
+            else:
                 outcomes = await self._inner.ack(*deliveries, results=results)
         except LeaseLost:
             self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=_STALE)
             raise
-        self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=outcomes)
+        if self._hooks.listening:
+            self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=outcomes)
         return outcomes
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
+        """See `taskqueue_core.backend.Subscription.redeliver`."""
         verb = "lost" if lost else "redeliver"
         try:
-            with _settling(verb, deliveries):
+            with telemetry.operation(verb, _tasks(deliveries)):
                 outcomes = await self._inner.redeliver(*deliveries, lost=lost)
         except LeaseLost:
             self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=_STALE)
@@ -168,34 +242,48 @@ class _ObservedSubscription(SubscriptionBase):
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        with _settling("dead_letter", (delivery,)):
-            outcome: Settled = await self._inner.dead_letter(delivery, reason, error)  # type: ignore[attr-defined]
+        """See `taskqueue_core.capabilities.DeadLettering.dead_letter`."""
+        with telemetry.operation("dead_letter", (delivery.task,)):
+            outcome = await cast("DeadLettering", self._inner).dead_letter(delivery, reason, error)
         self._hooks.fire("dead_lettered", delivery=delivery, verdict=Bury(reason, error))
         return outcome
 
     async def close(self) -> None:
+        """See `taskqueue_core.backend.Subscription.close`."""
         await self._inner.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-def _settling(verb: str, deliveries: Sequence[Delivery]) -> AbstractContextManager[object]:
-    if not telemetry.active():
-        return nullcontext()
-    return telemetry.operation(verb, _tasks(deliveries))
 
 
 def _tasks(deliveries: Sequence[Delivery]) -> list[Task]:
     return [delivery.task for delivery in deliveries]
 
 
-class _ObservedControl:
-    def __init__(self, inner: Control, hooks: Hooks) -> None:
+class InstrumentedControl:
+    """A control whose maintenance calls hooks. In a process without shards it refuses them."""
+
+    def __init__(self, inner: Control, hooks: Hooks, guard: ShardGuard | None) -> None:
+        """Pass calls on to ``inner``."""
         self._inner = inner
         self._hooks = hooks
+        self._guard = guard
+        self.queues = inner.queues
+        self.settings = inner.settings
+        self.ledger = inner.ledger
+        self.stats = inner.stats
+        self.statuses = inner.statuses
+        self.results = inner.results
+        self.progress = inner.progress
+        self.cancel = inner.cancel
+        self.purge = inner.purge
+        self.workers = inner.workers
+
+    async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
+        """See `taskqueue_core.capabilities.Control.configure`."""
+        if self._guard is not None:
+            reject_shards(key, settings)
+        return await self._inner.configure(key, settings)
 
     async def maintain(self) -> Maintained:
+        """See `taskqueue_core.capabilities.Control.maintain`."""
         try:
             done = await self._inner.maintain()
         except Exception:
@@ -206,7 +294,6 @@ class _ObservedControl:
             self._hooks.fire("expired", tasks=done.expired)
         if done.unclaimed:
             self._hooks.fire("unclaimed", keys=done.unclaimed)
+        if self._guard is not None:
+            await self._guard.check_again()
         return done
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)

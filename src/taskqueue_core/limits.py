@@ -24,7 +24,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     result: int = 256 * 1024
     """a result's JSON text"""
     depth: int = 100
-    """arrays and objects inside each other in a payload or result: JSON readers differ in how many they bear"""
+    """levels of nested arrays and objects in a payload or result; JSON readers differ in how many they support"""
     headers: int = 32
     """entries in a task's headers"""
     header_bytes: int = 8 * 1024
@@ -104,6 +104,13 @@ def check_json(field: str, value: object, limit: int) -> None:
         _json.decode(value)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(field, f"{kind_of(value)} that is not JSON", "JSON text") from error
+    check_encoded(field, value, limit)
+
+
+def check_encoded(field: str, value: bytes, limit: int) -> None:
+    """Check the size and the depth of what is known to be JSON text."""
+    if len(value) > limit:
+        raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
     if _too_deep(value):
         raise InvalidInput(
             field, f"{kind_of(value)}, nested too deep", f"at most {LIMITS.depth} levels"

@@ -1,6 +1,6 @@
-"""From a word in the configuration to a backend.
+"""Load the backend that the configuration names.
 
-The word is the name of an entry point in the group ``taskqueue.backends``, a module path, or
+The value is the name of an entry point in the group ``taskqueue.backends``, a module path, or
 ``module:attr``. A module must have ``create_backend``; that, or the attribute named, is called
 without arguments, reads its own settings and returns the backend without input or output.
 """
@@ -31,7 +31,7 @@ def installed_backends() -> tuple[str, ...]:
 
 
 def load_backend(name: str) -> Backend:
-    """Make the backend that ``word`` names.
+    """Make the backend with this name.
 
     Raises `BackendNotFound` or `InvalidBackend` with what is installed, what the module lacks, or
     how to install; errors of the backend's own configuration (`ConfigurationError`) pass through.
@@ -53,7 +53,7 @@ def check_backend(backend: object, token: str) -> None:
     """Raise `InvalidBackend` that lists what ``backend`` lacks of the contract and of what it declares."""
     missing = [name for name in _MEMBERS if not _has(backend, name)]
     if not missing:
-        declared = backend.capabilities  # type: ignore[attr-defined]
+        declared: object = cast("Backend", backend).capabilities
         if not isinstance(declared, Capabilities):
             missing.append("capabilities (must be taskqueue_core.backend.Capabilities)")
         else:
@@ -62,7 +62,7 @@ def check_backend(backend: object, token: str) -> None:
                 for name, attribute in _ATTRIBUTES.items()
                 if name in declared.names and not _has(backend, attribute)
             ]
-        publisher = backend.publisher  # type: ignore[attr-defined]
+        publisher = cast("Backend", backend).publisher
         missing += [f"publisher.{name}" for name in _PUBLISHER if not _has(publisher, name)]
     if missing:
         raise InvalidBackend(
@@ -74,7 +74,7 @@ def check_backend(backend: object, token: str) -> None:
 def _factory(name: str) -> Callable[[], Any]:
     for point in entry_points(group=BACKEND_GROUP):
         if point.name == name:
-            return _callable(name, lambda: point.load())  # noqa: B023, PLW0108 - called before the loop goes on
+            return _callable(name, lambda: point.load())  # noqa: B023, PLW0108 - called before the next iteration
     path, _, attribute = name.partition(":")
     if not all(
         part.isidentifier() for part in [*path.split("."), *filter(None, attribute.split("."))]

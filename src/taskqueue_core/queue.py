@@ -1,4 +1,4 @@
-"""The entry for applications: publish tasks and read results, on whatever backend is configured."""
+"""The API for applications: publish tasks and read results, on any backend."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ from typing import Any, cast
 
 import msgspec
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.authoring.helpers import reject_ordering_keys
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import RoomSignal, RoomSignals, control_of, has
-from taskqueue_core.config import Settings, load_settings, of_the_old_side
 from taskqueue_core.errors import (
-    ConfigurationError,
     IdConflict,
     InvalidInput,
     PublishUnconfirmed,
     QueueFull,
 )
-from taskqueue_core.hooks import Hooks, load_plugins
-from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS, check_duration
-from taskqueue_core.loading import load_backend
-from taskqueue_core.migration import MigratingBackend, MigrationMode, ShardedBackend
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import (
     DEFAULT_PRIORITY,
@@ -38,52 +33,16 @@ from taskqueue_core.tasks import (
     new_id,
 )
 
-__all__ = ["Queue", "connect", "instant", "open_backend", "stored"]
+__all__ = ["Queue", "connect", "instant", "stored"]
 
-_SERVER = "server"
-"""the backend that is none, but a way to a server's"""
 _RESENDS = 3
 _PAUSE = RetryPolicy(base=0.05, cap=1.0)
-_SHORTEST = 0.02
-"""seconds between two tries to get into a full queue, whatever its backend hints"""
+_MIN_RETRY_SECONDS = 0.02
+"""between two attempts to publish to a full queue, whatever its backend suggests"""
 _SIGNAL_SECONDS = 15.0
-"""seconds after which a publisher that waits for a bell asks without it: the store may have lost a word"""
-_RINGING = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
-"""refusals after which a bell tells of room"""
-
-
-def open_backend(name: str | None = None, settings: Settings | None = None) -> InstrumentedBackend:
-    """Make the configured backend (or the one that ``word`` names), with the installed plugins around it.
-
-    With ``TASKQUEUE_MIGRATE_FROM`` it is two: that one is left for this one. See docs/migration.md.
-    """
-    settings = settings or load_settings(Settings)
-    hooks = Hooks()
-    load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
-    return InstrumentedBackend(_load(name or settings.backend, settings), hooks)
-
-
-def _load(name: str, settings: Settings) -> Backend:
-    if name == _SERVER:  # which migrates and shards by itself
-        return load_backend(name)
-    if settings.migrate_from is None:
-        return _spreadable(load_backend(name))
-    if settings.migrate_from == _SERVER:
-        raise ConfigurationError(
-            "TASKQUEUE_MIGRATE_FROM: cannot be a server; set the backend of that server"
-        )
-    with of_the_old_side():
-        try:
-            old = _spreadable(load_backend(settings.migrate_from))
-        except ConfigurationError as error:
-            raise type(error)(f"the backend to migrate from: {error}") from error
-    names = (settings.migrate_from[:100], name[:100])
-    mode = MigrationMode(settings.migrate_mode)
-    return MigratingBackend(old, _spreadable(load_backend(name)), mode=mode, names=names)
-
-
-def _spreadable(backend: Backend) -> Backend:
-    return ShardedBackend(backend) if has(backend, Capability.CONTROL) else backend
+"""seconds after which a waiting publisher retries without a notification, in case the notification was lost"""
+_SIGNALLED = {Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED}
+"""refusals whose end is notified through a `RoomSignal`"""
 
 
 @asynccontextmanager
@@ -100,7 +59,7 @@ async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
 
 
 class Queue:
-    """Publishes and looks up. Safe for concurrent use."""
+    """The API of one backend for applications. Safe for concurrent use."""
 
     def __init__(self, backend: Backend) -> None:
         """Use ``backend``, which the caller owns."""
@@ -156,7 +115,7 @@ class Queue:
         """Publish tasks in batches; return a confirmation for each, in order. Refusals are answers, not errors.
 
         Those that a full queue or a paused intake refuses wait for room, for up to ``wait`` seconds in all: until the
-        backend tells of room, or where it can't, until it hints that another try is worth it.
+        backend notifies of room, or for the delay that it suggests if it cannot.
         """
         check_duration("wait", wait)
         end = asyncio.get_running_loop().time() + wait
@@ -165,25 +124,28 @@ class Queue:
             reject_ordering_keys(pending)
         confirmations: list[Confirmation] = []
         for start in range(0, len(pending), LIMITS.batch):
-            confirmations += await self._retry_until_available(
-                pending[start : start + LIMITS.batch], end
-            )
+            batch = pending[start : start + LIMITS.batch]
+            answers = await self._send(batch)
+            confirmations += answers if not wait else await self._wait_for_room(batch, answers, end)
         return tuple(confirmations)
 
-    async def _retry_until_available(self, tasks: list[Task], end: float) -> list[Confirmation]:
-        confirmations = list(await self._send(tasks))
+    async def _wait_for_room(
+        self, tasks: list[Task], answers: Iterable[Confirmation], end: float
+    ) -> list[Confirmation]:
+        """Publish again what was refused for want of room, until it is accepted or the time is up."""
+        confirmations = list(answers)
         hints = _hints(confirmations)
-        if not hints or _remaining(end) <= 0:
+        if not hints:
             return confirmations
         async with await self._signal({tasks[hint].key for hint in hints}) as signal:
-            unheard = signal is not None  # what happened until it was open it has not told
+            first = signal is not None  # room that came before the signal was open was not reported
             while hints and (remaining := _remaining(end)) > 0:
-                if not unheard:
+                if not first:
                     codes = {confirmations[hint].code for hint in hints}
                     await _pause(
-                        min(hints.values()), remaining, signal if codes <= _RINGING else None
+                        min(hints.values()), remaining, signal if codes <= _SIGNALLED else None
                     )
-                unheard = False
+                first = False
                 answers = await self._send([tasks[hint] for hint in hints])
                 for hint, answer in zip(hints, answers, strict=True):
                     confirmations[hint] = answer
@@ -214,15 +176,15 @@ class Queue:
             raise
 
     def subscribe(self, *keys: str, consumer: str) -> Subscription:
-        """Open a subscription of one's own, without a server in between."""
+        """Open a subscription on the backend itself, without a server in between."""
         return self.backend.subscribe(keys, consumer)
 
     async def status(self, key: str, task_id: str) -> TaskStatus | None:
-        """Say what is known of a task; ``None`` if it is unknown or forgotten."""
+        """Return the status of a task; ``None`` if it is unknown or forgotten."""
         return (await control_of(self.backend).statuses(key, task_id))[0]
 
     async def result(self, key: str, task_id: str) -> Any:
-        """Return a task's decoded result, ``None`` where there is none (yet, or any more)."""
+        """Return a task's decoded result, ``None`` if there is none (yet, or any more)."""
         (text,) = await control_of(self.backend).results(key, task_id)
         return None if text is None else msgspec.json.decode(text)
 
@@ -235,7 +197,9 @@ class Queue:
         return total
 
     async def _time(self) -> float:
-        if not self._knows_time:  # a backend elsewhere tells its time with its first answer
+        if (
+            not self._knows_time
+        ):  # a remote backend learns the server's clock from its first response
             self._knows_time = (await self.backend.health()).ok
         return self.backend.now()
 
@@ -260,15 +224,15 @@ def stored(confirmation: Confirmation) -> Confirmation:
 
 
 async def _pause(hint: float, remaining: float, signal: RoomSignal | None) -> None:
-    """Wait until it is worth another try, or nothing is left of the time."""
-    # Later than hinted, each publisher by something else: together they would meet at the door again.
+    """Wait until another try may succeed, or until the time is up."""
+    # Add jitter to the suggested delay, so that refused publishers do not all retry at the same moment.
     late = random.uniform(1, 1.5)  # noqa: S311 - no secret
     if signal is None:
-        await asyncio.sleep(min(max(_SHORTEST, hint) * late, remaining))
+        await asyncio.sleep(min(max(_MIN_RETRY_SECONDS, hint) * late, remaining))
         return
     end = asyncio.get_running_loop().time() + remaining
     await signal.wait(min(max(_SIGNAL_SECONDS, hint) * late, remaining))
-    await asyncio.sleep(max(0.0, min(_SHORTEST * late, _remaining(end))))
+    await asyncio.sleep(max(0.0, min(_MIN_RETRY_SECONDS * late, _remaining(end))))
 
 
 def _remaining(end: float) -> float:
@@ -276,7 +240,7 @@ def _remaining(end: float) -> float:
 
 
 def _hints(confirmations: Iterable[Confirmation]) -> dict[int, float]:
-    """Return when to come again, by the places of those for whom that may help."""
+    """Return the suggested delays of the refused tasks for which a retry may help, by their index."""
     return {
         index: confirmation.retry_after
         for index, confirmation in enumerate(confirmations)

@@ -1,4 +1,4 @@
-"""What operators do to a queue's settings, whichever door they come through: the HTTP API or the command line."""
+"""Changes of a queue's settings, shared by the HTTP API and the command line."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def change_settings(
 ) -> QueueSettings:
     """Replace the settings in force by what ``edit`` makes of them; where that is the same, nothing is written.
 
-    A change that somebody else makes in between is kept: ``edit`` is called again, on theirs. Raises
+    A concurrent change is kept: ``edit`` is called again with its result. Raises
     `SettingsConflict` where that happens time and again, and unless ``version`` is in force where one is given.
     """
     check_name("key", key)
@@ -101,7 +101,7 @@ async def _change(
 
 
 async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:
-    """Pause or resume the hand-out, or the ``intake`` instead. Idempotent. Raises `SettingsConflict`, as above."""
+    """Pause or resume deliveries, or the ``intake`` instead. Idempotent. Raises `SettingsConflict`, as above."""
     flag = {"intake_paused" if intake else "paused": paused}
     return await change_settings(control, key, lambda settings: settings.model_copy(update=flag))
 
@@ -109,7 +109,7 @@ async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool)
 async def reset_settings(
     control: Control, key: str, *, version: int | None = None
 ) -> QueueSettings:
-    """Return to the defaults. The version goes on growing. Raises `SettingsConflict`, as above."""
+    """Return to the defaults. The version still grows. Raises `SettingsConflict`, as above."""
     return await change_settings(
         control, key, lambda settings: QueueSettings(version=settings.version), version=version
     )

@@ -1,6 +1,6 @@
 """Limits on the flow through a queue: what an operator sets, and the arithmetic that every backend shares.
 
-A hand-out is a delivery of any kind, a redelivered one too. Nothing here reads a clock: times are the store's.
+Every delivery counts, a redelivery too. Nothing here reads a clock: times are the store's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from taskqueue_core.errors import InvalidInput
 
 _MOST = 1000
-"""the largest capacity that follows from endpoints: who waits behind more than that waits in vain"""
+"""the largest capacity that follows from endpoints: a task behind more than that would wait without success"""
 _DUST = 1e-6
 """of a token: what floating point may leave out"""
 
@@ -38,7 +38,7 @@ _SECONDS = {IntervalUnit.SECONDS: 1, IntervalUnit.MINUTES: 60, IntervalUnit.HOUR
 
 
 class RateLimit(BaseModel):
-    """A token bucket. Each hand-out takes a token; an interval fills the whole bucket, evenly; it starts full.
+    """A token bucket. Each delivery takes a token; an interval fills the whole bucket, evenly; it starts full.
 
     So a burst of ``max_tokens`` is allowed: 10 tokens in 10 seconds are not 1 token in 1 second.
     """
@@ -105,8 +105,8 @@ def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
 def intake_for(capacity: int) -> dict[str, Any]:
     """Return the settings that say ``capacity``, which may be 0: the intake is paused then.
 
-    A queue's own ``capacity`` is at least 1, so that a full one gets room again when something is handed out; with 0
-    nothing would ever come, and publishers are told so by the other reason. Whoever puts these in force owns both
+    A queue's own ``capacity`` is at least 1, so that a full one gets room again with the next delivery; with 0
+    nothing would ever be accepted, and publishers get the other reason. The caller that applies these owns both
     settings: a capacity above 0 resumes the intake.
     """
     return {"capacity": max(1, _checked("capacity", capacity)), "intake_paused": capacity == 0}

@@ -51,13 +51,13 @@ async def reconcile(
     """Publish those of ``tasks`` that the queue does not know, in batches, and report. Idempotent.
 
     ``tasks`` are what the application's database says is to be done: with the ids under which they are published, and
-    nothing that has ended long ago. Leave out what somebody may be publishing right now, say all of the last minute:
-    it would do no harm, and would be counted as missing.
+    nothing that has ended long ago. Leave out tasks that may be in the middle of a publish, for example those of
+    the last minute: they would be counted as missing, without further harm.
 
     Where the backend has ``control`` the queue is asked for the ids first, and the payloads of those that it knows are
     not sent. ``compare`` sends them all, so that those with another payload are found. A batch waits for room for up
-    to ``wait`` seconds. After each ``passed`` is called with its last task and the report so far: whoever stores how
-    far it came can go on from there after an error, though starting anew does no harm either.
+    to ``wait`` seconds. After each ``passed`` is called with its last task and the report so far: a caller
+    that stores it can continue from there after an error; starting again does no harm either.
 
     A lost answer is asked for again with the same ids. Raises what `Queue.publish_many` raises.
     """

@@ -111,7 +111,7 @@ class Ack(msgspec.Struct, frozen=True):
 
 
 class Redeliver(msgspec.Struct, frozen=True):
-    """Hand back."""
+    """Release the delivery."""
 
     lost: bool
 

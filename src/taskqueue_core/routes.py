@@ -1,6 +1,6 @@
 """Names of queues by a rule: a kind of work and an id give the key of exactly one queue.
 
-So that whoever publishes, works and operates agrees on the names without putting them together by hand:
+Publishers, workers and operators get the names from here and do not put them together by hand:
 
 >>> routes = Routes(Route(kind="training", prefix="input:training:vt-"))
 >>> routes.key("training", UUID(int=7))
@@ -47,7 +47,7 @@ class Routes:
     """The rule: one route per kind."""
 
     def __init__(self, *routes: Route) -> None:
-        """Raises `ConfigurationError` for a kind that has two."""
+        """Check the routes. Raises `ConfigurationError` for a kind that has two."""
         self._routes = {route.kind: route for route in routes}
         if len(self._routes) < len(routes):
             raise ConfigurationError("two routes have the same kind of work; use each kind once")

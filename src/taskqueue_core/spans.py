@@ -30,7 +30,7 @@ MOST_DESTINATIONS = 100
 """queues that metrics name: the first that are met; those of others have none"""
 _destinations: set[str] = set()
 _LINKS = 128
-"""of one span; more are cut by most who receive them"""
+"""links of one span; most receivers cut off more"""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _TYPES = {"send": "send", "receive": "receive", "process": "process"}
 

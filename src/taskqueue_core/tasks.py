@@ -14,7 +14,15 @@ from typing import Any, Self
 import msgspec
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_headers, check_json, check_name, check_time, kind_of
+from taskqueue_core.limits import (
+    LIMITS,
+    check_encoded,
+    check_headers,
+    check_json,
+    check_name,
+    check_time,
+    kind_of,
+)
 
 __all__ = [
     "DEFAULT_PRIORITY",
@@ -44,6 +52,7 @@ _PRIORITIES = range(10)
 _MAX_ATTEMPTS = range(1, 1001)
 _EXPRESSIBLE = "a value that JSON can express: no NaN, no bytes, text as keys, no cycles"
 _BYTES = (bytes, bytearray, memoryview)
+_NULL = b"null"
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 
@@ -62,7 +71,7 @@ def encode_json(field: str, value: object) -> bytes:
     """
     try:
         text = _encoder.encode(value)
-        check_json(field, text, LIMITS.payload)
+        check_encoded(field, text, LIMITS.payload)  # that it is JSON is proved by decoding it
         # The encoder writes NaN as null, bytes as base64 and turns keys into text, without a word.
         decoded = _decoder.decode(text)
         said = decoded == value or _same(decoded, msgspec.to_builtins(value, builtin_types=_BYTES))
@@ -88,7 +97,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     """the kind of work; names the queue"""
-    payload: bytes = b"null"
+    payload: bytes = _NULL
     """JSON text"""
     id: str = msgspec.field(default_factory=new_id)
     """unique within its key; publishing it again is harmless"""
@@ -97,7 +106,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = DEFAULT_PRIORITY
     """0 to 9; a higher class is delivered first"""
     tenant: str | None = None
-    """who it belongs to, for fair queueing"""
+    """the customer that it belongs to, for fair queueing"""
     ordering_key: str | None = None
     """tasks with the same one run one after another"""
     deadline: float | None = None
@@ -111,7 +120,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         """Check every field."""
         check_name("key", self.key)
         check_name("id", self.id)
-        check_json("payload", self.payload, LIMITS.payload)
+        if self.payload is not _NULL:
+            check_json("payload", self.payload, LIMITS.payload)
         if self.headers != {}:
             check_headers("headers", self.headers)
             # the caller's may change
@@ -133,7 +143,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, key: str, payload: object = None, **fields: Any) -> Self:
         """Make a task from a Python value that JSON can express."""
-        return cls(key=key, payload=encode_json("payload", payload), **fields)
+        text = encode_json("payload", payload)
+        task = cls(key=key, **fields)
+        msgspec.structs.force_setattr(task, "payload", text)  # it needs no second check
+        return task
 
     def value(self) -> Any:
         """Decode the payload. Raises `InvalidInput` for a number that Python cannot hold, as ``1e999``."""
@@ -176,7 +189,7 @@ class State(StrEnum):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One hand-out of one entry to one subscription."""
+    """One entry as it was given to one subscription."""
 
     task: Task
     receipt: str
@@ -189,7 +202,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """attempts spent before the last redrive; the retry policy counts from there"""
     delivered_at: float
     waiting_since: float | None = None
-    """since when it had been waiting: published, due or handed back; ``None`` where that is not known"""
+    """since when it had been waiting: published, due or released; ``None`` if that is unknown"""
     shard: int | None = None
     """the shard of its queue that it is from; ``None`` where the queue has but one"""
     shard_changed: bool = False
@@ -221,7 +234,7 @@ class Settled(StrEnum):
 
     OK = "ok"
     DEAD = "dead"
-    """handed back as lost once too often, so it went to the dead letters"""
+    """released as lost once too often, so it became a dead letter"""
     LEASE_LOST = "lease_lost"
 
     @property
@@ -246,9 +259,9 @@ class Refusal(StrEnum):
     """Why a task was refused, for programs."""
 
     QUEUE_FULL = "queue_full"
-    """the queue has its ``capacity`` of tasks that were never handed out"""
+    """the queue has its ``capacity`` of tasks that were never delivered"""
     TENANT_FULL = "tenant_full"
-    """the tenant has its ``tenant_capacity`` of tasks that were never handed out"""
+    """the tenant has its ``tenant_capacity`` of tasks that were never delivered"""
     INTAKE_PAUSED = "intake_paused"
     """an operator holds the queue's publishers up"""
     MOVED = "moved"
@@ -264,7 +277,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     status: Published
     position: int | None = None
-    """how many waiting tasks stood before it, where the backend knows"""
+    """number of waiting tasks before it, if the backend knows"""
     code: Refusal | None = None
     """why it was refused, for programs"""
     reason: str | None = None
@@ -352,7 +365,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """since when the oldest waiting task has been waiting, Unix seconds"""
     delivered: int = 0
     redelivered: int = 0
-    """hand-backs and losses"""
+    """releases and losses"""
     retried: int = 0
     lost: int = 0
     subscribers: int = 0

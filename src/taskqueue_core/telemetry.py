@@ -46,13 +46,13 @@ _provider = _Provider()
 
 @cache
 def _spans() -> ModuleType:
-    from taskqueue_core import spans  # noqa: PLC0415 - only where somebody uses it
+    from taskqueue_core import spans  # noqa: PLC0415 - imported only if a provider is set
 
     return spans
 
 
 def active() -> bool:
-    """Whether anybody listens. Who has set a provider has imported the package."""
+    """Whether the program has set a provider of spans or metrics."""
     return _provider.is_set or (
         (now := monotonic()) >= _provider.next_refresh and _provider.refresh(now)
     )
@@ -78,7 +78,7 @@ def operation(name: str, tasks: Sequence[Carrier] = ()) -> AbstractContextManage
 
 
 def processing(tasks: Sequence[Carrier]) -> AbstractContextManager[None]:
-    """Observe a handler: a span that is current in it, with links to the spans of those who published.
+    """Observe a handler: a span that is current in it, with links to the spans of the publishers.
 
     That of a single task is also the child of its publisher's.
     """

@@ -1,4 +1,4 @@
-"""The memory backend, put together."""
+"""The memory backend: its settings, its publisher, and the backend itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskqueue_memory.transitions import MemoryStore
 
 
 class MemorySettings(BaseSettings):
-    """What the memory backend can be told."""
+    """The settings of the memory backend."""
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_MEMORY_", env_file=".env", extra="ignore"

@@ -156,7 +156,7 @@ async def _each(dead: Sequence[TaskRecord], end: Callable[[TaskRecord], None]) -
 
 
 async def _in_turn(records: Sequence[TaskRecord]) -> AsyncIterator[TaskRecord]:
-    """Yield records; between so many of them everybody else has a turn, in which they may change."""
+    """Yield records; after every `_AT_ONCE` of them other tasks of the loop run, and may change records."""
     for number, record in enumerate(records, 1):
         yield record
         if not number % _AT_ONCE:

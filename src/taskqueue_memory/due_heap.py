@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+_NEVER = float("inf")
 ROOM = 64
 """so many items may be out of date before anything is cleared"""
 
@@ -23,19 +24,22 @@ class DueHeap(Generic[R]):
         self._items: list[tuple[float, int, int, R]] = []
         self._order = itertools.count()
         self._bound = ROOM
+        self.first = _NEVER
+        """the first date, whether it still matters or not"""
 
     def __len__(self) -> int:
         """Count all items, those out of date included."""
         return len(self._items)
 
     def add(self, at: float, record: R, mark: int) -> None:
-        """Note a date. By the ``mark`` it is told from other dates of the record."""
+        """Note a date. The ``mark`` distinguishes it from other dates of the record."""
         # before the new item, which may matter only in a moment
         if len(self._items) >= self._bound:
             self._items = [item for item in self._items if self._matters(item[3], item[2])]
             heapq.heapify(self._items)
             self._bound = 2 * len(self._items) + ROOM
         heapq.heappush(self._items, (at, next(self._order), mark, record))
+        self.first = self._items[0][0]
 
     def next_at(self) -> float | None:
         """Return the first date that still matters."""
@@ -43,7 +47,7 @@ class DueHeap(Generic[R]):
             at, _, mark, record = self._items[0]
             if self._matters(record, mark):
                 return at
-            heapq.heappop(self._items)
+            self._pop()
         return None
 
     def take(self, now: float, chunk: int | None = None) -> Iterator[R]:
@@ -51,4 +55,9 @@ class DueHeap(Generic[R]):
         taken = 0
         while (chunk is None or taken < chunk) and (at := self.next_at()) is not None and at <= now:
             taken += 1
-            yield heapq.heappop(self._items)[3]
+            yield self._pop()
+
+    def _pop(self) -> R:
+        record = heapq.heappop(self._items)[3]
+        self.first = self._items[0][0] if self._items else _NEVER
+        return record

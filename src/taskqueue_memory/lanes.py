@@ -82,11 +82,11 @@ class Lane(Generic[T]):
         return min((head.available_at for head in heads if head is not None), default=None)
 
     def returned(self) -> list[T]:
-        """Return the entries that were handed back, in any order."""
+        """Return the released entries, in any order."""
         return [item[1] for item in self._returned if _waits(item)]
 
     def others(self) -> list[T]:
-        """Return the entries that were not handed back, in any order."""
+        """Return the entries that were not released, in any order."""
         return [item[1] for item in (*self._fresh, *self._late) if _waits(item)]
 
     def _push(self, heap: list[tuple[int, T]], record: T) -> None:
@@ -148,7 +148,7 @@ def _waits(item: tuple[int, T]) -> bool:
 
 
 class OrderingKeys(Generic[T]):
-    """Who holds each ordering key of a queue, and who is next."""
+    """The holder of each ordering key of a queue, and those that wait for it."""
 
     def __init__(self) -> None:
         """Start with no keys."""
@@ -160,7 +160,7 @@ class OrderingKeys(Generic[T]):
         return iter(self._held.values())
 
     def __len__(self) -> int:
-        """Count the keys that somebody holds."""
+        """Count the keys that are held."""
         return len(self._holders)
 
     def comes(self, record: T, key: str) -> None:
@@ -170,7 +170,7 @@ class OrderingKeys(Generic[T]):
             self._held.setdefault(key, Lane()).append(record)
 
     def goes(self, record: T, key: str) -> T | None:
-        """Have an entry that ended or died hold its key no more. Return who holds it now, ready for its lane."""
+        """Release the key of an entry that ended or died. Return its next holder, ready for its lane."""
         if self._holders.get(key) is not record:
             return None
         lane = self._held.get(key)

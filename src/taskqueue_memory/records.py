@@ -1,4 +1,4 @@
-"""What the store keeps: a record per task, a queue per key. Data and its order, no policy."""
+"""The data of the store and its order, without policy: a record per task, a queue per key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Consumer(Protocol):
         ...
 
     def new_receipt(self) -> str:
-        """Return a receipt that nobody can guess."""
+        """Return a receipt that cannot be guessed."""
         ...
 
     def wake(self) -> bool:
@@ -54,7 +54,7 @@ class Consumer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Hand back everything that is owned."""
+        """Release everything that is owned."""
         ...
 
 
@@ -117,20 +117,20 @@ class QueueState:
         self.scheduled = DueHeap(is_scheduled)
         self.flights = DueHeap(is_in_flight)
         self.bounded = False
-        """something limits what is taken in"""
+        """a limit applies to publishes"""
         self.limited = False
-        """something limits what is handed out"""
+        """a limit applies to deliveries"""
         self.bucket: Bucket | None = None
         self.alarm: Consumer | None = None
-        """who, of those that wait, wakes by itself when there is a token"""
+        """the waiting subscription whose timer wakes it when there is a token"""
         self.alarm_at = 0.0
         self.published = 0
         self.fresh = 0
-        """tasks that were never handed out: they count against the capacity"""
+        """tasks that were never delivered: they count against the capacity"""
         self.states: Counter[State] = Counter()
         self.delivered = self.redelivered = self.retried = self.lost = 0
         self.available = 0
-        """entries that wait for nothing but a limit"""
+        """entries that wait only for a limit"""
         self.turns: OrderingKeys[TaskRecord] = OrderingKeys()
         self.fair: Tenants[TaskRecord] | None = None
         """the lines, if the order is fair"""
@@ -163,7 +163,7 @@ class QueueState:
             self.fair.configure(settings, now)
 
     def room(self, now: float) -> QueueRoom:
-        """Say what the limits leave to be handed out."""
+        """Return what the limits leave to be delivered."""
         if not self.limited:
             return UNLIMITED
         room = room_of(self.settings, self.bucket, self.states[State.IN_FLIGHT], now)
@@ -246,7 +246,7 @@ class QueueState:
             for record in (record for lane in self.turns for record in lane.others()):
                 self.fair.attach(record)
 
-    # books
+    # statistics
 
     @property
     def ledger(self) -> Ledger:

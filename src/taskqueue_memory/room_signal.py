@@ -1,4 +1,4 @@
-"""Bells for publishers that wait for room."""
+"""Signals for publishers that wait for room."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taskqueue_core.clock import Clock
 
 
 class RoomNotifier:
-    """The open bells by queue, and who publishes to a queue by way of another one."""
+    """The open signals by queue, and the queues from which copies go to other queues."""
 
     def __init__(self, clock: Clock) -> None:
         """Start with none."""
@@ -28,14 +28,14 @@ class RoomNotifier:
             self._sources.setdefault(target, set()).add(key)
 
     def notify(self, key: str) -> None:
-        """Ring for a queue, and for those that are bound to it."""
+        """Notify the signals of a queue and of those that are bound to it."""
         for name in (key, *self._sources.get(key, ())):
-            for bell in self.open.get(name, ()):
-                bell.notify()
+            for signal in self.open.get(name, ()):
+                signal.notify()
 
 
 class MemoryRoomSignal:
-    """See `taskqueue_core.capabilities.RoomBell`."""
+    """See `taskqueue_core.capabilities.RoomSignal`."""
 
     def __init__(self, signals: RoomNotifier, keys: tuple[str, ...]) -> None:
         self._signals = signals
@@ -43,11 +43,11 @@ class MemoryRoomSignal:
         self._notified = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake who waits, or who is about to."""
+        """Wake the waiter, or the next one."""
         self._notified.set()
 
     async def wait(self, timeout: float) -> None:
-        """See `taskqueue_core.capabilities.RoomBell.rung`."""
+        """See `taskqueue_core.capabilities.RoomSignal.wait`."""
         if timeout > 0:
             clock = self._signals.clock
             timer = clock.call_at(clock.now() + timeout, self.notify)

@@ -1,4 +1,4 @@
-"""The steps that transitions are made of: what keeps books, lanes, dates and wake-ups in agreement."""
+"""The steps that transitions are made of: they keep counters, lanes, dates and wake-ups consistent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Steps:
         self.receipts: dict[str, TaskRecord] = {}
         self.signals = RoomNotifier(clock)
         self.recovered = 0
-        """deliveries taken back, for want of progress, that nobody has been told of"""
+        """deliveries taken back without progress and not reported yet"""
         self._seq = itertools.count(1)
         self._timers = Timers(clock, self.catch_up)
 
@@ -35,7 +35,7 @@ class Steps:
         return self.queues[key]
 
     def leave(self, queues: Iterable[QueueState]) -> None:
-        """Forget queues that nobody is subscribed to and that nobody has ever used: keys come with workers and go."""
+        """Forget queues without subscriptions that were never used: such keys come and go with workers."""
         for queue in queues:
             if not (queue.subscribers or queue.published or queue.settings.version):
                 self.queues.pop(queue.key, None)
@@ -61,7 +61,10 @@ class Steps:
 
     def catch_up(self) -> int:
         """Take back what was without progress for too long. Make available what has fallen due, and count that."""
-        due, hung = self._timers.due(self.clock.now())
+        now = self.clock.now()
+        if now < self._timers.next_at:
+            return 0
+        due, hung = self._timers.due(now)
         for record in due:
             self._make_available(record, "available")
         for record in hung:
@@ -70,7 +73,7 @@ class Steps:
         return len(due)
 
     def follow(self) -> None:
-        """Have the timer ring in the running event loop."""
+        """Move the timer to the running event loop."""
         self._timers.follow()
 
     def stop(self) -> None:
@@ -96,7 +99,10 @@ class Steps:
     # steps
 
     def hand_back(self, record: TaskRecord, *, lost: bool, reported: bool = True) -> None:
-        """Take an in-flight entry back; one that was lost too often dies. Its owner ``told`` so, or is told."""
+        """Take an in-flight entry back; one that was lost too often dies.
+
+        With ``reported`` its owner asked for it; without, the owner is notified.
+        """
         queue = record.queue
         queue.redelivered += 1
         queue.lost += lost
@@ -170,12 +176,12 @@ class Steps:
         return record
 
     def _offer(self, queue: QueueState) -> None:
-        if not queue.available:  # one that had work before is on everybody's list
+        if not queue.available:  # a queue that had work before is in every list
             for subscription in queue.subscribers:
                 subscription.ready[queue] = None
 
     def _make_available(self, record: TaskRecord, event: str) -> None:
-        """Have an entry wait, in its lane or for its ordering key, and wake who can take it."""
+        """Have an entry wait, in its lane or for its ordering key, and wake a receiver that can take it."""
         record.seq = next(self._seq)
         queue, key = record.queue, record.task.ordering_key
         if key is not None:
@@ -237,7 +243,7 @@ class Steps:
         self._enter(record, state, event, worker=worker, error=error)
         if state is not State.DEAD:
             record.shed()
-            self._timers.note_end(record, record.kept_until)
+            self._timers.ends.add(record.kept_until, record, record.seq)
 
     def _expire(self, record: TaskRecord) -> Expired:
         self._finish(record, State.EXPIRED, "expired", revoke=True)

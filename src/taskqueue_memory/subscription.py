@@ -20,7 +20,7 @@ from taskqueue_memory.transitions import MemoryStore
 
 
 class MemorySubscription(SubscriptionBase):
-    """Owns its deliveries until they are settled, adopted or handed back."""
+    """A subscription. It owns its deliveries until they are settled, adopted or released."""
 
     def __init__(self, store: MemoryStore, keys: tuple[str, ...], consumer: str) -> None:
         self.consumer = consumer
@@ -45,7 +45,8 @@ class MemorySubscription(SubscriptionBase):
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """See `taskqueue_core.backend.Subscription.receive`."""
-        checked_limit(limit)
+        if limit < 1:
+            checked_limit(limit)
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         clock = self._store.clock
@@ -67,7 +68,7 @@ class MemorySubscription(SubscriptionBase):
         """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
         pairs = zip(deliveries, checked, strict=True)
-        return answer(self._store.ack(delivery, result) for delivery, result in pairs)
+        return answer([self._store.ack(delivery, result) for delivery, result in pairs])
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """See `taskqueue_core.backend.Subscription.redeliver`."""
@@ -101,7 +102,7 @@ class MemorySubscription(SubscriptionBase):
         self.closed = True
         for queue in self._queues:
             del queue.subscribers[self]
-            queue.waiting.pop(self, None)  # lest it is woken for what it hands back
+            queue.waiting.pop(self, None)  # so that it is not woken for what it releases
         for record in tuple(self.owned.values()):
             self._store.hand_back(record, lost=False)
         self._store.leave(self._queues)
@@ -114,7 +115,7 @@ class MemorySubscription(SubscriptionBase):
         return len(self.owned)
 
     def new_receipt(self) -> str:
-        """Return a receipt that nobody can guess."""
+        """Return a receipt that cannot be guessed."""
         return f"{self._secret}.{next(self._numbers)}"
 
     def wake(self) -> bool:
@@ -154,7 +155,9 @@ class MemorySubscription(SubscriptionBase):
                     remaining[queue] -= 1
             elif queue in self.ready:
                 break  # enough has expired for one call
-        again = any(queue.available and queue.room(now).left for queue in self.ready)
+        again = False
+        for queue in self.ready:
+            again = again or bool(queue.available and queue.room(now).left)
         self.ready |= held
         return Received(
             deliveries=tuple(deliveries),
@@ -173,8 +176,8 @@ class MemorySubscription(SubscriptionBase):
         return _first([*dues, *(queue.room(now).opens_at for queue in self.ready)])
 
     def _alarm_at(self) -> float | None:
-        """Say when to wake for queues that time alone opens, and for which nobody else wakes."""
-        # As of the last look: a limit that has opened since tells no time any more, and nobody would wake for it.
+        """Return when to wake for queues that time alone opens and that have no other timer."""
+        # As of the last look: a limit that has opened since has no time any more, and no timer would be set.
         now, first = self._looked_at, None
         for queue in self.ready:
             opens_at = queue.room(now).opens_at
@@ -212,7 +215,7 @@ class MemorySubscription(SubscriptionBase):
 
 
 def _has_room(queue: QueueState, remaining: dict[QueueState, int], now: float) -> bool:
-    """Whether a queue has something to hand out, by what was ``left`` when it was asked first."""
+    """Whether a queue has something to deliver, by the room that it had at the first look."""
     if queue not in remaining:
         remaining[queue] = queue.room(now).left
     return remaining[queue] > 0 and queue.ready > 0

@@ -1,6 +1,6 @@
 """The fair order: tenants that take turns within a priority, and the limits of each.
 
-A tenant at its limit rests: it is in no walk, and nobody looks at it until its place comes free or its token's time.
+A tenant at its limit rests: it is in no rotation and costs nothing until a delivery ends or a token is due.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TenantUsage:
         self.waiting = 0
         """entries in its lanes"""
         self.fresh = 0
-        """tasks that were never handed out"""
+        """tasks that were never delivered"""
         self.in_flight = 0
         self.bucket = bucket
         self.resting = False
@@ -82,7 +82,7 @@ class Tenants(Generic[T]):
         self._adopt(settings)
 
     def __len__(self) -> int:
-        """Count the tenants of whom anything is kept."""
+        """Count the tenants with a record."""
         return len(self._accounts)
 
     def __iter__(self) -> Iterator[Lane[Any]]:
@@ -114,7 +114,7 @@ class Tenants(Generic[T]):
         return account
 
     def fresh(self, name: str | None) -> int:
-        """Return how many tasks of a tenant were never handed out."""
+        """Return how many tasks of a tenant were never delivered."""
         account = self._accounts.get(name)
         return 0 if account is None else account.fresh
 
@@ -158,7 +158,7 @@ class Tenants(Generic[T]):
             account.bucket.tokens -= 1
 
     def entered(self, record: T, fresh: int, now: float) -> None:
-        """Note that an entry is in another place, and by how much that changed what was never handed out."""
+        """Note a change of state, and by how much it changed the tasks that were never delivered."""
         account = record.usage
         if account is None:  # of before the order was fair
             return
@@ -173,7 +173,7 @@ class Tenants(Generic[T]):
     # order
 
     def pop(self) -> T | None:
-        """Take the first entry of who is next in the highest priority."""
+        """Take the first entry of the next tenant in the highest priority."""
         for walk in self._walks.values():
             lane = walk.next()
             if lane is not None:
@@ -185,7 +185,7 @@ class Tenants(Generic[T]):
         return [lane for walk in self._walks.values() if (lane := walk.next()) is not None]
 
     def narrow(self, room: QueueRoom, available: int, now: float) -> QueueRoom:
-        """Return what is left of a queue's room by the limits of those who have something waiting."""
+        """Return a queue's room, narrowed by the limits of the tenants with waiting tasks."""
         if self._openings:
             for account in tuple(self._openings.take(now)):
                 account.alarm = 0
@@ -199,7 +199,7 @@ class Tenants(Generic[T]):
         return QueueRoom(0, None if room.opens_at is None else max(opens_at, room.opens_at))
 
     def forget(self, now: float, chunk: int) -> None:
-        """Drop what is kept of tenants who have nothing left, and a full bucket by now, up to ``chunk`` of them."""
+        """Drop up to ``chunk`` records of tenants without tasks and with a full bucket."""
         for account in tuple(self._fillings.take(now, chunk)) if self._fillings else ():
             account.fills = 0
             if account.idle:
@@ -261,7 +261,7 @@ class Tenants(Generic[T]):
                 self._walk(priority).come_back(lane, lane.spent)
 
     def _retire(self, account: TenantUsage, now: float) -> None:
-        """Forget a tenant of whom nothing is there, once it has its tokens again."""
+        """Forget a tenant without tasks, once its bucket is full again."""
         limit, bucket = self._limits.rate_limit, account.bucket
         if limit is not None and bucket is not None:
             bucket.fill(limit, now)

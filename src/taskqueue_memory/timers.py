@@ -22,11 +22,12 @@ class Timers:
         self._scheduled = DueHeap(is_scheduled)
         self._flights = DueHeap(is_in_flight)
         self._deadlines = DueHeap(_may_expire)
-        self._ends = DueHeap(_may_be_forgotten)
+        self.ends = DueHeap(_may_be_forgotten)
+        """when ended records may be forgotten"""
         self._timer: Timer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.next_at = _NEVER
-        """when the timer rings"""
+        """when the timer fires"""
 
     def schedule(self, record: TaskRecord, at: float) -> None:
         """Note when an entry falls due. Its sequence must be new."""
@@ -42,8 +43,6 @@ class Timers:
 
     def due(self, now: float) -> tuple[list[TaskRecord], list[TaskRecord]]:
         """Take the scheduled entries that have fallen due, and those that hang, in the order of their times."""
-        if now < self.next_at:
-            return [], []
         self.stop()
         taken = list(self._scheduled.take(now)), list(self._flights.take(now))
         self._arm(self._scheduled.next_at())
@@ -67,17 +66,9 @@ class Timers:
         """Note a task's deadline."""
         self._deadlines.add(at, record, record.seq)
 
-    def note_end(self, record: TaskRecord, at: float) -> None:
-        """Note when an ended record may be forgotten."""
-        self._ends.add(at, record, record.seq)
-
     def past_deadline(self, now: float, chunk: int) -> Iterator[TaskRecord]:
         """Take up to ``chunk`` records, live or dead, that are past their deadline."""
         return self._deadlines.take(now, chunk)
-
-    def forgettable(self, now: float, chunk: int) -> Iterator[TaskRecord]:
-        """Take up to ``chunk`` records that ended so long ago that they may be forgotten."""
-        return self._ends.take(now, chunk)
 
     def _arm(self, at: float | None) -> None:
         if at is not None and at < self.next_at:
@@ -88,7 +79,7 @@ class Timers:
 
     def _fire(self) -> None:
         at = self.next_at
-        if self._clock.now() < at:  # event loops may ring a hair too early
+        if self._clock.now() < at:  # event loops may fire slightly too early
             self.stop()
             self._arm(at)
         else:

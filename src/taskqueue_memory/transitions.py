@@ -113,7 +113,7 @@ class MemoryStore(Steps):
     def take(
         self, subscription: Consumer, queue: QueueState, now: float, expired: list[Expired]
     ) -> Delivery | None:
-        """Hand out the first waiting entry of a queue with room; up to a chunk of those past their deadline expire."""
+        """Deliver the first waiting entry of a queue with room; up to a chunk of those past their deadline expire."""
         while len(expired) < _CHUNK and (record := queue.pop()) is not None:
             task = record.task
             if task.deadline is not None and task.deadline <= now:
@@ -210,17 +210,19 @@ class MemoryStore(Steps):
 
     def forget(self, chunk: int = _CHUNK) -> int:
         """Drop ended records whose windows have passed, a bounded number of them."""
-        now, gone = self.clock.now(), 0
-        for record in tuple(self._timers.forgettable(now, chunk)):
+        now, gone, ends = self.clock.now(), 0, self._timers.ends
+        if now < ends.first:
+            return 0
+        for record in tuple(ends.take(now, chunk)):
             if (until := record.kept_until) > now:  # the window has been widened since
-                self._timers.note_end(record, until)
+                ends.add(until, record, record.seq)
             else:
                 del record.queue.records[record.task.id]
                 gone += 1
         return gone
 
     def forget_tenants(self) -> None:
-        """Drop what is kept of tenants who have nothing left, of each queue a bounded number."""
+        """Drop the records of tenants without tasks, a bounded number per queue."""
         now = self.clock.now()
         for queue in self.queues.values():
             if queue.fair is not None:

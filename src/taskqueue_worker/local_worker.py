@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.queue import open_backend
 from taskqueue_worker.base import BaseWorker
 from taskqueue_worker.local_source import LocalTaskSource
 from taskqueue_worker.quarantine import Quarantine

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.migration import ShardedBackend
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_redis.scripts.runner import Partitions
 from tests.chaos.history import Event, What
 from tests.chaos.limiting import limit

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.migration import MigratingBackend
-from taskqueue_core.queue import open_backend
 from taskqueue_core.tasks import Task
 from tests.cli.conftest import Cli
 from tests.cli.shared import Shared, renew

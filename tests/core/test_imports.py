@@ -1,7 +1,10 @@
 """What an import pulls in: the core and the memory backend need no server, no store and no cluster."""
 
+import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +39,38 @@ def test_imports_are_lean(module: str, more: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", PROGRAM.format(module=module)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {*HEAVY, *more}
+
+
+def _imports(tree: ast.Module, modules: set[str]) -> set[str]:
+    """Return what a module imports when it is imported or type-checked; not what its functions import when called."""
+    inner = {
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if node in inner:
+            continue
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            paths = {f"{node.module}.{alias.name}" for alias in node.names}
+            names.update(path if path in modules else node.module for path in paths)
+    return names & modules
+
+
+def test_no_circles() -> None:
+    """G6: no two modules import each other, on any way, those imports among them that only the type checker sees."""
+    source = Path(__file__).parents[2] / "src"
+    files = {
+        ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in source.rglob("*.py")
+    }
+    graph = {
+        name: _imports(ast.parse(path.read_text(encoding="utf-8")), set(files)) - {name}
+        for name, path in files.items()
+    }
+    assert sum(map(len, graph.values())) > 1000
+    TopologicalSorter(graph).prepare()  # raises CycleError

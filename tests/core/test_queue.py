@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from taskqueue_core import IdConflict, InvalidInput, PublishUnconfirmed, QueueFull, Task, connect
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendNotFound, BackendUnavailable, CapabilityMissing
 from taskqueue_core.hooks import HOOK_API
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.queue import Queue, open_backend
+from taskqueue_core.queue import Queue
 from taskqueue_core.tasks import Confirmation, Ledger, Published, State
 from taskqueue_memory import MemoryBackend
 from tests.core.fakes import ScriptedBackend
@@ -253,9 +254,9 @@ def test_plugins_are_loaded_around_the_backend(
         "[taskqueue.plugins]\ntoy = an_installed_plugin\n", encoding="utf-8"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert "toy" in open_backend("taskqueue_memory")._hooks.plugins
+    assert "toy" in open_backend("taskqueue_memory").hooks.plugins
     monkeypatch.setenv("TASKQUEUE_PLUGINS_DENY", "toy,other")
-    assert "toy" not in open_backend("taskqueue_memory")._hooks.plugins
+    assert "toy" not in open_backend("taskqueue_memory").hooks.plugins
 
 
 async def test_control_stays_within_reach(queue: Queue) -> None:

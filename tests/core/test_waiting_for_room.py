@@ -224,7 +224,9 @@ async def test_the_bell_ends_the_wait(code: Refusal, *, observed: bool) -> None:
         door.signal.rang.set()
     assert (await asyncio.wait_for(publishing, 5)).stored
     assert (len(door.calls), door.bells, door.signal.open) == (4, [{"k"}], 0)
-    assert all(60.001 > wait > 15 for wait in door.signal.waits)  # the clock stands still: sums round
+    assert all(
+        60.001 > wait > 15 for wait in door.signal.waits
+    )  # the clock stands still: sums round
 
 
 async def test_no_bell_for_those_who_get_in() -> None:

@@ -28,6 +28,7 @@ def test_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     monkeypatch.setenv("TASKQUEUE_BACKEND", "tests.cli.shared")
+    monkeypatch.setenv("TASKQUEUE_SHARDING", "true")
     store = renew()
     (command,) = re.findall(r"^\$ taskqueue (.+)$", PAGE, re.MULTILINE)
     assert main(shlex.split(command)) == 0

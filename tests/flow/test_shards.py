@@ -13,9 +13,10 @@ import pytest
 from taskqueue_core.capabilities import Order, QueueSettings
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import InvalidInput, LeaseLost, SettingsConflict
-from taskqueue_core.migration import MigratingBackend, ShardedBackend, start
+from taskqueue_core.migration import MigratingBackend, start
 from taskqueue_core.queue_settings import change_settings
 from taskqueue_core.rate_limit import RateLimit
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_core.sharding.generations import Generation, Shard, shard_of
 from taskqueue_core.tasks import Delivery, Published, Refusal, Settled, State, Task
 from taskqueue_memory import MemoryBackend

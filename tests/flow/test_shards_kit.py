@@ -23,7 +23,7 @@ from taskqueue_conformance.suites.waiting import WaitingSuite
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.migration import ShardedBackend
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_memory import MemoryBackend
 
 pytestmark = pytest.mark.fast_clock

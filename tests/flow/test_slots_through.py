@@ -15,12 +15,12 @@ from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.migration import (
     MigratingBackend,
-    ShardedBackend,
     finish,
     rollback,
     start,
 )
 from taskqueue_core.recordstore import RecordBackend
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_memory import MemoryBackend
 from taskqueue_remote import RemoteBackend
 from tests.core.dict_store import DictStore, Disk

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.migration import MigratingBackend, ShardedBackend, start
+from taskqueue_core.migration import MigratingBackend, start
 from taskqueue_core.queue_settings import change_settings
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_core.sharding.generations import Generation
 from taskqueue_core.tasks import Published, Task
 from taskqueue_redis import RedisBackend

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
-from taskqueue_core.queue import open_backend
 from taskqueue_core.server_address import ServerAddress
 from taskqueue_core.tasks import Task
 from taskqueue_remote import RemoteBackend

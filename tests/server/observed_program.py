@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings
-from taskqueue_core.queue import open_backend
 from taskqueue_server import ServerProcess
 from taskqueue_server.logs import set_up_logs
 

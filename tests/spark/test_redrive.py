@@ -12,7 +12,7 @@ from pyspark.sql import types as spark_types
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.migration import ShardedBackend
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_core.tasks import Ledger, Task
 from taskqueue_spark.redrive import Moved, RedriveWriter, redrive
 from taskqueue_spark.store_tables import ledgers, live_states

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.migration import ShardedBackend
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend
 from taskqueue_spark import task_reader

@@ -14,9 +14,9 @@ from functools import partial
 import pytest
 
 from taskqueue_core import Queue, Task
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.config import Settings
-from taskqueue_core.queue import open_backend
 from taskqueue_core.tasks import Ledger
 from taskqueue_server import ServerProcess
 from taskqueue_worker import Context, Worker

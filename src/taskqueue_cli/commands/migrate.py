@@ -12,6 +12,7 @@ from rich.table import Table
 
 from taskqueue_cli.commands.stats import count
 from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.migration import (
@@ -23,7 +24,6 @@ from taskqueue_core.migration import (
     start,
     status,
 )
-from taskqueue_core.queue import open_backend
 
 _TEXT = "Migrate from one backend to another without downtime."
 _DETAILS = (

@@ -1,4 +1,4 @@
-"""The books of one task, for backends that keep a record per task: the rules of the contract, without any storage.
+"""The rules of the contract for one task, without any storage: for backends that keep a record per task.
 
 A backend loads an entry, lets one of these methods change it, and stores it again, all in one atomic
 step. Moving it between lanes, counters and indexes is the backend's part. See
@@ -24,7 +24,7 @@ from taskqueue_core.tasks import (
 __all__ = ["LOST", "POISONED", "Entry"]
 
 LOST = "lost"
-"""the verb of a delivery that was handed back as lost"""
+"""the verb of a delivery that was released as lost"""
 POISONED = "max_losses_exceeded"
 """the reason of a dead letter that was lost with its consumer too often"""
 _HISTORY = 20
@@ -80,7 +80,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.task.payload == payload
 
     def recount(self) -> int:
-        """Return by how much this step changes what counts against the capacity: a task that was never handed out.
+        """Return by how much this step changes what counts against the capacity: a task that was never delivered.
 
         To be called once after each change of state.
         """
@@ -113,8 +113,8 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
     def lose(self, max_losses: int, now: float) -> bool:
         """Count a loss. Return whether that was one too many: it is dead then.
 
-        After `settle` if its owner told, whose answer is then `Settled.DEAD`; with the receipt still there if it was
-        taken back, which changes no answer.
+        After `settle` if its owner reported the loss; its answer is then `Settled.DEAD`. With the receipt still
+        set if the delivery was taken back, which changes no answer.
         """
         self.losses += 1
         self.fail("lost with its consumer", now)
@@ -131,7 +131,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.reason = reason[: LIMITS.text]
 
     def retry_token(self, token: str | None, settles: Delivery | None) -> str:
-        """Return the token of a retry: the given one, or by the attempt that was handed out last."""
+        """Return the token of a retry: the given one, or by the attempt that was delivered last."""
         return token or f"attempt:{settles.attempt if settles else self.handed_out}"
 
     def retry(self, token: str, error: str | None, now: float) -> None:
@@ -144,7 +144,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.losses, self.reason = 0, None
 
     def redrive(self) -> None:
-        """Grant a dead task its attempts anew."""
+        """Grant a dead task its attempts again."""
         self.prior, self.losses, self.reason = self.attempt - 1, 0, None
 
     def fail(self, error: str | None, now: float) -> None:

@@ -1,7 +1,7 @@
-"""Who is next: the arithmetic of fair turns and of the floor share, for backends with ``order``. It keeps no tasks.
+"""The arithmetic of fair turns and of the floor share, for backends with ``order``. It keeps no tasks.
 
 A `FairRotation` does all of it in memory. A backend that stores what tenants have spent takes `cost`, `joins_at`
-and `returns_at`: whole numbers, so that who has spent the same has spent exactly the same.
+and `returns_at`: whole numbers, so that equal spending compares as equal.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import msgspec
 __all__ = ["TURN", "FairRotation", "PriorityFloor", "cost", "joins_at", "returns_at"]
 
 TURN = math.lcm(*range(1, 26), 1000)
-"""what a hand-out costs a tenant of weight 1: weights up to 25 and all round ones divide it"""
+"""the cost of a delivery for a tenant of weight 1: weights up to 25 and all round ones divide it"""
 _DUST = 1e-6
-"""of a hand-out: what floating point may leave out"""
+"""of a delivery: the tolerance for floating point"""
 _SPARE = 64
 """so many places in a walk may be out of date before they are cleared"""
 
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def cost(weight: int) -> int:
-    """Return what a hand-out costs a tenant."""
+    """Return the cost of a delivery for a tenant."""
     return TURN // weight
 
 
@@ -48,7 +48,7 @@ class FairRotation(Generic[T]):
     """Tenants that take turns by weight. Each step takes O(log tenants)."""
 
     def __init__(self) -> None:
-        """Start with nobody."""
+        """Start empty."""
         self._positions: dict[T, tuple[int, int, T]] = {}
         """what each has spent, and the number of its place: of those that have spent the same the lowest is next"""
         self._heap: list[tuple[int, int, T]] = []
@@ -57,11 +57,11 @@ class FairRotation(Generic[T]):
         self._at = 0
 
     def __len__(self) -> int:
-        """Count who is there."""
+        """Count the members."""
         return len(self._positions)
 
     def next(self) -> T | None:
-        """Return who is next, which is who has spent the least."""
+        """Return the next member: the one that has spent the least."""
         while self._heap:
             position = self._heap[0]
             client = position[2]
@@ -72,24 +72,24 @@ class FairRotation(Generic[T]):
         return None
 
     def join(self, client: T) -> None:
-        """Let somebody in, behind the others."""
+        """Add a member behind the others."""
         alone = self.next() is None
         self._push(client, joins_at(self._at, alone=alone))
 
     def come_back(self, client: T, spent: int) -> None:
-        """Let somebody in again who left for a rest, having spent so much then."""
+        """Add a member again that left for a rest, with what it had spent."""
         self.next()
         self._push(client, returns_at(spent, self._at))
 
     def leave(self, client: T) -> int:
-        """Let somebody go. Return what it had spent, in case that it comes back."""
+        """Remove a member. Return what it had spent, for its return."""
         return self._positions.pop(client)[0]
 
     def spend(self, client: T, weight: int) -> None:
-        """Note that somebody had a turn."""
+        """Charge a member for a turn."""
         before = self._positions[client]
         self._at = max(self._at, before[0])
-        if self._heap[0] is before:  # as it is where who is next has it
+        if self._heap[0] is before:  # as it is if the next member had the turn
             position = self._positions[client] = (
                 before[0] + cost(weight),
                 next(self._numbers),
@@ -109,17 +109,17 @@ class FairRotation(Generic[T]):
 
 
 class PriorityFloor(msgspec.Struct):
-    """What the lowest priority has coming to it: an account of hand-outs, kept with the queue.
+    """The credit of the lowest priority: an account of deliveries, kept with the queue.
 
-    To be asked, and told, only of hand-outs while several priorities could be served.
+    Use it only for deliveries while several priorities could be served.
     """
 
     owed: float = 0.0
 
     def is_next(self, share: float) -> bool:
-        """Return whether the next hand-out is of the lowest priority that can be served."""
+        """Return whether the next delivery is of the lowest priority that can be served."""
         return self.owed + share >= 1 - _DUST
 
     def handed_out(self, share: float) -> None:
-        """Note that hand-out."""
+        """Note that delivery."""
         self.owed += share - self.is_next(share)

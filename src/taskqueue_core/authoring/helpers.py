@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _REFUSED_FOR = 1.0
-"""seconds after which a refused publisher may try again: room comes when a task is handed out, and who knows when"""
+"""seconds after which a refused publisher may try again; the time of the next delivery, which makes room, is unknown"""
 
 
 class SubscriptionBase(ABC):
@@ -251,7 +251,7 @@ def refusal(
 ) -> Confirmation | None:
     """Return the answer to a new task that is not taken in; ``None``: it is.
 
-    ``waiting`` tasks were never handed out, ``of_tenant`` of them are of its tenant. To be asked after it is clear that
+    ``waiting`` tasks were never delivered, ``of_tenant`` of them are of its tenant. To be asked after it is clear that
     the task's id is not known.
     """
     depth: int | None = None
@@ -281,7 +281,7 @@ def refusal(
 
 
 class QueueRoom(NamedTuple):
-    """What a queue's limits leave to be handed out now."""
+    """The number of deliveries that a queue's limits allow now."""
 
     left: int
     """how many deliveries"""
@@ -296,7 +296,7 @@ UNLIMITED = QueueRoom(sys.maxsize)
 def room_of(
     settings: QueueSettings, bucket: Bucket | None, in_flight: int, now: float
 ) -> QueueRoom:
-    """Return what may be handed out of a queue with so many ``in_flight``. Brings its ``bucket`` up to date."""
+    """Return what may be delivered from a queue with this many ``in_flight``. Brings its ``bucket`` up to date."""
     remaining = UNLIMITED.left
     if settings.paused:
         remaining = 0

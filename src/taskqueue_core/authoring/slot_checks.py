@@ -105,7 +105,7 @@ def check_pairs(pairs: Sequence[tuple[SlotLease, str]]) -> None:
 
 
 def check_remade(lease: SlotLease) -> bool:
-    """Whether a lease that the pool does not know may be made anew. Raises `InvalidInput` where it is malformed."""
+    """Whether a lease that the pool does not know may be made again. Raises `InvalidInput` where it is malformed."""
     if lease.job is None or lease.state not in (Permit.ASSIGNED, Permit.DETACHED):
         return False
     check_endpoint(lease.model, lease.server)
@@ -148,7 +148,7 @@ def check_seen(observed: Seen | None, settled: object) -> None:
 
 
 def checked_models(models: Sequence[object]) -> tuple[str, ...]:
-    """Return the models of a bell without repeats, or raise `InvalidInput`."""
+    """Return the models of a signal without repeats, or raise `InvalidInput`."""
     unique = dict.fromkeys(str(model) for model in models)
     if not 0 < len(unique) <= LIMITS.keys:
         raise InvalidInput("models", f"{len(unique)} models", f"1 to {LIMITS.keys}")

@@ -3,6 +3,9 @@
 from taskqueue_core.capabilities.control import Control, Maintained
 from taskqueue_core.capabilities.dead_letters import DeadLetters
 from taskqueue_core.capabilities.require import (
+    HasControl,
+    HasDeadLetters,
+    HasSlots,
     control_of,
     dead_lettering_of,
     dead_letters_of,
@@ -33,6 +36,9 @@ __all__ = [
     "Endpoint",
     "EndpointInfo",
     "Handover",
+    "HasControl",
+    "HasDeadLetters",
+    "HasSlots",
     "Left",
     "Maintained",
     "Order",

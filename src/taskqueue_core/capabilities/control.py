@@ -13,7 +13,7 @@ __all__ = ["Control", "Maintained"]
 
 
 class Maintained(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass of housekeeping did."""
+    """The result of one pass of maintenance."""
 
     promoted: int = 0
     expired: tuple[Expired, ...] = ()
@@ -22,7 +22,7 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
     recovered: int = 0
     """deliveries taken back from dead consumers, or because they had no progress for `max_processing_time`"""
     unclaimed: tuple[str, ...] = ()
-    """queues in which tasks wait and to which nobody is subscribed"""
+    """queues with waiting tasks and no subscription"""
 
 
 class Control(Protocol):
@@ -76,9 +76,9 @@ class Control(Protocol):
         ...
 
     async def maintain(self) -> Maintained:
-        """Do one bounded pass of housekeeping. Idempotent, safe from every replica at once (law 10).
+        """Do one bounded pass of maintenance. Idempotent, safe from every replica at once (law 10).
 
-        It promotes what is due, expires, takes back what was lost, forgets what is long over, repairs what a foreign
-        hand has left, and reports the queues whose tasks nobody would take.
+        It promotes what is due, expires, takes back what was lost, forgets what is long over, repairs what another
+        program has changed, and reports the queues with waiting tasks and no subscription.
         """
         ...

@@ -17,7 +17,7 @@ class DeadLetters(Protocol):
     ) -> tuple[DeadLetter, ...]:
         """Return dead letters of a queue, oldest first; ``after`` is the task id that ended the page before.
 
-        An id that is not dead any more starts from the beginning: who redrives page by page misses none.
+        If that task is not dead any more, the list starts from the beginning, so a redrive page by page misses none.
         """
         ...
 
@@ -28,7 +28,7 @@ class DeadLetters(Protocol):
     async def redrive(self, key: str, *task_ids: str) -> int:
         """Make dead tasks waiting again, at the end of their lanes; no ids means all. Returns how many moved.
 
-        The attempt stays, `Delivery.prior` tells what was spent, losses start again from 0.
+        The attempt stays, `Delivery.prior` is the number of spent attempts, and losses start again from 0.
         Idempotent: ids that are not dead are passed over.
         """
         ...

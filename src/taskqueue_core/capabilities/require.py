@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Protocol, cast
 
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities.control import Control
@@ -12,6 +12,9 @@ from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, R
 from taskqueue_core.errors import CapabilityMissing
 
 __all__ = [
+    "HasControl",
+    "HasDeadLetters",
+    "HasSlots",
     "control_of",
     "dead_lettering_of",
     "dead_letters_of",
@@ -20,6 +23,33 @@ __all__ = [
     "revocation_of",
     "slots_of",
 ]
+
+
+class HasControl(Protocol):
+    """A backend with the capability ``control``."""
+
+    @property
+    def control(self) -> Control:
+        """The operations for operators."""
+        ...
+
+
+class HasDeadLetters(Protocol):
+    """A backend with the capability ``dead_letters``."""
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """The dead letters of all queues."""
+        ...
+
+
+class HasSlots(Protocol):
+    """A backend with the capability ``slots``."""
+
+    @property
+    def slots(self) -> SlotPool:
+        """The pool of slots."""
+        ...
 
 
 def has(backend: Backend, capability: Capability) -> bool:
@@ -38,13 +68,13 @@ def _require(backend: Backend, capability: Capability) -> None:
 def control_of(backend: Backend) -> Control:
     """Return the backend's ``control`` attribute, or raise `CapabilityMissing`."""
     _require(backend, Capability.CONTROL)
-    return cast("Control", backend.control)  # type: ignore[attr-defined]
+    return cast("HasControl", backend).control
 
 
 def dead_letters_of(backend: Backend) -> DeadLetters:
     """Return the backend's ``dead_letters`` attribute, or raise `CapabilityMissing`."""
     _require(backend, Capability.DEAD_LETTERS)
-    return cast("DeadLetters", backend.dead_letters)  # type: ignore[attr-defined]
+    return cast("HasDeadLetters", backend).dead_letters
 
 
 def dead_lettering_of(backend: Backend, subscription: Subscription) -> DeadLettering:
@@ -68,4 +98,4 @@ def revocation_of(backend: Backend, subscription: Subscription) -> Revocation:
 def slots_of(backend: Backend) -> SlotPool:
     """Return the backend's ``slots`` attribute, or raise `CapabilityMissing`."""
     _require(backend, Capability.SLOTS)
-    return cast("SlotPool", backend.slots)  # type: ignore[attr-defined]
+    return cast("HasSlots", backend).slots

@@ -1,4 +1,4 @@
-"""``flow``: beside what the settings limit, to be told of room instead of asking for it."""
+"""``flow``: a signal for publishers that wait for room in a full queue."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ __all__ = ["RoomSignal", "RoomSignals"]
 
 
 class RoomSignal(Protocol):
-    """Rings when a queue that refused a task may take one in. An async context manager: it rings while it is open."""
+    """A notification that a queue that refused a task may accept one. An async context manager, active while open."""
 
     async def wait(self, timeout: float) -> None:
-        """Wait until it has rung since it was opened or last waited for, up to ``timeout`` seconds.
+        """Wait until it was notified since it was opened or last waited for, up to ``timeout`` seconds.
 
-        It rings when room comes, an intake is resumed or settings change, and may ring without cause.
+        It is notified when room comes, an intake is resumed or settings change, and perhaps without cause.
         """
         ...
 
     async def __aenter__(self) -> Self:
-        """Return it once it rings for all that happens from now on."""
+        """Return it once it is notified of all that happens from now on."""
         ...
 
     async def __aexit__(self, *_: object) -> None:
-        """Ring no more."""
+        """Close it."""
         ...
 
 
@@ -30,5 +30,5 @@ class RoomSignals(Protocol):
     """What the publisher of a backend with ``flow`` has."""
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        """Make a bell for some queues. It does no input or output before it is opened."""
+        """Make a signal for some queues. It does no input or output before it is opened."""
         ...

@@ -28,7 +28,7 @@ class Durability(StrEnum):
 
 
 class Order(StrEnum):
-    """In which order the tasks of one priority are handed out."""
+    """The order in which the tasks of one priority are delivered."""
 
     FIFO = "fifo"
     """in the order of becoming available"""
@@ -75,15 +75,15 @@ class QueueSettings(BaseModel):
     journal: bool = False
     """write every transition into the backend's journal. Refused where there is none"""
     capacity: _Bound | None = None
-    """how many accepted tasks may be there that were never handed out; more are refused at the door (law 6)"""
+    """maximum number of accepted tasks that were never delivered; further publishes are refused (law 6)"""
     max_inflight: _Many = 0
     """how many may be in flight, over all consumers; 0 for any number (law 5)"""
     rate_limit: RateLimit | None = None
-    """how many may be handed out in a time (law 5)"""
+    """maximum delivery rate (law 5)"""
     paused: bool = False
-    """nothing is handed out; publishing goes on"""
+    """nothing is delivered; publishing continues"""
     intake_paused: bool = False
-    """publishing is refused; what is there is handed out"""
+    """publishing is refused; stored tasks are delivered"""
     moved_to: _Name | None = None
     """closed to new tasks for good, which go to what is named here; known ids are answered as ever"""
     max_processing_time: float | None = Field(
@@ -93,7 +93,7 @@ class QueueSettings(BaseModel):
     order: Order = Order.FIFO
     """of the tasks of one priority; a change acts at once, on what is waiting too"""
     weights: dict[_Name, _Weight] = Field(default={}, max_length=1000)
-    """how many turns a tenant has for each turn of the others, who have 1; with fair order"""
+    """turns of a tenant for each turn of a tenant without a weight; with fair order"""
     tenant_capacity: _Bound | None = None
     """`capacity`, for each tenant; with fair order"""
     tenant_max_inflight: _Many = 0
@@ -101,7 +101,7 @@ class QueueSettings(BaseModel):
     tenant_rate_limit: RateLimit | None = None
     """`rate_limit`, for each tenant; with fair order"""
     floor_share: float = Field(default=0, ge=0, le=0.5)
-    """the share of hand-outs that the lowest priority waiting has for sure; 0: as long as higher ones wait, none"""
+    """the share of deliveries that is reserved for the lowest waiting priority; 0: none while higher ones wait"""
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
     """a task published here is put, as a copy of its own, into each of these queues instead"""
 
@@ -130,7 +130,7 @@ class QueueSettings(BaseModel):
 
     @property
     def ordering(self) -> dict[str, object]:
-        """Return what orders hand-outs and is not at its default: only a backend with ``order`` keeps that."""
+        """Return the settings of the order of deliveries that differ from their defaults; they need ``order``."""
         return self._changed(_ORDER)
 
     def _changed(self, names: tuple[str, ...]) -> dict[str, object]:

@@ -1,23 +1,23 @@
 """``slots``: fenced leases on what endpoints run at once.
 
-An *endpoint* is one model on one server. Each has a number of *slots*; who wants to send it a job takes the lease of
-one first. A lease is in one of three states:
+An *endpoint* is one model on one server. Each has a number of *slots*; a client takes the lease of one before it sends
+a job. A lease is in one of three states:
 
 ========== ================================================ ===================================================
-unassigned held by somebody who looks for a job             free when it runs out, or the endpoint gets no jobs
+unassigned held by a client that looks for a job            free when it runs out, or the endpoint gets no jobs
 assigned   bound to a job, which may be on the server       when it runs out, free once the server is seen idle
 detached   its job runs on the server without its holder    as assigned, but its time is the job's, not its holder's
 ========== ================================================ ===================================================
 
 A lease runs out at its ``expires_at``. One with a job is *overdue* from then on: held all the same, and its token is
-good. Where the server does not report what it runs, nobody can be asked, and it is free by its time alone.
+good. Where the server does not report what it runs, the lease ends by its time alone.
 
 Laws, which the kit checks:
 
 * A slot has one holder at most, and a job one lease at most: assigning a job that has one already takes that one over.
 * Each lease has a token of its own, with a fence that rises. A stale token changes nothing.
 * ``held + free == slots`` for each endpoint at every instant (where slots were taken away, ``held`` may be more).
-* No slot is lost: what nobody releases comes back by its time or by `SlotPool.reconcile`.
+* No slot is lost: a slot that is not released becomes free by its time or by `SlotPool.reconcile`.
 * No slot is kept for a job that may not come: the verbs that have an endpoint get no jobs end its unassigned leases in
   the same step, however often they were renewed. Those with a job stay.
 * No lease with a job ends by arithmetic on times where the server can be asked what it runs.
@@ -68,7 +68,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
     """0 to 9; the slots of a higher one are given first"""
     reports: bool = True
-    """its server tells what it runs: it gets jobs once it was seen healthy, and keeps slots that it says are in use"""
+    """its server reports what it runs: it gets jobs once it is healthy, and keeps slots that it says are in use"""
     together: int | None = None
     """how many jobs of all its models the server runs at once, unassigned slots included; what was registered last
     for one of them counts. None: no such limit"""
@@ -93,7 +93,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     """whether it was well when it was last looked at; one that does not report always is"""
     draining: bool = False
-    """it gets no more jobs; what runs goes on"""
+    """it gets no more jobs; running ones continue"""
     removed: bool = False
     """likewise, and it is forgotten with its last lease"""
     resting_until: float | None = None
@@ -124,7 +124,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot, held. Only who has the token can do anything with it."""
+    """A held slot. Only a holder of the token can use, renew or release it."""
 
     model: str
     server: str
@@ -144,7 +144,7 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     resumed: bool = False
     """the job had this slot before; another holder may have sent it to the server already"""
     note: bytes | None = None
-    """what somebody has left for the holder: see `SlotPool.leave`"""
+    """a note for the holder: see `SlotPool.leave`"""
 
     def __repr__(self) -> str:
         """Return it without its token, which is a secret, and without its note."""
@@ -160,7 +160,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     """how many jobs it runs"""
     jobs: frozenset[str] | None = None
-    """which, where it tells; of others than this pool's too"""
+    """the running jobs, if the server reports them; jobs of other pools among them"""
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,7 +264,7 @@ class SlotPool(Protocol):
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         """Say that the jobs of leases run on by themselves, for ``ttl``; ``None`` for one stale or without a job.
 
-        Their tokens stay: who has one may renew and release the lease, and leave notes for it.
+        Their tokens stay valid: a holder of one may renew and release the lease, and leave notes for it.
         """
         ...
 
@@ -272,19 +272,19 @@ class SlotPool(Protocol):
         """Keep leases for ``ttl`` from now on at least, with the notes left for them; ``None`` for a stale one.
 
         No lease ends earlier for it. One with a job that the pool has lost whole (`PoolView.epoch` is another one) is
-        made anew where its endpoint is registered and the job has none, even above its slots: that job runs. Its token
+        made again where its endpoint is registered and the job has none, even above its slots: that job runs. Its token
         and fence are new ones; the same renewal again answers the same lease.
         """
         ...
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
-        """Give slots back; False for a stale lease. Wakes who waits for a slot of the model."""
+        """Give slots back; False for a stale lease. Notifies clients that wait for a slot of the model."""
         ...
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """Leave a note for the holder of a job's lease, in place of an earlier one, and ring its model's bell.
+        """Leave a note for the holder of a job's lease, in place of an earlier one, and notify its model's signal.
 
-        It is JSON text, as large as a result at most, and told with every answer about the lease. One with a stale
+        It is JSON text, as large as a result at most, and part of every answer about the lease. One with a stale
         token is put aside, and so is one whose lease ends by time or by `reconcile`: the last 8 of a job, for an hour,
         the last 1,000 and 16 MiB of the pool. One whose lease is released is dropped.
         """
@@ -308,13 +308,13 @@ class SlotPool(Protocol):
         where less is active than leases have a job and it has run out; of those the ones that ran out first come first,
         as many as there are fewer. It ends when it is missed twice with the same ``active``, at least ``settled``
         seconds of the store's time apart, with its token unchanged and nothing to the contrary seen between. What ended
-        so is told by fence and as in a `PoolView`.
+        so is returned by fence and as in a `PoolView`.
         """
         ...
 
     def slot_signal(self, *models: str) -> RoomSignal:
-        """Make a bell that rings when a slot of one of the models may have become free, or a note was left there.
+        """Make a signal for when a slot of one of the models may have become free, or a note was left there.
 
-        What time alone does (a rest or a lease runs out) rings once a step comes across it, and not before.
+        What happens by time alone (a rest or a lease runs out) is notified by the next step that finds it, not before.
         """
         ...

@@ -41,7 +41,7 @@ class Revocation(Protocol):
     async def revoked(self) -> tuple[str, ...]:
         """Wait for receipts that ended without a settlement by this subscription.
 
-        They were cancelled, have expired, or somebody else scheduled a retry.
+        They were cancelled, have expired, or another process scheduled a retry.
         Returns an empty tuple once the subscription is closed. Adopted receipts are not revoked,
         they moved.
         """

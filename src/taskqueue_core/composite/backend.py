@@ -1,4 +1,4 @@
-"""What the parts of a joint backend share: its sides, the places of a queue, and names inside and outside."""
+"""What the parts of a composite backend share: its members, the parts of a queue, and inner and public names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskqueue_core.tasks import Delivery, Task
 T = TypeVar("T")
 
 _PAUSE = 1.0
-"""seconds in which a side that was out of reach is not asked again by who can do without it"""
+"""seconds for which an unavailable member is not called again by optional calls"""
 
 
 class Member:
@@ -47,7 +47,7 @@ class Member:
 
     @property
     def down_for(self) -> float:
-        """Seconds for which it is not to be asked by who can do without it; 0: it may be asked."""
+        """Seconds for which optional calls should leave it alone; 0: it may be called."""
         return max(0.0, self._down_until - asyncio.get_running_loop().time())
 
     def note_down(self) -> None:
@@ -77,14 +77,14 @@ class Member:
 
 
 class QueuePart(NamedTuple):
-    """A queue of one of the sides."""
+    """A queue of one of the members."""
 
     member: int
     key: str
 
 
 class ReceivePlan(NamedTuple):
-    """What a subscription is to receive from."""
+    """The parts that a subscription receives from."""
 
     parts: tuple[QueuePart, ...]
     refresh_seconds: float | None = None
@@ -92,7 +92,7 @@ class ReceivePlan(NamedTuple):
 
 
 class CompositeBackend(ABC):
-    """Several places as one queue: what subscriptions, publishers and operators ask for."""
+    """Several backends or queues as one: what subscriptions, publishers and controls call."""
 
     members: tuple[Member, ...]
 
@@ -102,33 +102,33 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return every place of a queue, the oldest first."""
+        """Return every part of a queue, the oldest first."""
 
     @abstractmethod
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the name of the queue that a place belongs to; ``None`` for one that nobody is to see."""
+        """Return the name of the queue that a part belongs to; ``None`` for a hidden one."""
 
     @abstractmethod
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Say what can be received from before any store was asked."""
+        """Return what can be received from before any store was called."""
 
     @abstractmethod
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Say what is to be received from now."""
+        """Return what to receive from now."""
 
     @abstractmethod
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Return a side's delivery as the consumer sees it: its receipt tells where it came from."""
+        """Return a member's delivery as the consumer sees it: its receipt says where it came from."""
 
     @abstractmethod
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Return a consumer's delivery as its side knows it."""
+        """Return a consumer's delivery as its member knows it."""
 
     @abstractmethod
     def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return where a receipt may come from, the likeliest first, each with what it is called there.
+        """Return where a receipt may come from, the likeliest first, each with its name there.
 
-        The key of such a place may be empty: any of the side's.
+        The key of such a part may be empty: any of the member's.
         """
 
     @abstractmethod
@@ -137,10 +137,10 @@ class CompositeBackend(ABC):
 
     @abstractmethod
     def renamed(self, part: QueuePart, task: Task) -> Task:
-        """Return a side's task as it is known outside."""
+        """Return a member's task under its public name."""
 
-    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - who may, overrides
-        """Return what a side answers; ``otherwise`` where it is out of reach and the joint can do without it."""
+    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - overridden
+        """Return the answer of a member, or ``otherwise`` if it is unavailable and optional."""
         return await call()
 
     @abstractmethod
@@ -161,10 +161,10 @@ def shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
 
 
 class CombinedSignal:
-    """See `taskqueue_core.capabilities.RoomBell`."""
+    """See `taskqueue_core.capabilities.RoomSignal`."""
 
     def __init__(self, backends: Sequence[Backend], keys: Sequence[Sequence[str]]) -> None:
-        """Listen to some queues of each backend that has bells."""
+        """Listen to some queues of each backend that has signals."""
         publishers: list[Any] = [backend.publisher for backend in backends]
         self._signals: list[RoomSignal] = [
             publisher.room_signal(*key)
@@ -174,7 +174,7 @@ class CombinedSignal:
         self._open = AsyncExitStack()
 
     async def wait(self, timeout: float) -> None:
-        """Wait until one has rung, up to ``timeout`` seconds."""
+        """Wait until one is notified, up to ``timeout`` seconds."""
         waits = [asyncio.ensure_future(signal.wait(timeout)) for signal in self._signals]
         if not waits:
             await asyncio.sleep(timeout)

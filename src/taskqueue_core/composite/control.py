@@ -1,4 +1,4 @@
-"""The operator's side of several places: sums over them, and whatever has to be asked where the task is."""
+"""The control of a composite backend: sums over its parts, and calls to the part that has the task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class JointControl(ABC):
     """See `taskqueue_core.capabilities.Control`."""
 
     def __init__(self, composite: CompositeBackend) -> None:
-        """Ask the places of ``composite``."""
+        """Control the parts of ``composite``."""
         self._composite = composite
 
     @abstractmethod
@@ -59,7 +59,7 @@ class JointControl(ABC):
         return tuple(sorted(matches))
 
     async def ledger(self, key: str) -> Ledger:
-        """See `taskqueue_core.capabilities.Control.ledger`. Each place is read in one step, and each balances."""
+        """See `taskqueue_core.capabilities.Control.ledger`. Each part is read in one step, and each balances."""
         return reduce(add, await self._each(key, lambda member, name: member.control.ledger(name)))
 
     async def stats(self, key: str) -> QueueStats:
@@ -84,7 +84,7 @@ class JointControl(ABC):
     async def _locate(
         self, key: str, task_ids: Sequence[str]
     ) -> list[tuple[QueuePart, TaskStatus] | None]:
-        """Return where each task is, or was last, and what is known of it there."""
+        """Return the part that has or had each task, with its status there."""
         parts = await self._composite.parts(key)
         answers = await asyncio.gather(
             *(self._statuses(part, task_ids) for part in parts), return_exceptions=True
@@ -106,14 +106,14 @@ class JointControl(ABC):
             matches.append(
                 max(known, key=lambda pair: (pair[1].state.live, pair[1].updated_at), default=None)
             )
-        if errors and not (matches and all(matches)):  # who did not answer may know the rest
+        if errors and not (matches and all(matches)):  # a member that failed may know the rest
             raise errors[0]
         return matches
 
     async def _statuses(
         self, part: QueuePart, task_ids: Sequence[str]
     ) -> tuple[TaskStatus | None, ...]:
-        """Ask a place; a side that can be done without has its time."""
+        """Ask one part; an optional member has limited time."""
         control = self._composite.members[part.member].control
         statuses = await self._composite.at_leisure(
             self._composite.members[part.member],
@@ -153,10 +153,10 @@ class JointControl(ABC):
         return sum(await self._each(key, lambda member, name: member.control.purge(name)))
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        """See `taskqueue_core.capabilities.Control.workers`. A connection to each side counts once."""
-        told = await gather_all(member.control.workers() for member in self._composite.members)
+        """See `taskqueue_core.capabilities.Control.workers`. A connection to each member counts once."""
+        results = await gather_all(member.control.workers() for member in self._composite.members)
         by_name: dict[str, list[WorkerInfo]] = {}
-        for number, workers in enumerate(told):
+        for number, workers in enumerate(results):
             for worker in workers:
                 positions = (
                     self._composite.public_key(QueuePart(number, key)) for key in worker.keys
@@ -203,10 +203,10 @@ def _as_one(infos: list[WorkerInfo]) -> WorkerInfo:
 
 
 class JointDeadLetters:
-    """See `taskqueue_core.capabilities.DeadLetters`. The oldest place comes first, and each has its own in order."""
+    """See `taskqueue_core.capabilities.DeadLetters`. The oldest part comes first, and each is in order."""
 
     def __init__(self, composite: CompositeBackend) -> None:
-        """Look after the dead in the places of ``composite``."""
+        """List and redrive the dead letters in the parts of ``composite``."""
         self._composite = composite
 
     async def list(
@@ -243,7 +243,7 @@ class JointDeadLetters:
         return None
 
     async def _page(self, parts: Sequence[QueuePart], after: str) -> tuple[int, str | None]:
-        """Return in which place a page ended, and where in it."""
+        """Return the part in which a page ended, and the position in it."""
         for number, part in enumerate(parts):
             (status,) = await self._composite.members[part.member].control.statuses(part.key, after)
             if status is not None and status.state is State.DEAD:

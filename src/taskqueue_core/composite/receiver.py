@@ -20,7 +20,7 @@ from taskqueue_core.tasks import Delivery, Received
 RECEIVE_BACKOFF = 0.05
 """seconds that a look at one source may hold up the look at the next"""
 _UNSEEN = 1.0
-"""seconds after which what came for nobody is handed back"""
+"""seconds after which unclaimed deliveries are released"""
 
 
 class MultiReceiver(SubscriptionBase):
@@ -273,10 +273,10 @@ class MultiReceiver(SubscriptionBase):
             expired=expired,
         )
 
-    # what nobody has seen
+    # deliveries that were not returned
 
     def _put_back(self, taken: list[Delivery]) -> None:
-        """Hand back, in the background, what this receive had and does not answer with."""
+        """Release, in the background, what this receive took and does not return."""
         for source in self.sources:
             results = set(source.out.values())
             source.take_back([delivery for delivery in taken if delivery.receipt in results])
@@ -285,7 +285,7 @@ class MultiReceiver(SubscriptionBase):
             self._undoing = asyncio.create_task(self._undo())
 
     async def _undone(self) -> None:
-        """Wait until what a receive before left behind was handed back, but not for a side that does not answer."""
+        """Wait until what an earlier receive left was released, but not for a member that does not answer."""
         if self._undoing is not None:
             await asyncio.wait({self._undoing}, timeout=_UNSEEN)
 
@@ -312,7 +312,7 @@ class MultiReceiver(SubscriptionBase):
                 source.forget(self._composite.to_member(delivery)[1].receipt)
 
     def _watch_unseen(self) -> None:
-        """See to it that what comes after this receive, or was too much for it, does not lie here for long."""
+        """Limit the time for which deliveries that came after this receive, or exceeded its limit, are kept."""
         unseen = any(source.kept or source.question for source in self.sources)
         if unseen and self._grace is None and not self.closed:
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""One of several subscriptions that are received from as one: it holds up nobody, and loses nothing."""
+"""One of several subscriptions that are received from as one; it blocks no other and loses nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskqueue_core.tasks import Delivery, Expired, Received
 
 
 class Source:
-    """A subscription on one side, one question to it at a time, and what it has given that nobody has seen yet."""
+    """A subscription of one member, with one receive at a time and its deliveries that were not returned yet."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Source:
         self.again = False
         self.due_at: float | None = None
         self.out: dict[str, str] = {}
-        """what it has given and nobody has settled here: its receipts, and what they are called outside"""
+        """its unsettled receipts, with their public names"""
         self.kept: deque[Delivery] = deque()
         self.expired: list[Expired] = []
         self.withdrawn = False
@@ -48,7 +48,7 @@ class Source:
 
     @property
     def is_askable(self) -> bool:
-        """Whether there is a point in a question."""
+        """Whether a receive may bring something."""
         return self.question is None and not self.retired and not self.member.down_for
 
     @property
@@ -62,18 +62,18 @@ class Source:
         return not (self.out or self.kept or self.question)
 
     def ask(self, limit: int, timeout: float | None) -> asyncio.Task[Received]:
-        """Put a question; `absorb` takes the answer."""
+        """Start a receive; `absorb` takes its result."""
         self._waits, self.withdrawn = timeout != 0, False
         self.question = asyncio.create_task(self.subscription.receive(limit, timeout))
         return self.question
 
     def give_up_waiting(self) -> None:
-        """Withdraw a question that waits for something to come. One that only looks goes on, and ends by itself."""
+        """Cancel a receive that waits. One that does not wait ends by itself."""
         if self.question is not None and self._waits and not self.withdrawn:
             self.withdrawn = self.question.cancel()
 
     def absorb(self) -> None:
-        """Take the answer, if it is there."""
+        """Take the result, if it is there."""
         question = self.question
         if question is None or not question.done():
             return
@@ -94,7 +94,7 @@ class Source:
             raise error
 
     def take(self, received: Received) -> None:
-        """Keep what it has answered."""
+        """Keep what it has received."""
         self.again, self.due_at = received.again, received.due_at
         self.expired += received.expired
         for delivery in received.deliveries:
@@ -103,13 +103,13 @@ class Source:
             self.kept.append(result)
 
     def give(self, limit: int) -> list[Delivery]:
-        """Return up to so many of what nobody has seen."""
+        """Return up to this many of the deliveries that were not returned yet."""
         return [self.kept.popleft() for _ in range(min(limit, len(self.kept)))]
 
     def take_back(self, deliveries: list[Delivery]) -> None:
-        """Keep what was given and not seen after all."""
+        """Keep what was taken and not returned after all."""
         self.kept.extendleft(reversed(deliveries))
 
     def forget(self, receipt: str) -> None:
-        """Note that a receipt of the side has ended."""
+        """Note that a receipt of the member has ended."""
         self.out.pop(receipt, None)

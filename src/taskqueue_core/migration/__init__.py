@@ -1,7 +1,7 @@
-"""Several places as one queue: blue/green migration between two backends, and shards within one.
+"""Blue/green migration between two backends while publishers and workers run: see docs/migration.md.
 
-A place is a queue of a backend. One place of a queue takes new tasks in; those before it are closed in their stores
-(`QueueSettings.moved_to`), still answer for the ids that they know, and run empty. docs/migration.md tells how.
+One of a queue's two sides accepts new tasks. The other is closed in its store (`QueueSettings.moved_to`), still detects
+duplicate ids, and is drained.
 """
 
 from taskqueue_core.migration.backend import MigratingBackend
@@ -14,7 +14,6 @@ from taskqueue_core.migration.steps import (
     start,
     status,
 )
-from taskqueue_core.sharding.backend import ShardedBackend
 
 __all__ = [
     "MigratingBackend",
@@ -22,7 +21,6 @@ __all__ = [
     "MigrationPhase",
     "MigrationStatus",
     "QueueOnTheMove",
-    "ShardedBackend",
     "finish",
     "rollback",
     "start",

@@ -48,20 +48,20 @@ T = TypeVar("T")
 
 _MARKS = ("<old>", "<new>")
 _LEISURE = 2.0
-"""seconds for housekeeping and farewells on a side that can be done without"""
+"""seconds for maintenance and closing on a side that may be unavailable"""
 _CARED_FOR = 50
-"""queues whose settings one pass of housekeeping compares"""
+"""queues whose settings one pass of maintenance compares"""
 
 
 class MigratingBackend(CompositeBackend):
-    """See `taskqueue_core.backend.Backend`. docs/migration.md tells what holds in which mode and phase.
+    """See `taskqueue_core.backend.Backend`. docs/migration.md says what holds in each mode and phase.
 
-    A receipt of the new side is told as it is and one of the old side with a mark before it, so that none is ever taken
-    to the other, and so that the new side alone knows its own when the migration is over.
+    A receipt of the new side is passed on unchanged, one of the old side with a prefix, so that none is ever given to
+    the other side, and so that the new side knows its own receipts when the migration is over.
 
-    Slots are the new side's from the start on, in every phase: endpoints are registered there anew, and a lease of the
-    old side that is renewed here is made anew, as after the loss of a pool. Who still has the old side's pool in hand
-    does not see what is held here: its servers may be busy more often, and say so.
+    Slots are the new side's from the start, in every phase: endpoints are registered there again, and a lease of the
+    old side that is renewed here is made again, as after the loss of a pool. A process that still uses the old side's
+    pool does not see what is held here: its servers may report more often that they are busy.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class MigratingBackend(CompositeBackend):
         return self._new.now()
 
     async def health(self) -> Health:
-        """Ask both. Well is who can take in and give out."""
+        """Return the health of both: ok if tasks can be published and received."""
         old, new = await asyncio.gather(self._health(OLD), self._health(NEW))
         remaining = self.router.old_member
         well = [old.ok or remaining == OLD, new.ok or remaining == NEW]
@@ -250,7 +250,7 @@ class MigratingControl(JointControl):
         """See `taskqueue_core.capabilities.Control.maintain`. Closes what an old publisher has opened, too."""
         done = await super().maintain()
         with contextlib.suppress(BackendUnavailable, SettingsConflict, TimeoutError):
-            async with asyncio.timeout(_LEISURE):  # the next pass goes on
+            async with asyncio.timeout(_LEISURE):  # the next pass continues
                 await self._care()
         return done
 

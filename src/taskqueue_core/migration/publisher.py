@@ -16,7 +16,7 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Tas
 
 _ROUNDS = 4
 _POLL_SECONDS = 1.0
-"""seconds after which who was refused while a queue turns may come again"""
+"""seconds after which a publish that was refused during a change of sides may be tried again"""
 _SKEW = 1.0
 """seconds by which clocks are trusted to agree"""
 
@@ -51,7 +51,7 @@ class MigratingPublisher:
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
     ) -> list[int]:
-        """Publish some of the tasks; return the places of those that nobody takes in at this moment."""
+        """Publish some of the tasks; return the indexes of those that no side accepts at this moment."""
         groups: dict[int | None, list[int]] = {}
         for index in indexes:
             groups.setdefault(await self._router.open_side(tasks[index].key), []).append(index)
@@ -162,7 +162,7 @@ class MigratingPublisher:
 
 
 def _forgettable(status: TaskStatus, window: float, now: float) -> bool:
-    """Whether a side keeps a task for its result alone, and would take the id in anew if it were open."""
+    """Whether a side keeps a task for its result alone, and would accept the id again if it were open."""
     ended = not status.state.live and status.state.value != "dead"
     return ended and now >= status.updated_at + window + _SKEW
 

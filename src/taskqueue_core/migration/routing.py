@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 OLD, NEW = 0, 1
 MARKER = "_taskqueue.migration"
-"""the queue whose settings stand for those of all queues that do not exist yet"""
+"""the queue whose settings hold for all queues that do not exist yet"""
 _WORD = "backend:"
 _REMEMBERED = 1.0
 """seconds for which a phase is taken for granted: nothing depends on it being the latest"""
@@ -28,7 +28,7 @@ _OF_THE_STORE = ("version", "moved_to", "durability", "replicas", "journal", "sh
 
 
 class MigrationMode(StrEnum):
-    """What comes first while both sides have tasks."""
+    """The priority while both sides have tasks."""
 
     AVAILABLE = "available"
     """the new side flows, whatever becomes of the old one"""
@@ -82,7 +82,7 @@ class Sides(NamedTuple):
 class MigrationRouter:
     """Reads and turns the settings that say where new tasks go. What it remembers may be out of date, and does no harm.
 
-    A side that is open in vain refuses, and who then asks `forget`s and reads again.
+    A side that is wrongly taken for open refuses; the caller then calls `forget` and reads again.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class MigrationRouter:
         raise BackendUnavailable("one of the two backends of the migration is unavailable")
 
     def forget(self, key: str) -> None:
-        """Read a queue's settings anew before they are needed again."""
+        """Read a queue's settings again before their next use."""
         self._open.pop(key, None)
 
     # turning
@@ -292,7 +292,7 @@ class StrictOrderGate:
         try:
             members = await self._router.read(key)
             stats = await self._router.members[part.member].control.stats(key)
-        except BackendUnavailable:  # who knows what it has: what is to come waits
+        except BackendUnavailable:  # its content is unknown, so what follows waits
             return (part,)
         if await self._passed(part, members, stats):
             return (part, QueuePart(towards, key))
@@ -307,7 +307,7 @@ class StrictOrderGate:
             if live or used:
                 self._empty_since.pop(part, None)
                 return False
-            # Nobody has ever used it there, and nobody can: the first to publish closes it before.
+            # It was never used there and cannot be: the first publish closes it before.
             return True
         limit = members[part.member].rate_limit
         if limit is None or not stats.delivered:

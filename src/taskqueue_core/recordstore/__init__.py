@@ -1,6 +1,6 @@
 """A whole backend for any store with transactions and look-ups in this process: write a `RecordStore`, get the rest.
 
-docs/writing-a-backend.md tells how; `examples/taskqueue_sqlite` is one.
+docs/writing-a-backend.md explains it; `examples/taskqueue_sqlite` is one.
 """
 
 from taskqueue_core.recordstore.backend import RecordBackend

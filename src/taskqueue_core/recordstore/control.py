@@ -32,7 +32,7 @@ from taskqueue_core.tasks import (
 
 __all__ = ["RecordControl", "RecordDeadLetters"]
 
-_PASS = 8  # steps of one pass of housekeeping
+_PASS = 8  # steps of one pass of maintenance
 
 
 class RecordDeadLetters:

@@ -27,7 +27,7 @@ class OpenSubscriptions:
 
     @property
     def keys(self) -> set[str]:
-        """The keys that somebody is subscribed to."""
+        """The keys with a subscription."""
         return set(self._by_key)
 
     @property
@@ -56,7 +56,7 @@ class OpenSubscriptions:
 class Hints:
     """Which keys may have something waiting, and when the first task of each falls due, or earlier.
 
-    Idle keys cost no look-up that way. Where they err, somebody looks in vain.
+    Idle keys cost no look-up that way; an error costs one look-up without a result.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Hints:
 
 
 class RecordRoomNotifier:
-    """The open bells, by key."""
+    """The open signals, by key."""
 
     def __init__(self) -> None:
         """Start without any."""
@@ -105,7 +105,7 @@ class RecordRoomNotifier:
                 self._by_key.pop(key, None)
 
     def notify(self, keys: Iterable[str]) -> None:
-        """Ring those of some keys."""
+        """Notify those of some keys."""
         for key in keys:
             for signal in self._by_key.get(key, ()):
                 signal.notify()
@@ -115,17 +115,17 @@ class RecordRoomSignal:
     """See `taskqueue_core.capabilities.RoomBell`."""
 
     def __init__(self, signals: RecordRoomNotifier, keys: tuple[str, ...]) -> None:
-        """Ring with ``signals`` once it is open."""
+        """Be notified by ``signals`` once it is open."""
         self.keys = keys
         self._signals = signals
         self._rang = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake who waits, or who waits next."""
+        """Wake the waiter, or the next one."""
         self._rang.set()
 
     async def wait(self, timeout: float) -> None:
-        """See `taskqueue_core.capabilities.RoomBell.rung`. The seconds are real: nobody waits for the store here."""
+        """See `taskqueue_core.capabilities.RoomSignal.wait`. The seconds are real ones, not those of the store."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._rang.wait()

@@ -40,7 +40,7 @@ class Record(Entry, kw_only=True, eq=False):
             return self.at
         if self.state is not State.IN_FLIGHT or self.patience is None:
             return None
-        end = self.updated_at + self.patience  # of the hand-out, or of the last progress
+        end = self.updated_at + self.patience  # of the delivery, or of the last progress
         return None if self.task.deadline is not None and self.task.deadline <= end else end
 
     @property
@@ -85,8 +85,8 @@ class RecordStore(ABC):
     def transaction(self, unsure: type[TaskQueueError]) -> AbstractContextManager[None]:
         """Do the whole body or, if anything is raised in it, nothing. What is done survives a crash.
 
-        Raises ``unsure`` where the end failed and nobody knows which of the two it was. What the body raised goes on,
-        whatever becomes of the rollback, and the next transaction finds none left open.
+        Raises ``unsure`` if the end failed and it is unknown which of the two happened. What the body raised is passed
+        on even if the rollback fails, and the next transaction finds none left open.
         """
 
     @abstractmethod
@@ -150,7 +150,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def bucket(self, key: str) -> Bucket | None:
-        """Return the tokens of a queue; ``None`` if there are none, or no longer. Asked where hand-outs have a rate."""
+        """Return the tokens of a queue; ``None`` if there are none, or no longer. Called if deliveries have a rate."""
 
     @abstractmethod
     def save_bucket(self, key: str, bucket: Bucket | None) -> None:

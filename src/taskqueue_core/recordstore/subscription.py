@@ -38,10 +38,12 @@ class RecordSubscription(LocalSubscription):
         transitions.subscriptions.add(self)
 
     def take(self, limit: int) -> Received:
-        """Hand out turn by turn over the keys, in one step; only ``again`` while more is due than a step moves."""
+        """Deliver from the keys in turn, in one step; only ``again`` while more is due than a step moves."""
         transitions, deliveries, expired = self._transitions, list[Delivery](), list[Expired]()
         with transitions.step() as now:
-            if self._unseen:  # of a step that failed, but perhaps was done: nobody got these
+            if (
+                self._unseen
+            ):  # of a step that failed, but perhaps was done: they were never returned
                 self._take_back(now, self._unseen)
             due_at = transitions.promote(self.keys, now)
             if due_at <= now:
@@ -63,7 +65,7 @@ class RecordSubscription(LocalSubscription):
             rooms = [transitions.room(key, now) for key in turns]
         self._unseen.clear()
         due_at = min(due_at, *(room.opens_at or math.inf for room in rooms), math.inf)
-        if deliveries:  # the next receive goes on behind the last key served
+        if deliveries:  # the next receive continues after the last key served
             self._turns.rotate(-1 - self._turns.index(deliveries[-1].task.key))
         return Received(
             deliveries=tuple(deliveries),

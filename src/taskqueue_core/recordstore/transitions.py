@@ -1,4 +1,4 @@
-"""All moves of records, whatever store they lie in: each inside a step, each change of state by `move`."""
+"""All moves of records in any store: each inside one step, each change of state by `move`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Transitions:
 
     @contextmanager
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
-        """Do the whole body or nothing, then wake who waits for what it brought. Gives the time."""
+        """Do the whole body or nothing, then wake the receivers that wait for its result. Yield the time."""
         self.ensure_open()
         self._touched, self._news, self._room = set(), set(), set()
         try:
@@ -101,7 +101,7 @@ class Transitions:
         return None if record is None or (record.ended and record.forget_at <= now) else record
 
     def move(self, record: Record, state: State, now: float) -> None:
-        """Bring a record into a state, and the counters with it. Handed out and handed back it keeps its place."""
+        """Bring a record into a state, and the counters with it. A delivery and a release keep its place."""
         key = record.task.key
         self._touched.add(key)
         if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
@@ -142,7 +142,7 @@ class Transitions:
         self.move(record, State.DEAD if dies else State.WAITING, now)
 
     def configure(self, key: str, settings: QueueSettings, now: float) -> QueueSettings:
-        """Put settings in force, and wake who waits for what they let through. Returns them with their version."""
+        """Apply settings, and wake the receivers that they let through. Return them with their version."""
         before = self.store.settings(key)
         changed = before.followed_by(settings)
         self.store.configure(key, changed)
@@ -154,14 +154,14 @@ class Transitions:
         return changed
 
     def room(self, key: str, now: float) -> QueueRoom:
-        """Say what the limits of a queue leave to be handed out."""
+        """Return what the limits of a queue leave to be delivered."""
         settings = self.store.settings(key)
         in_flight = self.store.counters(key)["in_flight"] if settings.max_inflight else 0
         bucket = self.store.bucket(key) if settings.rate_limit else None
         return room_of(settings, bucket, in_flight, now)
 
     def take_token(self, key: str, now: float) -> None:
-        """Count a hand-out, where they have a rate."""
+        """Count a delivery, if the settings have a rate."""
         limit = self.store.settings(key).rate_limit
         if limit and (bucket := self.store.bucket(key)):
             bucket.fill(limit, now)

@@ -7,18 +7,18 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from math import gcd
-from typing import Any
 
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
-from taskqueue_core.capabilities import Control, DeadLetters, has
+from taskqueue_core.capabilities import Control, DeadLetters, SlotPool, has, slots_of
 from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
 from taskqueue_core.composite.control import JointDeadLetters
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, CapabilityMissing
 from taskqueue_core.limits import check_name
+from taskqueue_core.shard_guard import MARKER
 from taskqueue_core.sharding.control import ShardedControl
 from taskqueue_core.sharding.generations import (
     FIRST,
@@ -35,7 +35,7 @@ from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
 
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
 _POLL_SECONDS = 0.1
-"""seconds between two looks at what a shard waits for"""
+"""seconds between two checks of what a shard waits for"""
 
 
 class ShardedBackend(CompositeBackend):
@@ -76,6 +76,11 @@ class ShardedBackend(CompositeBackend):
             raise CapabilityMissing(f"{type(self.inner).__name__} has no dead letters")
         return JointDeadLetters(self)
 
+    @property
+    def slots(self) -> SlotPool:
+        """The slot pool of the backend inside."""
+        return slots_of(self.inner)
+
     def subscribe(self, keys: Iterable[str], consumer: str) -> ShardedSubscription:
         """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
@@ -104,12 +109,6 @@ class ShardedBackend(CompositeBackend):
                 await subscription.close()
         await self.inner.aclose()
 
-    def __getattr__(self, name: str) -> Any:
-        """Pass through what else the backend has."""
-        if name == "inner":  # it is not there yet
-            raise AttributeError(name)
-        return getattr(self.inner, name)
-
     def refresh_plans(self) -> None:
         """Have every subscription look at its plan: this process has changed something."""
         for subscription in self._subscriptions:
@@ -126,14 +125,16 @@ class ShardedBackend(CompositeBackend):
     def public_key(self, part: QueuePart) -> str | None:
         """Return the queue that a shard is of."""
         shard = Shard.read(part.key)
-        return part.key if shard is None else shard.key
+        if shard is None:
+            return None if part.key == MARKER else part.key
+        return shard.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
         """Receive from what is known not to be sharded, and of the others from what needs no look at the store."""
         return ReceivePlan(tuple(QueuePart(0, key) for key in keys), 0)
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return every shard whose tasks may be handed out: none before all that came before it there."""
+        """Return every shard whose tasks may be delivered: none before everything older than it."""
         await self.generations.refresh()
         sharded = [key for key in keys if self.generations.known(key) != (FIRST,)]
         matches = await gather_all(self._open(key) for key in sharded)
@@ -170,7 +171,7 @@ class ShardedBackend(CompositeBackend):
         return position in self._drained
 
     def in_turn(self) -> bool:
-        """The plan has nothing in it that must wait for another."""
+        """Return true: no part of a plan must wait for another."""
         return True
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is one

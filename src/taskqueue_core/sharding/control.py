@@ -12,6 +12,7 @@ from taskqueue_core.composite.control import JointControl
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
 from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_core.shard_guard import write_marker
 from taskqueue_core.sharding.generations import (
     FIRST,
     LONGEST,
@@ -21,7 +22,7 @@ from taskqueue_core.sharding.generations import (
 )
 
 _CARED_FOR = 10
-"""sharded queues that one pass of housekeeping looks after"""
+"""sharded queues that one pass of maintenance completes"""
 
 
 class ShardedControl(JointControl):
@@ -65,7 +66,8 @@ class ShardedControl(JointControl):
         if settings.shards != last.shards:
             await self._demand_no_copies(key)
         moved_to = first.moved_to
-        if whole:  # closed by the very change, so that there is but one
+        await write_marker(self._inner)
+        if whole:  # closed by this change of settings, so that only one process can do it
             following = Generation(1, settings.shards)
             moved_to = following.moved_to
             await gather_all(
@@ -125,7 +127,7 @@ class ShardedControl(JointControl):
     async def maintain(self) -> Maintained:
         """See `taskqueue_core.capabilities.Control.maintain`. Completes what was interrupted, too."""
         done = await super().maintain()
-        with contextlib.suppress(BackendUnavailable, SettingsConflict):  # the next pass goes on
+        with contextlib.suppress(BackendUnavailable, SettingsConflict):  # the next pass continues
             await self._care()
         return done
 

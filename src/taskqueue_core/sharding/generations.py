@@ -1,4 +1,4 @@
-"""The generations of sharded queues, as the settings in the store tell them: each closed place says what follows it."""
+"""The generations of sharded queues, read from the settings in the store: a closed shard names the next one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue_settings import change_settings
+from taskqueue_core.shard_guard import GENERATION
 from taskqueue_core.tasks import Task
 
 _SHARD = re.compile(r"(.+):s(\d{1,3})@(\d{1,9})x(\d{1,4})-[0-9a-f]{4}")
-_WORD = re.compile(r"shards@(\d{1,9})x(\d{1,4})")
 _EVENLY = 48
 LONGEST = 29
 """characters that the name of a shard has beyond its queue's"""
@@ -39,7 +39,7 @@ class Generation(NamedTuple):
     @classmethod
     def read(cls, name: str | None) -> Generation | None:
         """Read such a word; ``None`` if it is another."""
-        parts = None if name is None else _WORD.fullmatch(name)
+        parts = None if name is None else GENERATION.fullmatch(name)
         return None if parts is None else cls(int(parts[1]), int(parts[2]))
 
     def shard_key(self, key: str, shard: int) -> str:
@@ -110,7 +110,7 @@ def renamed(task: Task, key: str) -> Task:
 
 
 REMEMBERED = 2.0
-"""seconds for which a chain is taken for whole; who is refused at its end reads it again at once"""
+"""seconds for which a chain is taken for complete; a refused publish reads it again at once"""
 _SHARD_FIELDS = ("version", "moved_to", "shards")
 
 
@@ -135,7 +135,7 @@ class ShardGenerations:
         return self._known.get(key, (FIRST,))
 
     async def refresh(self) -> None:
-        """Hear of what other processes have sharded, with one question for all queues every other second."""
+        """Learn what other processes have sharded, with one call for all queues every two seconds."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
             if now < self._looked_at + REMEMBERED:
@@ -186,7 +186,7 @@ class ShardGenerations:
             await self.close(position, following)
 
     async def close(self, position: str, following: Generation) -> Generation:
-        """Close a place for good; return what follows it, which somebody else may have decided before."""
+        """Close a shard for good; return the generation that follows, which another process may have chosen."""
 
         def edit(settings: QueueSettings) -> QueueSettings:
             if Generation.read(settings.moved_to) is not None:
@@ -200,7 +200,7 @@ class ShardGenerations:
     async def succeed(self, key: str, shards: int, settings: QueueSettings) -> None:
         """Have a queue go on with another number of shards.
 
-        The first shard of the present ones is closed first: what it says is what follows, whoever else tries the same.
+        The first shard of the present ones is closed first: it decides what follows for all processes that try this.
         """
         while (chain := await self.read(key))[-1].shards != shards:
             last, following = chain[-1], Generation(chain[-1].number + 1, shards)
@@ -215,7 +215,7 @@ class ShardGenerations:
         await gather_all(self.demand_closed(name, following) for name in generation.shard_keys(key))
 
     async def copy(self, position: str, settings: QueueSettings, generation: Generation) -> None:
-        """Give a shard the settings of its queue; where it goes on from there, and its version, are its own."""
+        """Give a shard the settings of its queue; its version and what follows it are its own."""
         moved = settings.moved_to if Generation.read(settings.moved_to) is None else None
 
         def edit(result: QueueSettings) -> QueueSettings:

@@ -1,4 +1,4 @@
-"""Publishing to shards: the generations before are asked for the ids that they know, the last one takes in the rest."""
+"""Publishing to shards: ids are looked up in previous generations, and the last one accepts the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROUNDS = 5
 
 
 class ShardedPublisher:
-    """See `taskqueue_core.backend.Publisher`. What is not sharded is passed on as it is."""
+    """See `taskqueue_core.backend.Publisher`. Tasks of queues without shards are passed on unchanged."""
 
     def __init__(
         self, composite: CompositeBackend, inner: Backend, generations: ShardGenerations
@@ -73,12 +73,12 @@ class ShardedPublisher:
         known = await gather_all(
             self._known(key, chain, tasks, by_key[key]) for key, chain in older.items()
         )
-        homes = {index: name for batch in known for index, name in batch.items()}
-        if homes:
-            moved = await self._send(tasks, sorted(homes), homes, answers)
-            indexes = [index for index in indexes if index not in homes or index in moved]
-        homes = {index: self._shard_key(tasks[index]) for index in indexes}
-        moved = await self._send(tasks, indexes, homes, answers)
+        targets = {index: name for batch in known for index, name in batch.items()}
+        if targets:
+            moved = await self._send(tasks, sorted(targets), targets, answers)
+            indexes = [index for index in indexes if index not in targets or index in moved]
+        targets = {index: self._shard_key(tasks[index]) for index in indexes}
+        moved = await self._send(tasks, indexes, targets, answers)
         return await self._grown(tasks, moved)
 
     async def _grown(self, tasks: Sequence[Task], moved: Sequence[int]) -> list[int]:
@@ -98,7 +98,7 @@ class ShardedPublisher:
     async def _closed_before(
         self, key: str, chain: tuple[Generation, ...], tasks: Sequence[Task]
     ) -> None:
-        """See to it that each task's shard before the last one is closed: so no two take the same id in."""
+        """Close each task's shard of the previous generation, so that no two shards accept the same id."""
         before, last = chain[-2:]
         for shard in {shard_of(task, before.shards) for task in tasks}:
             await self._generations.demand_closed(before.shard_key(key, shard), last)
@@ -113,12 +113,12 @@ class ShardedPublisher:
                 name = generation.shard_key(key, shard_of(tasks[index], generation.shards))
                 requested.setdefault(name, []).append(index)
         control = self._composite.members[0].control
-        told = await gather_all(
+        results = await gather_all(
             control.statuses(name, *(tasks[index].id for index in batch))
             for name, batch in requested.items()
         )
         matches: dict[int, str] = {}
-        for (name, batch), statuses in zip(requested.items(), told, strict=True):
+        for (name, batch), statuses in zip(requested.items(), results, strict=True):
             matches |= {
                 p: name for p, status in zip(batch, statuses, strict=True) if status is not None
             }
@@ -128,14 +128,14 @@ class ShardedPublisher:
         self,
         tasks: Sequence[Task],
         indexes: Sequence[int],
-        homes: dict[int, str],
+        targets: dict[int, str],
         answers: dict[int, Confirmation],
     ) -> list[int]:
         """Publish each task where it belongs; return those that are refused there because the place is closed."""
         if not indexes:
             return []
         confirmations = await self._inner.publisher.publish(
-            *[renamed(tasks[index], homes[index]) for index in indexes]
+            *[renamed(tasks[index], targets[index]) for index in indexes]
         )
         moved = []
         for index, answer in zip(indexes, confirmations, strict=True):

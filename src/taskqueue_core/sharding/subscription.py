@@ -13,7 +13,7 @@ from taskqueue_core.tasks import Delivery, Received
 _STREAK = 10
 """receives in a row that may prefer the shard served last; then all shards have their turn"""
 _FAVOURITES = 8
-"""shards that are kept open beside, to be asked first"""
+"""shards whose subscriptions are kept open, to be asked first"""
 
 
 class ShardedSubscription(JointSubscription):

@@ -21,10 +21,10 @@ from starlette.routing import Route
 
 from taskqueue_cli.backends import run_embedded
 from taskqueue_cli.demo_frame.run import DemoFailed
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.capabilities import control_of, slots_of
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.instrumented import InstrumentedBackend
-from taskqueue_core.queue import open_backend
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.api import extension
 from taskqueue_dispatch.config import DispatchSettings

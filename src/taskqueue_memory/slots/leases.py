@@ -40,7 +40,7 @@ class SlotPosition:
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, server: SlotServer, number: int) -> None:
-        """Start with nothing held; nobody has looked at it."""
+        """Start with nothing held, before any check."""
         self.endpoint = endpoint
         self.server = server
         self.number = number
@@ -122,14 +122,14 @@ class Lease:
         self.resumed = False
         self.note: bytes | None = None
         self.via: str | None = None
-        """the token that was shown for this one: who did not get the answer shows it again"""
+        """the token that was renewed into this one: a client that did not get the answer sends it again"""
         self.missed: tuple[int, float] | None = None
         """what its server ran, and when, as it was first missed there"""
         self.mark = 0
         """names the date on which it runs out"""
 
     def ends_by_time(self) -> bool:
-        """Whether it is over once it runs out: nobody can be asked for its job, or it has none."""
+        """Whether it ends when it runs out: its server cannot be asked for its job, or it has none."""
         return self.job is None or not self.position.endpoint.reports
 
     def to_slot_lease(self) -> SlotLease:

@@ -49,7 +49,7 @@ class MemorySlots:
         """See `taskqueue_core.capabilities.SlotPool.register`."""
         now = self._begin()
         position = self._pool.put(endpoint)
-        self._pool.sweep(now)  # what nobody can be asked for any more ends by its time
+        self._pool.sweep(now)  # leases whose server cannot be asked end by their time
         self._pool.notify((position,), now)
         return position.info(now)
 
@@ -249,7 +249,7 @@ class MemorySlots:
         return tuple(ended)
 
     def slot_signal(self, *models: str) -> MemoryRoomSignal:
-        """See `taskqueue_core.capabilities.SlotPool.bell`."""
+        """See `taskqueue_core.capabilities.SlotPool.slot_signal`."""
         return MemoryRoomSignal(self._pool.signals, checked_models(models))
 
     # steps
@@ -296,7 +296,7 @@ class MemorySlots:
         return had
 
     def _remade(self, shown: SlotLease, now: float) -> Lease | None:
-        """Make a lease of an earlier pool anew."""
+        """Make a lease of an earlier pool again."""
         token = Token.read(shown.token)
         if token is None or token.epoch == self._pool.epoch or not check_remade(shown):
             return None

@@ -90,7 +90,7 @@ class Pool:
         self._note_end(lease)
 
     def renumber(self, lease: Lease, shown: str) -> None:
-        """Give a lease a new token and fence: nobody who had it before has it any more."""
+        """Give a lease a new token and fence, which ends the claim of an earlier holder."""
         del self.leases[lease.token], lease.position.leases[lease.token]
         lease.fence = next(self._fences)
         lease.token = self._token(lease.fence)
@@ -129,13 +129,13 @@ class Pool:
         self.forget_if_done(position)
 
     def clear(self, position: SlotPosition) -> None:
-        """End what nobody has bound to a job: the endpoint may get none now."""
+        """End the leases without a job: the endpoint may get none now."""
         for lease in tuple(position.leases.values()):
             if lease.job is None:
                 self.end(lease)
 
     def end_untold(self, lease: Lease, now: float) -> None:
-        """End a lease for its holder, who has not fetched its note: that is put aside."""
+        """End a lease whose holder has not fetched its note, which is put aside."""
         if lease.note is not None and lease.job is not None:
             self.late.add(lease.position.endpoint.model, lease.job, lease.note, now)
         self.end(lease)
@@ -153,7 +153,7 @@ class Pool:
                 self.run_out(lease, now)
 
     def notify(self, positions: Iterable[SlotPosition], now: float) -> None:
-        """Ring for the models that can have a slot now, at some endpoints or at others of their servers."""
+        """Notify the models that can have a slot now, at some endpoints or at others of their servers."""
         models: set[str] = set()
         for position in positions:
             shared = position.server.together is not None

@@ -40,6 +40,8 @@ async def ready(call: RequestContext) -> Response:
         reason = "starting"
     elif context.draining.is_set():
         reason = "draining"
+    elif context.backend.fault is not None:
+        reason = "configuration"
     elif not (await _health(context)).ok:
         reason = "store"
     else:

@@ -14,8 +14,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_core.queue import open_backend
 from taskqueue_server.logs import set_level, set_up_logs
 from taskqueue_server.metrics.exporter import process_exists
 from taskqueue_server.process.channel import (

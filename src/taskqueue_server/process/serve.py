@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
 from taskqueue_core.concurrency import first_completed
 from taskqueue_core.config import Settings
@@ -19,7 +20,6 @@ from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_core.hooks import Hooks
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.queue import open_backend
 from taskqueue_server.app import create_app
 from taskqueue_server.auth.access import check_host, notice
 from taskqueue_server.auth.tls import server_context
@@ -245,6 +245,7 @@ async def _check_store(context: ServerContext) -> None:
     try:
         async with asyncio.timeout(_STORE_SECONDS):
             await context.control.queues()
+            await context.backend.check_store()
     except ConfigurationError:
         raise
     except (TaskQueueError, TimeoutError) as error:

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Control, control_of
 from taskqueue_core.config import load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_core.migration import ShardedBackend
-from taskqueue_core.queue import open_backend
+from taskqueue_core.sharding.backend import ShardedBackend
 from taskqueue_redis.config import RedisSettings
 from taskqueue_spark.option_values import OptionValues
 

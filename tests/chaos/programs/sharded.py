@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.loading import load_backend
-from taskqueue_core.migration import ShardedBackend
+from taskqueue_core.sharding.backend import ShardedBackend
 
 
 def create_backend() -> Backend:

@@ -1,0 +1,58 @@
+"""Build the configured backend: its plugins, a migration, and shards if they are switched on."""
+
+from __future__ import annotations
+
+from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.capabilities import control_of, has
+from taskqueue_core.config import Settings, load_settings, of_the_old_side
+from taskqueue_core.errors import ConfigurationError
+from taskqueue_core.hooks import Hooks, load_plugins
+from taskqueue_core.instrumented import InstrumentedBackend
+from taskqueue_core.loading import load_backend
+from taskqueue_core.migration import MigratingBackend, MigrationMode
+from taskqueue_core.shard_guard import ShardGuard
+from taskqueue_core.sharding.backend import ShardedBackend
+
+_SERVER = "server"
+"""the name of the backend that is a client of a server, which migrates and shards by itself"""
+
+
+def open_backend(name: str | None = None, settings: Settings | None = None) -> InstrumentedBackend:
+    """Make the configured backend, or the one with this name, with the installed plugins.
+
+    With ``TASKQUEUE_MIGRATE_FROM`` it moves the tasks of that backend to this one: see docs/migration.md. With
+    ``TASKQUEUE_SHARDING`` its queues may have shards: see docs/shards.md. It does no input or output. Raises
+    `ConfigurationError`.
+    """
+    settings = settings or load_settings(Settings)
+    hooks = Hooks()
+    load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
+    name = name or settings.backend
+    if name == _SERVER:
+        return InstrumentedBackend(load_backend(name), hooks)
+    backends = [load_backend(name)]
+    if settings.migrate_from is not None:
+        backends.append(_load_old(settings.migrate_from))
+    guard = None
+    if settings.sharding:
+        backends = [ShardedBackend(backend) for backend in backends]
+    elif all(has(backend, Capability.CONTROL) for backend in backends):
+        guard = ShardGuard(*[control_of(backend) for backend in backends])
+    if settings.migrate_from is None:
+        return InstrumentedBackend(backends[0], hooks, guard)
+    new, old = backends
+    names = (settings.migrate_from[:100], name[:100])
+    mode = MigrationMode(settings.migrate_mode)
+    return InstrumentedBackend(MigratingBackend(old, new, mode=mode, names=names), hooks, guard)
+
+
+def _load_old(name: str) -> Backend:
+    if name == _SERVER:
+        raise ConfigurationError(
+            "TASKQUEUE_MIGRATE_FROM: cannot be a server; set the backend of that server"
+        )
+    with of_the_old_side():
+        try:
+            return load_backend(name)
+        except ConfigurationError as error:
+            raise type(error)(f"the backend to migrate from: {error}") from error
