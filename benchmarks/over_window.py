@@ -1,7 +1,7 @@
-"""Throughput of one socket with a credit window, beside a bare one, all in turns of one run.
+"""Throughput of one socket with a credit window, compared with a bare socket, in alternating turns of one run.
 
-The server stands on one core, the worker (and Redis) on another. A turn is a server of its own with a backlog,
-and a bare worker process that grants 100, and acknowledges and grants 50 at a time.
+The server runs on one core, the worker (and Redis) on another. Each turn has its own server with a backlog, and a bare
+worker process that grants 100, and acknowledges and grants 50 at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 
 
 async def throughput() -> dict[str, float]:
-    """Run the floor, the memory backend, and Redis where there is one; rates, and rates relative to the floor."""
+    """Run the floor, the memory backend, and Redis if it is available; rates, and rates relative to the floor."""
     floor = await _turn("floor", str(HERE / "window_floor.py"), str(TASKS), str(BYTES))
     turns = {"memory": await _turn("server", *_serve("memory"))}
     if shutil.which("redis-server") is not None:

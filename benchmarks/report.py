@@ -2,7 +2,7 @@
 
 Without arguments it takes for each part the newest result that has it: the comparison, the socket, the dispatcher, the
 pipeline, all in ``docs/performance.md``, and servers of Prefect in ``docs/prefect.md``. A part that no result was given
-for stays, as does what stands outside the marks of a page, which is written by hand.
+for stays unchanged, and so does the text outside of the marks of a page, which is written by hand.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _ROOM = 100
 
 
 def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
-    """Return observed to expected 95th percentiles of the wait, one of each key, and what was expected."""
+    """Return observed to expected 95th percentiles of the wait, one of each key, and the expected values."""
     found: dict[str, list[float]] = {}
     with (
         processes.RedisServer() as redis,
@@ -79,7 +79,7 @@ def advised(
 
 
 def observed(session: SparkSession, options: dict[str, str]) -> dict[str, float]:
-    """Return the 95th percentile of the time from publishing to the hand-out of each key, in seconds."""
+    """Return the 95th percentile of the time from publishing to delivery of each key, in seconds."""
     when = {
         name: F.when(F.col("event") == name, F.unix_micros("ts"))
         for name in ("published", "delivered")

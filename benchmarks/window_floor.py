@@ -1,6 +1,6 @@
 """The floor of the socket: bare uvicorn and websockets, sending bodies one by one as far as a credit window goes.
 
-It keeps nothing and promises nothing: a body is encoded when it is sent, an ack is decoded and gives its credit back.
+It stores and guarantees nothing: a body is encoded when it is sent, an ack is decoded and gives its credit back.
 Usage: ``python window_floor.py BODIES BYTES`` prints its address as JSON.
 """
 
