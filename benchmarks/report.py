@@ -33,7 +33,7 @@ PIPELINE_BEGIN = "<!-- figures of the pipeline: begin, written by benchmarks/rep
 PIPELINE_END = "<!-- figures of the pipeline: end -->"
 SERVERS_BEGIN = "<!-- figures of servers: begin, written by benchmarks/report.py -->"
 SERVERS_END = "<!-- figures of servers: end -->"
-IMAGE = f"![Ours beside floors and peers](../{PICTURE.relative_to(HERE.parent)})"
+IMAGE = f"![Ours compared with floors and peers](../{PICTURE.relative_to(HERE.parent)})"
 _PANELS = (
     ("drain", "Drain, tasks per second (more is better)"),
     ("bulk", "Bulk publish, tasks per second (more is better)"),
@@ -48,15 +48,17 @@ def main(paths: list[str]) -> int:
     kinds = (_beside, *areas.values(), _pipeline, _servers)
     chosen = paths or [path for has in kinds if (path := _newest(has))]
     results = [json.loads(Path(path).read_text()) for path in dict.fromkeys(chosen)]
-    beside, *of_areas, pipeline, servers = ([one for one in results if has(one)] for has in kinds)
-    if not beside and not any(of_areas) and not pipeline and not servers:
+    comparisons, *of_areas, pipeline, servers = (
+        [one for one in results if has(one)] for has in kinds
+    )
+    if not comparisons and not any(of_areas) and not pipeline and not servers:
         raise SystemExit("there is no result with a comparison: run `python3 dev.py bench` first")
     if servers:
         _write_servers(servers[0])
     page = PAGE.read_text()
-    if beside:
-        page = _between(page, BEGIN, END, [_part(result) for result in beside])
-        PICTURE.write_text(_picture(beside[0]["side_by_side"]))
+    if comparisons:
+        page = _between(page, BEGIN, END, [_part(result) for result in comparisons])
+        PICTURE.write_text(_picture(comparisons[0]["side_by_side"]))
     for name, found in zip(areas, of_areas, strict=True):
         if found:
             what, _ = targets.AREAS[name]

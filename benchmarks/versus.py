@@ -89,7 +89,7 @@ class Stage:
         return self.handled(count)
 
     def handled(self, count: int) -> dict[str, Any]:
-        """Return the figures of work that goes on."""
+        """Return the figures of the running work."""
         figures: dict[str, Any] = self.worker.answer()
         if not figures["handled"] == figures["distinct"] == count:
             raise Invalid(

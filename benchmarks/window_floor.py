@@ -25,7 +25,7 @@ class Floor:
     """An ASGI application with one kind of socket."""
 
     def __init__(self, bodies: int, size: int) -> None:
-        """Send so many bodies of so many bytes to each who connects."""
+        """Send so many bodies of so many bytes to each client."""
         self._bodies = bodies
         self._body = "x" * size
 

@@ -51,7 +51,7 @@ class Book:
     """Counts what is handled, from any thread, and says when it is enough."""
 
     current: ClassVar[Book]
-    """that of the work that goes on, for handlers which are plain functions"""
+    """the book of the running work, for handlers that are plain functions"""
 
     def __init__(self, expected: int = _NEVER) -> None:
         self.expected = expected
