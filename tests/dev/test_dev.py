@@ -318,7 +318,9 @@ def test_all_tests_are_run_after_all_programs_are_fetched(monkeypatch: pytest.Mo
     """U30: a whole run fetches what the tests need first, and has three processes."""
     ran: list[str] = []
     monkeypatch.setattr("subprocess.call", lambda command, **_: ran.append(" ".join(command)))
-    monkeypatch.setattr(dev, "replace_process", lambda _folder, command: ran.append(" ".join(command)))
+    monkeypatch.setattr(
+        dev, "replace_process", lambda _folder, command: ran.append(" ".join(command))
+    )
     dev.main(["test", "-x", "--all"])
     marked = "python -m pytest -m not chaos and not soak --numprocesses 3 --dist loadfile -x"
     assert ran == ["python -m tests.binaries", marked]
