@@ -19,7 +19,7 @@ _AT_A_TIME = 50
 
 
 def across(side: Side) -> dict[str, float]:
-    """Runs are created at one replica, and the worker is connected to the other."""
+    """Create runs at one replica while the worker is connected to the other."""
     with worker(side.site, "across", side.b.api):
         runs = _delayed(side, figures.DELAYED, "across-", side.a.api)
         return {figures.ACROSS: completed(side.a, runs)}

@@ -92,7 +92,7 @@ async def _came_again(side: Side, reply: str) -> float:
 
 
 def full(side: Side) -> dict[str, float]:
-    """A server with short queues and no worker: create one run more than fits."""
+    """Create one run more than fits into the short queue of a server without workers."""
     size = {"PREFECT_SERVER_TASKS_SCHEDULING_MAX_SCHEDULED_QUEUE_SIZE": str(_SIZE)}
     name = key()
     with Replica(side.site, "small", **size) as server:
