@@ -1,4 +1,4 @@
-"""Who is measured, how, and with which promise."""
+"""The entries of the comparison, how they are measured, and their delivery guarantees."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Entry:
     tasks: int
     """how many tasks of bulk publish and drain take about one second"""
     promise: str = AT_LEAST_ONCE
-    """the delivery guarantee of what is measured"""
+    """the delivery guarantee of the measured configuration"""
     acknowledges: str
     """when and how a task is settled"""
     recovers: str
-    """what brings back a task whose worker died"""
+    """the mechanism that redelivers the task of a worker that died"""
     settings: str = "defaults"
     """what was tuned for the drain"""
     compare: frozenset[str] = frozenset({"handler"})
-    """whose best it counts for: ``handler`` (one call per task) or ``batch`` (one call per batch)"""
+    """the group that it is compared in: ``handler`` (one call per task) or ``batch`` (one call per batch)"""
 
 
 def _floor(mode: str, tasks: int, acknowledges: str, name: str = "") -> Entry:
@@ -66,7 +66,7 @@ def _ours(mode: str, acknowledges: str, compare: str = "handler") -> Entry:
 
 
 def _peer(name: str, *, of: str = "", **more: Any) -> Entry:
-    """Return an entry of the library ``of``, else ``name``, which has a program and an environment of its own."""
+    """Return an entry of the library ``of`` (default: ``name``), with its own program and environment."""
     library = of or name
     return Entry(name=name, kind="peer", program=f"entry_{library}", environment=library, **more)
 

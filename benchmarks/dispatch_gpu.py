@@ -1,4 +1,4 @@
-"""A simulated GPU server that notes when each job began and ended. Usage: ``python dispatch_gpu.py SLOTS LOW HIGH``.
+"""A simulated GPU server that records the start and end of each job. Usage: ``python dispatch_gpu.py SLOTS LOW HIGH``.
 
 Jobs take between LOW and HIGH seconds. It prints its address as JSON, and for each line that it then reads the spans
 of all jobs so far, in seconds of the machine's monotonic clock.

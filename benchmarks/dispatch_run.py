@@ -1,7 +1,7 @@
 """One turn of the dispatcher at a backlog. Usage: ``python dispatch_run.py HOW URL SLOTS JOBS``.
 
-HOW is ``memory``, a Redis URL, or ``bare``: as many loops as there are slots that POST one job after the other with
-the same client, and nothing else. Prints the jobs done, the times from a slot's end to the next POST, and the spans
+HOW is ``memory``, a Redis URL, or ``bare``: one loop per slot, which POSTs one job after another with the same client
+and does nothing else. Prints the jobs done, the times from a slot's end to the next POST, and the spans
 in which a job was sent and not yet answered, as JSON.
 """
 
@@ -31,17 +31,17 @@ PAYLOAD = b'{"prompt":"a sunset over the sea"}'
 
 
 class Watched(EndpointClient):
-    """Notes when each POST begins and is answered, and how long after a slot's end the next begins."""
+    """A client that records when each POST starts and is answered, and the time from a slot's end to the next POST."""
 
     def __init__(self, settings: DispatchSettings) -> None:
-        """Start with none."""
+        """Start without records."""
         super().__init__(settings)
         self.gaps: list[float] = []
         self.spans: list[tuple[float, float]] = []
         self._ends: deque[float] = deque()
 
     async def send(self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int) -> Any:
-        """POST, and note: the ends wait in line."""
+        """POST, and record both times."""
         begun = time.monotonic()
         if self._ends:
             self.gaps.append(begun - self._ends.popleft())
@@ -53,7 +53,7 @@ class Watched(EndpointClient):
 
 
 async def dispatched(how: str, url: str, slots: int, jobs: int, caller: Watched) -> int:
-    """Do all jobs by a dispatcher; return how many are done."""
+    """Run all jobs with a dispatcher; return the number of jobs done."""
     backend = (
         MemoryBackend()
         if how == "memory"
@@ -78,7 +78,7 @@ async def dispatched(how: str, url: str, slots: int, jobs: int, caller: Watched)
 
 
 async def bare(url: str, slots: int, jobs: int, caller: Watched) -> int:
-    """POST all jobs by loops; return how many were answered."""
+    """POST all jobs with loops; return the number of responses."""
     left = iter(range(jobs))
     done = 0
 
@@ -99,7 +99,7 @@ async def bare(url: str, slots: int, jobs: int, caller: Watched) -> int:
 
 
 async def main(how: str, url: str, slots: int, jobs: int) -> None:
-    """Do a turn."""
+    """Run one turn."""
     caller = Watched(DispatchSettings(_env_file=None))
     work = bare(url, slots, jobs, caller) if how == "bare" else None
     done = await (work or dispatched(how, url, slots, jobs, caller))

@@ -1,6 +1,6 @@
-"""How well a dispatcher fills slots at a backlog, and how soon a freed one has its next job, beside bare loops.
+"""How well a dispatcher fills slots at a backlog, how soon a freed slot gets its next job, compared with bare loops.
 
-The GPU server, simulated, stands on one core (with Redis), what sends the jobs on another.
+The simulated GPU server runs on one core (with Redis), the sender of the jobs on another.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _turn(how: str) -> dict[str, float]:
 
 
 def _utilisation(spans: list[tuple[float, float]]) -> float:
-    """Return the share of the slots' time in which they had a job, until no more were waiting for one."""
+    """Return the share of slot time in which slots had a job, as long as jobs were waiting."""
     first = min(begun for begun, _ in spans)
     last = max(begun for begun, _ in spans)
     busy = sum(min(ended, last) - begun for begun, ended in spans)

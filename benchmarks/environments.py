@@ -1,8 +1,7 @@
 """A virtual environment per peer, with every version pinned, made on demand in ``.venv/bench``.
 
-The pins are the files ``entries/<name>.txt``. An environment is named for its pins and its Python, so
-a changed pin makes a new one. They stand beside the project's own environment, where neither git nor
-the checks look, and go with it.
+The pins are in ``entries/<name>.txt``. The name of an environment is derived from its pins and its Python, so a new pin
+creates a new one. The environments are next to the project's own, ignored by git and the checks, and removed with it.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ PATIENCE = 900
 
 
 class NotMade(Exception):
-    """An environment cannot be made; the message says why."""
+    """An environment cannot be created; the message says why."""
 
 
 def python_of(name: str) -> tuple[str, dict[str, str]]:
-    """Return the interpreter of an environment and the variables it needs; make it if it is absent.
+    """Return the interpreter of an environment and the variables it needs; create it if it is missing.
 
-    Ours is the running one, so that it has the locked versions, with the one package that a user
-    adds for speed and the lock does not have.
+    Our own entry uses the running environment with its locked versions, plus one package that users add for speed.
     """
     folder = _made(name)
     variables = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}

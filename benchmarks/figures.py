@@ -1,4 +1,4 @@
-"""Figures by name, each with the values of all rounds, as tables: what they are to reach, and all of them."""
+"""Tables of figures by name, each with the values of all rounds: those with a target, and all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Figures = Mapping[str, Mapping[str, Any]]
 def tables(
     figures: Figures, goals: Iterable[targets.Goal], what: str
 ) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return two tables, each with title, head and rows; ``what`` the figures are of is in their titles."""
+    """Return two tables, each with title, head and rows; ``what`` names the subject in their titles."""
     values = {name: figure["values"] for name, figure in figures.items()}
     reach = []
     for goal in goals:

@@ -1,4 +1,4 @@
-"""The memory backend in one process, beside a bare ``asyncio.Queue`` that promises nothing."""
+"""The memory backend in one process, compared with a bare ``asyncio.Queue`` without any guarantee."""
 
 from __future__ import annotations
 

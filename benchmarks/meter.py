@@ -1,4 +1,4 @@
-"""What the machine and Redis did meanwhile: CPU of ours and of others, commands, round trips, bytes, memory."""
+"""What the machine and Redis did during a measurement: our CPU and that of other processes, commands, bytes, memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from entries.adapter import PlainRedis
 
 QUIET = 0.35
-"""cores that processes other than ours may use in a window that counts as quiet"""
+"""maximum number of cores that other processes may use in a quiet window"""
 _LOOK = 0.1
-"""seconds of one look"""
+"""seconds of one sample"""
 
 
 def info(ask: PlainRedis) -> dict[str, str]:
-    """Return all of INFO."""
+    """Return the whole INFO."""
     lines = (line.partition(":") for line in ask("INFO", "everything").splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}
 
@@ -65,9 +65,9 @@ def _part(value: str, name: str) -> int:
 
 
 def memory(ask: PlainRedis) -> int:
-    """Return the bytes that Redis uses, without what connections and the append-only file's buffer take.
+    """Return the bytes that Redis uses, without the buffers of connections and of the append-only file.
 
-    The connections' own are asked for one by one: the sum that INFO has is as old as a second.
+    The buffers of connections are read one by one, because the sum in INFO is up to a second old.
     """
     about = info(ask)
     clients = sum(
@@ -79,7 +79,7 @@ def memory(ask: PlainRedis) -> int:
 
 
 def cpu_of(pid: int) -> float:
-    """Return the seconds of CPU that a process has used, with its threads; 0 where it cannot be told."""
+    """Return the seconds of CPU that a process has used, with its threads; 0 if it cannot be determined."""
     total = 0
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -88,7 +88,7 @@ def cpu_of(pid: int) -> float:
 
 
 class Foreign:
-    """How many cores the processes of others used since it was made; a stolen core counts as theirs."""
+    """The number of cores that other processes have used since the start; stolen time counts as theirs."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = [os.getpid(), *pids]
@@ -102,13 +102,13 @@ class Foreign:
 
 
 class Patience:
-    """How long a run waits for a quiet machine: at most so much before a window, and so much in all."""
+    """The patience of a run: how long it waits for a quiet machine, before one window and in total."""
 
     def __init__(self, each: float, total: float) -> None:
         self._each, self._left = each, total
 
     def wait(self, pids: Iterable[int]) -> float:
-        """Wait until others leave the machine alone, or patience ends; return the seconds waited."""
+        """Wait until other processes are quiet or the patience ends; return the seconds waited."""
         own = list(pids)
         start = time.monotonic()
         most = min(self._each, self._left)

@@ -38,7 +38,7 @@ async def handle(sent: float) -> float:
 
 @asynccontextmanager
 async def running() -> AsyncIterator[Queue]:
-    """Start a server and a worker of their own; yield a queue that publishes to them."""
+    """Start a server and a worker; yield a queue that publishes to them."""
     children: list[subprocess.Popen[str]] = []
 
     def start(*words: str, folder: str) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""Throughput of one socket with a credit window, beside a bare one, all in turns of one run.
+"""Throughput of one socket with a credit window, compared with a bare socket, in alternating turns of one run.
 
-The server stands on one core, the worker (and Redis) on another. A turn is a server of its own with a backlog,
-and a bare worker process that grants 100, and settles and grants 50 at a time: by acks, then, in a turn of its own,
-by retries.
+The server runs on one core, the worker (and Redis) on another. Each turn has its own server with a backlog, and a bare
+worker process that grants 100, and settles and grants 50 at a time: by acks, then, in a turn of its own, by retries.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A dot chart as SVG, drawn without a library and readable on light and dark pages.
 
 Dots, because the scale is logarithmic: the length of a bar would mean nothing.
-Its colours are chosen for both, and its text takes the page's own where the viewer tells which it is.
+The colours suit both kinds of page; the text has the colour of the page if the viewer provides it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Servers of Prefect with this package's queue beside the same servers with their own, in one run.
+"""Servers of Prefect with this package's queue, compared with the same servers with their own queue, in one run.
 
-In every round all is started afresh. What counts runs is measured at both at once, what measures time or CPU at one
-after the other. Earlier attempts come after that, alone.
+Every round starts all processes again. Measurements that count runs use both sides at once; measurements of time or CPU
+use one side after the other. Earlier attempts are measured last, alone.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _AT_ONCE: tuple[Measurement, ...] = (
 )
 _ALONE: tuple[Measurement, ...] = (prefect_speed.idle, prefect_speed.speed)
 _OF_ATTEMPTS = (prefect_busy.busy, prefect_delivery.due)
-"""what earlier attempts are asked for"""
+"""the measurements of earlier attempts"""
 MEASUREMENTS = (*_ALONE, *_AT_ONCE)
 
 
 def absent() -> str | None:
-    """Return why nothing can be measured here, if so."""
+    """Return why nothing can be measured on this machine, or None."""
     try:
         python_with_prefect()
     except pytest.skip.Exception as why:
@@ -111,7 +111,7 @@ def _taken(turn: Turn) -> dict[str, float] | str:
     what, whose, measurement = turn
     try:
         return measurement()
-    except Exception as error:  # noqa: BLE001 - one that fails spoils no other
+    except Exception as error:  # noqa: BLE001 - a failure must not affect the other measurements
         said = _said(error)
         print(f"INVALID {what}, {whose}: {said}", file=sys.stderr, flush=True)
         return said

@@ -1,4 +1,4 @@
-"""What becomes of runs that wait: with replicas, with several processes of one server, over a restart and a kill.
+"""What happens to waiting runs: with replicas, with several server processes, during a restart and after a kill.
 
 They are delayed by ``task.delay()``, and executed by task workers of Prefect.
 """
@@ -19,14 +19,14 @@ _AT_A_TIME = 50
 
 
 def across(side: Side) -> dict[str, float]:
-    """One replica is asked, and the worker is at the other."""
+    """Create runs at one replica while the worker is connected to the other."""
     with worker(side.site, "across", side.b.api):
         runs = _delayed(side, figures.DELAYED, "across-", side.a.api)
         return {figures.ACROSS: completed(side.a, runs)}
 
 
 def restart(side: Side) -> dict[str, float]:
-    """All that one replica has taken in waits when it is stopped, and started again."""
+    """All runs of one replica are waiting when it is stopped and started again."""
     runs = _delayed(side, figures.WAITING, "restart-", side.a.api)
     side.a.stop()
     side.a.start().ready()
@@ -35,7 +35,7 @@ def restart(side: Side) -> dict[str, float]:
 
 
 def kill(side: Side) -> dict[str, float]:
-    """Replicas behind one address have taken in as much each, when one is killed; then a worker comes."""
+    """One of two replicas with equally many runs is killed; then a worker connects."""
     with Balancer([side.a.port, side.b.port]) as balancer:
         runs = _delayed(side, figures.WAITING, "kill-", balancer.api)
         side.a.kill()

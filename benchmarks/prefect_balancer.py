@@ -1,4 +1,4 @@
-"""What stands before replicas: connections to one port go to each of them in turn, where it answers."""
+"""A load balancer for replicas: connections to one port go to each available replica in turn."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Self
 
 
 class Balancer:
-    """Use it as a context: it is a thread with an event loop of its own, and hands on bytes."""
+    """A context manager that forwards bytes in a thread with its own event loop."""
 
     def __init__(self, ports: Sequence[int]) -> None:
-        """``ports``: those of the replicas, on loopback."""
+        """Start nothing yet. ``ports`` are those of the replicas, on loopback."""
         self._ports = list(ports)
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever)
@@ -68,7 +68,7 @@ class Balancer:
         one: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         other: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
-        """Hand bytes on both ways, until either ends."""
+        """Forward bytes in both directions until one side ends."""
         ways = [
             asyncio.create_task(_pump(one[0], other[1])),
             asyncio.create_task(_pump(other[0], one[1])),

@@ -1,4 +1,4 @@
-"""Runs that take longer than a lease, on workers that are busy with others; and the same load on docket alone."""
+"""Runs that take longer than a lease, on busy workers; and the same load on docket alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DOCKET = Path(__file__).parent / "prefect_docket.py"
 
 
 def busy(side: Side) -> dict[str, float]:
-    """Two workers, each with one run at a time: what they are sent meanwhile waits for longer than the lease."""
+    """Two workers with one run at a time each: further runs wait for longer than the lease."""
 
     def count() -> int:
         return sum(one.startswith("busy-") for one in executed(side.site))
@@ -44,7 +44,7 @@ def busy(side: Side) -> dict[str, float]:
 
 
 def _buried(side: Side, key: str) -> int | None:
-    """Return how many dead letters there are, ``None`` where there can be none."""
+    """Return the number of dead letters; ``None`` where there are none by design."""
     if side.name == figures.STOCK:
         return None
     if side.name == figures.OURS:

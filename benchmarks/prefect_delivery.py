@@ -1,6 +1,6 @@
-"""Whether a run is sent when it is due, again where its worker did not take it, and refused where there is no room.
+"""Whether a run is sent when it is due, sent again if its worker did not take it, and refused if the queue is full.
 
-The worker is one by hand, which says what is wanted.
+The worker is simulated, so that it sends exactly the messages that a measurement needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AGAIN = 5.0
 
 
 def key() -> str:
-    """Return a task's key that nothing else has."""
+    """Return a unique task key."""
     return f"add-{uuid4().hex[:8]}"
 
 
@@ -65,7 +65,7 @@ async def _until(taker: Taker, run: str, begin: datetime) -> float:
 
 
 def again(side: Side) -> dict[str, float]:
-    """Two answers that are no acks; another worker waits for the run."""
+    """Send two responses that are no acks, while another worker waits for the run."""
     return asyncio.run(_again(side))
 
 
@@ -92,7 +92,7 @@ async def _came_again(side: Side, reply: str) -> float:
 
 
 def full(side: Side) -> dict[str, float]:
-    """A server whose queues hold few, and no worker: one create more."""
+    """Create one run more than fits into the short queue of a server without workers."""
     size = {"PREFECT_SERVER_TASKS_SCHEDULING_MAX_SCHEDULED_QUEUE_SIZE": str(_SIZE)}
     name = key()
     with Replica(side.site, "small", **size) as server:

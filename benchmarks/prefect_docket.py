@@ -13,14 +13,14 @@ URL, MARKS, LEASE, SECONDS, COUNT, WHAT = sys.argv[1:]
 
 
 async def long(name: str) -> None:
-    """Note that it was begun, and take its time."""
+    """Record the start, and sleep."""
     with Path(MARKS).open("a") as file:  # noqa: ASYNC230 - one line
         file.write(f"{name}\n")
     await asyncio.sleep(float(SECONDS))
 
 
 async def main() -> None:
-    """Add the tasks, or work until it is ended."""
+    """Add the tasks, or work until terminated."""
     async with Docket("bench", url=URL) as docket:
         docket.register(long)
         if WHAT == "add":

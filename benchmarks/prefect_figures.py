@@ -1,4 +1,4 @@
-"""What servers of Prefect are asked to do: the figures by name, what they are to reach, and how they are shown."""
+"""The figures of Prefect servers: their names, targets and presentation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Figures = Mapping[str, Mapping[str, Any]]
 OURS, STOCK = "ours", "stock"
 DOCKET = "docket alone"
 DELAYED, AT_ONE_OF_MANY, WAITING, LONG = 200, 60, 50, 8
-"""how many runs"""
+"""number of runs"""
 LEASE = 5
 """seconds"""
 PATIENCE = 20.0
-"""seconds after which something is taken for lost"""
+"""seconds after which a run counts as lost"""
 
 ACROSS = f"{DELAYED} delayed at one of two replicas, worker at the other: completed"
 MANY = f"{AT_ONE_OF_MANY} delayed at `--no-services --workers 3`: share completed"
@@ -63,7 +63,7 @@ ALL = (
 )
 """in the order of the page"""
 BOUNDS = {SCHEDULED: PATIENCE, RETRIED: PATIENCE, FULL: 5.0}
-"""seconds after which nobody waits any more: a value of so much is not a time, but says that nothing came"""
+"""timeout in seconds; a value as large as this means that nothing arrived"""
 _YES = (QUIT, GARBAGE)
 
 
@@ -100,11 +100,11 @@ GOALS = (
     _all(GARBAGE, 1),
     _most(IDLE, 2, median),
 )
-"""what servers with this package's queue are to reach: each round of it, but for the CPU, which is a median"""
+"""targets for servers with this package's queue: for each round, and for CPU the median"""
 
 
 def tables(found: Figures) -> list[Table]:
-    """Return two tables, each with title, head and rows: what is to be reached, and all figures side by side."""
+    """Return two tables, each with title, head and rows: the targets, and all figures side by side."""
     whose = list(dict.fromkeys(one.rpartition(": ")[2] for one in found))
     whose.sort(key=lambda one: [OURS, STOCK, one].index(one))
     rows = [
@@ -134,12 +134,12 @@ def _said(figure: str, value: float) -> str:
 
 
 def notes(run: Mapping[str, Any]) -> list[str]:
-    """Return what must be known beside the tables."""
+    """Return the notes on the tables."""
     versions = ", ".join(f"{what} {version}" for what, version in run["versions"].items())
     said = [f"{versions}; {run['rounds']} rounds; {run['seconds']:.0f} s in all"]
     return said + [f"INVALID: {what}: {why}" for what, why in run["invalid"].items()]
 
 
 def medians(values: Mapping[str, Iterable[float]]) -> dict[str, dict[str, Any]]:
-    """Return figures as they are kept in a result."""
+    """Return figures as they are stored in a result."""
     return {one: {"median": median(each), "values": list(each)} for one, each in values.items()}

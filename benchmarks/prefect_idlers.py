@@ -1,6 +1,6 @@
-"""Subscribers that wait for runs of tasks which nobody delays: ``prefect_idlers.py COUNT KEYS URL``, until it is ended.
+"""Idle subscribers, which wait for runs that are never created: ``prefect_idlers.py COUNT KEYS URL``, until terminated.
 
-It says *up* once all have subscribed, and ends as soon as one of them has lost its connection.
+Prints *up* once all have subscribed, and ends as soon as one of them loses its connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who is compared: two replicas each, of the same Prefect on a database of the same kind, that differ in the queue.
+"""The compared sides: two replicas each, with the same Prefect and the same kind of database, but different queues.
 
-The parts are those of the tests (``tests/prefect``), so that what is measured is what is tested. Every side has a
-PostgreSQL and a Redis of its own.
+The parts are those of the tests (``tests/prefect``), so the same code is measured and tested. Every side has its own
+PostgreSQL and Redis.
 """
 
 from __future__ import annotations

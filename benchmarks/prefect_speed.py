@@ -1,4 +1,4 @@
-"""What an idle worker costs its server, how soon a run is with one, and how many can be created."""
+"""The cost of an idle worker, the latency of a run, and the rate at which runs can be created."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tests.prefect.support import Taker
 
 SUBSCRIBERS, KEYS = 300, 5
 LOOK = 20.0
-"""seconds of one look at what processes use"""
+"""seconds of one sample of CPU use"""
 SETTLE = 3.0
-"""seconds until what comes with new connections is over"""
+"""seconds until the work for new connections is done"""
 ROUNDS, WARM = 200, 20
 CLIENTS, CREATING = 8, 5.0
 _IDLERS = Path(__file__).parent / "prefect_idlers.py"
 
 
 def idle(side: Side) -> dict[str, float]:
-    """The CPU of one replica and of Redis with many subscribers, above what they use without any."""
+    """Measure the CPU of one replica and of Redis with many subscribers, minus their CPU without any."""
     if side.site.settings["PREFECT_API_DATABASE_CONNECTION_URL"].startswith("sqlite"):
         return {}  # Prefect lets no more than 100 requests at a time to a file, sockets among them
     parts = (side.a.pid, side.site.redis.pid)

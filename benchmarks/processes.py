@@ -23,11 +23,11 @@ PATIENCE = 120.0
 
 
 class Failed(Exception):
-    """An entry or Redis did not do what it was told; the message is its own."""
+    """An entry or Redis failed to execute a command; the message is its own."""
 
 
 def cores() -> tuple[int, int] | None:
-    """Return the cores for Redis and for clients; ``None`` where they cannot be kept apart."""
+    """Return the cores for Redis and for clients; ``None`` if they cannot be separated."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     allowed = sorted(os.sched_getaffinity(0))
@@ -44,7 +44,7 @@ def pin(pid: int, which: int) -> None:
 
 
 class RedisServer:
-    """The Valkey of the embedded store, or the Redis on PATH without it: empty, on loopback, ended with its block."""
+    """The Valkey of the embedded store, or the Redis on PATH without it: empty, on loopback, stopped with the block."""
 
     def __init__(self, *, durable: bool = False) -> None:
         self._durable = durable
@@ -112,12 +112,12 @@ class EntryProcess:
         return versions
 
     def __call__(self, do: str, **arguments: Any) -> Any:
-        """Let it obey a command; return its answer."""
+        """Execute a command in it and return the response."""
         self.tell(do, **arguments)
         return self.answer()
 
     def tell(self, do: str, **arguments: Any) -> None:
-        """Send a command whose answer is asked for later."""
+        """Send a command; `answer` returns the response later."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")

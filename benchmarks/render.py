@@ -17,7 +17,7 @@ CONTENDED = " ~"
 Table = tuple[str, list[str], list[list[str]]]
 _RATES = ("publish", "bulk", "drain")
 _CONTROLLED = ("floor-p100", "floor-again", "floor-task", "floor-lua", "floor-p1")
-"""entries whose publishing one by one is the very same code"""
+"""entries that publish single tasks with the same code"""
 
 
 def plain(run: dict[str, Any]) -> str:
@@ -26,7 +26,7 @@ def plain(run: dict[str, Any]) -> str:
 
 
 def text(tables: Iterable[Table], said: Iterable[str]) -> str:
-    """Return tables as text of fixed width, and what is said beside them."""
+    """Return tables as text of fixed width, with their notes."""
     parts = []
     for title, head, rows in tables:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -43,7 +43,7 @@ def text(tables: Iterable[Table], said: Iterable[str]) -> str:
 
 
 def markdown(run: dict[str, Any]) -> str:
-    """Return all tables as Markdown, and what must be known beside them."""
+    """Return all tables as Markdown, with their notes."""
     parts = [section(table, align="---:") for table in every(run)]
     return "\n".join([*parts, *(f"- {note}" for note in notes(run))]) + "\n"
 
@@ -57,7 +57,7 @@ def section(table: Table, *, align: str = "---") -> str:
 
 
 def every(run: dict[str, Any]) -> list[Table]:
-    """Return the tables that the run has something for: title, head, rows."""
+    """Return the tables for which the run has figures: title, head, rows."""
     cells = {(cell["entry"], cell["figure"]): cell for cell in run["summary"]}
     names = [entry["name"] for entry in run["entries"] if entry["name"] not in run["absent"]]
     found = [
@@ -73,7 +73,7 @@ def every(run: dict[str, Any]) -> list[Table]:
 
 
 def notes(run: dict[str, Any]) -> list[str]:
-    """Return what the reader must know beside the tables."""
+    """Return the notes on the tables."""
     turns = run["turns"]
     said = [f"seed {run['seed']}; {run['rounds']} rounds; {run['seconds']:.0f} s in all"]
     control = [

@@ -2,7 +2,7 @@
 
 Without arguments it takes for each part the newest result that has it: the comparison, the socket, the dispatcher, the
 pipeline, all in ``docs/performance.md``, and servers of Prefect in ``docs/prefect.md``. A part that no result was given
-for stays, as does what stands outside the marks of a page, which is written by hand.
+for stays unchanged, and so does the text outside of the marks of a page, which is written by hand.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ def main(paths: list[str]) -> int:
     kinds = (_beside, *areas.values(), _pipeline, _servers)
     chosen = paths or [path for has in kinds if (path := _newest(has))]
     results = [json.loads(Path(path).read_text()) for path in dict.fromkeys(chosen)]
-    beside, *of_areas, pipeline, servers = ([one for one in results if has(one)] for has in kinds)
-    if not beside and not any(of_areas) and not pipeline and not servers:
+    comparisons, *of_areas, pipeline, servers = (
+        [one for one in results if has(one)] for has in kinds
+    )
+    if not comparisons and not any(of_areas) and not pipeline and not servers:
         raise SystemExit("there is no result with a comparison: run `python3 dev.py bench` first")
     if servers:
         _write_servers(servers[0])
     page = PAGE.read_text()
-    if beside:
-        page = _between(page, BEGIN, END, [_part(result) for result in beside])
-        PICTURE.write_text(_picture(beside[0]["side_by_side"]))
+    if comparisons:
+        page = _between(page, BEGIN, END, [_part(result) for result in comparisons])
+        PICTURE.write_text(_picture(comparisons[0]["side_by_side"]))
     for name, found in zip(areas, of_areas, strict=True):
         if found:
             what, _ = targets.AREAS[name]

@@ -1,9 +1,9 @@
 """Measure, side by side in one run, and print medians. Usage: ``python3 dev.py bench [options]``.
 
 Without options it measures memory in process, tasks over the socket, the dispatcher, and the redis
-backend beside floors and peers. What takes longer has to be asked for: the pipeline on Spark, ``--area spark``, and
+backend with floors and peers. Longer measurements need an option: the pipeline on Spark, ``--area spark``, and
 servers of Prefect, ``--area prefect``. Every round runs every measurement once, so that a slow minute of the machine
-hits all of them. A row whose tasks handled are not the tasks published is invalid and fails the run. The figures go to
+affects all of them. A row is invalid and fails the run if it did not handle every published task. The figures go to
 ``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the pages from it.
 ``--against COMMIT`` compares the speed of the working tree with that of a commit instead: see
 ``--against COMMIT --help``.
@@ -94,17 +94,23 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--area", choices=[*sorted(AREAS), REDIS, SPARK, PREFECT], action="append")
-    parser.add_argument("--redis", action="store_true", help="only ours on Redis, and the floors")
-    parser.add_argument("--peers", action="store_true", help="only ours on Redis, floors and peers")
-    parser.add_argument("--entries", help="only these, by name, with commas between")
-    parser.add_argument("--rounds", type=int, help="instead of the plan's number")
-    parser.add_argument("--seed", type=int, help="of the order in each round")
-    parser.add_argument("--aof", action="store_true", help="with an append-only file, everysec")
+    parser.add_argument(
+        "--redis", action="store_true", help="measure only ours on Redis, and the floors"
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="measure only ours on Redis, floors and peers"
+    )
+    parser.add_argument("--entries", help="names of the entries to measure, separated by commas")
+    parser.add_argument("--rounds", type=int, help="number of rounds, in place of the plan's")
+    parser.add_argument("--seed", type=int, help="random seed of the order in each round")
+    parser.add_argument(
+        "--aof", action="store_true", help="use an append-only file with fsync every second"
+    )
     parser.add_argument(
         "--attempt",
         type=Path,
         action="append",
-        help="beside servers of Prefect: another tree of its source",
+        help="tree of Prefect's source to measure as well, with --area prefect",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="one round of a second per entry")
@@ -135,7 +141,7 @@ def _side_by_side(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pipeline(options: argparse.Namespace, report: dict[str, Any]) -> bool:
-    """Measure the pipeline into a report; return whether something was invalid."""
+    """Measure the pipeline into a report; return whether any figure was invalid."""
     size = "full" if options.full else "quick" if options.quick else "usual"
     found = report["pipeline"] = spark_area.measure(size, rounds=options.rounds)
     print(render.text(spark_area.tables(found), spark_area.notes(found)))
@@ -143,7 +149,7 @@ def _pipeline(options: argparse.Namespace, report: dict[str, Any]) -> bool:
 
 
 def _servers(options: argparse.Namespace, report: dict[str, Any]) -> bool:
-    """Measure servers of Prefect into a report; return whether something was invalid."""
+    """Measure servers of Prefect into a report; return whether any figure was invalid."""
     if (why := prefect_area.absent()) is not None:
         print(f"prefect is left out: {why}", file=sys.stderr)
         return False

@@ -1,4 +1,4 @@
-"""What grows with what: cost per task with keys and backlog, memory with tasks, CPU with idle subscriptions."""
+"""Scaling: cost per task by keys and backlog, memory by tasks, CPU by idle subscriptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCATTERED = 100
 IDLE = 300
 """subscriptions of the idle measurement"""
 SETTLE = 1.0
-"""seconds until idle workers have come to rest"""
+"""seconds until idle workers have settled down"""
 NO_PATIENCE = meter.Patience(0.0, 0.0)
 """for what does not depend on the machine's other work"""
 WINDOW = 1.0
@@ -81,9 +81,9 @@ def keys(
 def backlog(
     entry: catalog.Entry, depths: tuple[int, ...], *, repeats: int, patience: meter.Patience
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure the cost per task of draining 1,000 tasks over and over, by how many others wait meanwhile.
+    """Measure the cost per task of draining 1,000 tasks over and over, by the number of other waiting tasks.
 
-    Each depth has a store of its own, and they take turns, so that a slow minute hits all of them.
+    Each depth has a store of its own, and they take turns, so that a slow minute affects all of them.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     with ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""Our redis backend, floors and peers, interleaved in one run, and what grows with what."""
+"""Our redis backend, floors and peers, interleaved in one run, and their scaling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Plan:
 
     rounds: int
     seconds: float
-    """no further round is begun if it would probably end later than this"""
+    """no further round is started if it would probably end after this"""
     sizes: versus.Sizes
     patience: tuple[float, float]
     """seconds that one window, and all of them together, may wait for a quiet machine"""
@@ -160,7 +160,7 @@ def _scaling(
         _say(f"{what}: {entry.name}")
         try:
             found[what][entry.name] = do()
-        except Exception as error:  # noqa: BLE001 - the rest goes on, and the table says so
+        except Exception as error:  # noqa: BLE001 - the other entries continue, and the table reports the failure
             found["failed"][f"{what}: {entry.name}"] = f"{type(error).__name__}: {error}"
             _say(f"INVALID {what} of {entry.name}: {error}")
 

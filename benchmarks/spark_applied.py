@@ -23,7 +23,7 @@ _ROOM = 100
 
 
 def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
-    """Return observed to expected 95th percentiles of the wait, one of each key, and what was expected."""
+    """Return observed to expected 95th percentiles of the wait, one of each key, and the expected values."""
     found: dict[str, list[float]] = {}
     with (
         processes.RedisServer() as redis,
@@ -40,15 +40,15 @@ def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
             seeds = 1000 * turn + (500 if name == "Redis" else 0)
             room = dict.fromkeys((f"load-{number}" for number in range(_KEYS)), _ROOM)
             asyncio.run(_play(options("recorded"), room, seeds, sizes.seconds))
-            told = advised(session, options("recorded"), _TARGET)
-            slots = {key: told[key]["slots"] for key in room}
+            recommended = advised(session, options("recorded"), _TARGET)
+            slots = {key: recommended[key]["slots"] for key in room}
             asyncio.run(_play(options("applied"), slots, seeds + 100, sizes.seconds))
             waits = observed(session, options("applied"))
             found[f"capacity, real time, {name}: observed p95 wait, x expected"] = [
-                waits[key] / told[key]["expected_wait"] for key in room
+                waits[key] / recommended[key]["expected_wait"] for key in room
             ]
             found[f"capacity, real time, {name}: expected p95 wait, ms"] = [
-                1000 * told[key]["expected_wait"] for key in room
+                1000 * recommended[key]["expected_wait"] for key in room
             ]
     return found
 
@@ -79,7 +79,7 @@ def advised(
 
 
 def observed(session: SparkSession, options: dict[str, str]) -> dict[str, float]:
-    """Return the 95th percentile of the time from publishing to the hand-out of each key, in seconds."""
+    """Return the 95th percentile of the time from publishing to delivery of each key, in seconds."""
     when = {
         name: F.when(F.col("event") == name, F.unix_micros("ts"))
         for name in ("published", "delivered")

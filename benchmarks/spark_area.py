@@ -1,7 +1,7 @@
 """The pipeline on Spark: how fast it reads, publishes and audits, what the journal costs, and whether advice holds.
 
 Each section of a round is a process of its own (`spark_section.py`), so that every session starts cold, and a
-section that fails spoils no other.
+section that fails does not affect the others.
 """
 
 from __future__ import annotations
@@ -71,6 +71,6 @@ def tables(run: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
 
 
 def notes(run: dict[str, Any]) -> list[str]:
-    """Return what must be known beside the tables."""
+    """Return the notes on the tables."""
     said = [f"{run['size']} sizes; {run['rounds']} rounds; {run['seconds']:.0f} s in all"]
     return said + [f"INVALID: {section}: {why}" for section, why in run["invalid"].items()]

@@ -1,4 +1,4 @@
-"""Publishing many tasks through the sink, beside a plain script that calls our publisher chunk by chunk."""
+"""Publishing many tasks through the sink, compared with a plain script that calls our publisher chunk by chunk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskqueue_redis import RedisBackend, RedisSettings
 
 _CHUNK = 250
 _AT_ONCE = 4
-"""chunks of the plain script that are on their way"""
+"""number of chunks of the plain script in flight"""
 _PASSES = 3
 _PREFIX = "publish"
 

@@ -91,7 +91,7 @@ def _plain(url: str, prefix: str) -> int:
 
         ask(last)
         while entries := _answer(link, reader):
-            ask(f"({entries[-1][0].decode()}")  # Redis prepares the next ones meanwhile
+            ask(f"({entries[-1][0].decode()}")  # Redis prepares the next ones at the same time
             columns = zip(*(fields[1::2] for _, fields in entries), strict=True)
             arrays = [pa.array(values, pa.binary()).cast(pa.string()) for values in columns]
             names = [name.decode() for name in entries[0][1][::2]]

@@ -1,4 +1,4 @@
-"""What the sections share: a session, and journals in Redis that were written as the scripts write them."""
+"""Helpers that the sections share: a session, and journals in Redis that were written as the scripts write them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def folder() -> Iterator[Path]:
 
 
 def fill(redis: RedisServer, prefix: str, transitions: int, batch: int) -> int:
-    """Write a journal of steps that publish, hand out and ack so many tasks at once; return how many transitions."""
+    """Write a journal of steps that publish, deliver and ack batches of tasks; return the number of transitions."""
     with Redis.from_url(redis.url) as link:
         partition = f"{{{prefix}:0}}"
         steps, seq = transitions // batch, 1

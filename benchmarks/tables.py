@@ -1,6 +1,6 @@
 """From the turns of a run to its summary: medians over quiet windows, ranges, and ratios.
 
-A window is quiet if processes of others used at most `meter.QUIET` cores meanwhile; that is decided by
+A window is quiet if processes of others used at most `meter.QUIET` cores during it; that is decided by
 the machine, never by the result. A median is over quiet windows if there are two (or one of one);
 otherwise it is over all of them and marked as contended.
 """

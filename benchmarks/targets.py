@@ -1,4 +1,4 @@
-"""The figures to reach, and whether a run reached them."""
+"""The targets, and whether a run reached them."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ PIPELINE = (
         for name in ("memory", "Redis")
     ),
 )
-"""what the pipeline is to reach"""
+"""targets of the pipeline"""
 
 SOCKET = (
     *(
@@ -305,7 +305,7 @@ SOCKET = (
         5,
     ),
 )
-"""what the socket is to reach"""
+"""targets of the socket"""
 _BACKLOG = "dispatch: 8 slots, jobs of 20 to 200 ms: Redis"
 DISPATCH = (
     Goal(
@@ -323,6 +323,6 @@ DISPATCH = (
         3,
     ),
 )
-"""what the dispatcher is to reach"""
+"""targets of the dispatcher"""
 AREAS = {"socket": ("the socket", SOCKET), "dispatch": ("the dispatcher", DISPATCH)}
-"""areas of figures by name: what they are called, and what they are to reach"""
+"""areas of figures by name: their titles and targets"""

@@ -1,4 +1,4 @@
-"""One entry's turn: publish one by one and in bulk, drain, and hand over at a steady rate, on a Redis of its own.
+"""One entry's turn: publish one by one and in bulk, drain, and deliver at a steady rate, on its own Redis.
 
 A turn whose counts do not agree (published, queued, handled, distinct, left) is invalid: it has no
 figures, only what went wrong.
@@ -20,7 +20,7 @@ from processes import EntryProcess, RedisServer
 
 RATE = 200
 WARM_SECONDS = 0.6
-"""how long a worker gets to reach its first read"""
+"""seconds for a worker to reach its first read"""
 SETTLING = 5.0
 """seconds within which what was handled must be settled"""
 
@@ -43,11 +43,11 @@ class Sizes:
 
 @dataclass
 class Turn:
-    """What one turn found."""
+    """The result of one turn."""
 
     entry: str
     windows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """per workload its figures; ``foreign`` is the cores that others used meanwhile"""
+    """per workload its figures; ``foreign`` is the number of cores that other processes used"""
     versions: dict[str, str] = field(default_factory=dict)
     invalid: str | None = None
 
@@ -89,7 +89,7 @@ class Stage:
         return self.handled(count)
 
     def handled(self, count: int) -> dict[str, Any]:
-        """Return the figures of work that goes on."""
+        """Return the figures of the running work."""
         figures: dict[str, Any] = self.worker.answer()
         if not figures["handled"] == figures["distinct"] == count:
             raise Invalid(
@@ -129,7 +129,7 @@ def turn(
             _throughput(entry, sizes, on, result.windows)
             result.windows["latency"] = _latency(sizes.latency, on)
             on.expect(0)
-    except Exception as error:  # noqa: BLE001 - the run goes on, and the table says what happened
+    except Exception as error:  # noqa: BLE001 - the run continues, and the table reports the failure
         result.windows.clear()
         result.invalid = f"{type(error).__name__}: {error}"
     return result

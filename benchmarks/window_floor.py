@@ -1,6 +1,6 @@
 """The floor of the socket: bare uvicorn and websockets, sending bodies one by one as far as a credit window goes.
 
-It keeps nothing and promises nothing: a body is encoded when it is sent, an ack is decoded and gives its credit back.
+It stores and guarantees nothing: a body is encoded when it is sent, an ack is decoded and gives its credit back.
 Usage: ``python window_floor.py BODIES BYTES`` prints its address as JSON.
 """
 
@@ -25,7 +25,7 @@ class Floor:
     """An ASGI application with one kind of socket."""
 
     def __init__(self, bodies: int, size: int) -> None:
-        """Send so many bodies of so many bytes to each who connects."""
+        """Send so many bodies of so many bytes to each client."""
         self._bodies = bodies
         self._body = "x" * size
 

@@ -1,11 +1,11 @@
-"""A model server that shares its GPU between a dispatcher and whoever calls it directly.
+"""A model server that shares its GPU between a dispatcher and direct callers.
 
     python examples/gpu_server.py 9000
 
 Register it as an endpoint, http://127.0.0.1:9000/generate with 2 slots, or try it as a direct caller:
 
     curl http://127.0.0.1:9000/generate -d '{"prompt": "a sunset"}'
-    curl http://127.0.0.1:9000/status/<the job_id that came back>
+    curl http://127.0.0.1:9000/status/<job_id of the response>
 """
 
 import sys

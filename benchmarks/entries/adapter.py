@@ -1,7 +1,7 @@
-"""What every entry of the benchmark shares: the commands it obeys, what it counts, and how it reads Redis.
+"""The code that all entries of the benchmark share: commands, counts and access to Redis.
 
-It needs the standard library only, so that it runs in any peer's environment and brings nothing of
-ours into it. An entry is a program: it is started with its mode and a Redis URL, reads one JSON
+It needs the standard library only, so that it runs in any peer's environment without any package of
+ours. An entry is a program: it is started with its mode and a Redis URL, reads one JSON
 object per line and answers each with one. `serve` is its main loop.
 """
 
@@ -51,7 +51,7 @@ class Book:
     """Counts what is handled, from any thread, and says when it is enough."""
 
     current: ClassVar[Book]
-    """that of the work that goes on, for handlers which are plain functions"""
+    """the book of the running work, for handlers that are plain functions"""
 
     def __init__(self, expected: int = _NEVER) -> None:
         self.expected = expected
@@ -145,14 +145,14 @@ class Entry(Protocol):
         ...
 
     def left(self) -> Any:
-        """Return how many tasks the store still has to hand out or to have settled."""
+        """Return the number of tasks in the store that are not delivered or not settled yet."""
         ...
 
 
 async def until_settled(entry: Entry, full: asyncio.Event) -> None:
     """Wait until all is handled and the store says that it is settled, so that stopping a worker cuts nothing off."""
     await full.wait()
-    while entry.left():  # noqa: ASYNC110 - the store rings no bell
+    while entry.left():  # noqa: ASYNC110 - the store sends no notification
         await asyncio.sleep(0.01)
 
 
@@ -203,7 +203,7 @@ def serve(make: Callable[[str, str], Entry], loop: Callable[[], Any] | None = No
             command = json.loads(line)
             try:
                 _answer(finish(_obey(entry, command)))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the runner must hear of it
+            except Exception as error:  # noqa: BLE001 - any error must be reported to the runner
                 _answer({"error": f"{type(error).__name__}: {error}"})
         finish(_if_there(entry, "close"))
 

@@ -134,7 +134,7 @@ class Ours:
         await control.configure("k0", wanted)
 
     async def forget(self) -> int:
-        """Do housekeeping until there is nothing left to forget; return how much was forgotten."""
+        """Run maintenance until nothing is left to delete; return the number of deleted records."""
         total = 0
         while forgotten := (await control_of(self._backend).maintain()).forgotten:
             total += forgotten

@@ -1,4 +1,4 @@
-"""Have a worker somewhere count, the way of Prefect: ``python delay.py``. Any server of Prefect will do."""
+"""Create a run the usual way of Prefect: ``python delay.py``. It works with any Prefect server."""
 
 import sys
 import time

@@ -1,7 +1,7 @@
-"""Give a task of Prefect to the queue instead of to a server of Prefect: ``python submit.py``.
+"""Publish a Prefect task to the queue without a Prefect server: ``python submit.py``.
 
-`submit` does what ``task.delay`` does: the parameters go to where results are stored, which workers read as well, and
-what is published is the run without them.
+`submit` does what ``task.delay`` does: it writes the parameters to the result storage, which workers read as well, and
+publishes the run without them.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from prefect.task_worker import store_parameters
 
 
 async def submit(task: Task[..., Any], **parameters: Any) -> str:
-    """Have a worker run ``task``, once it has acked it at the most. Return the id of the run."""
+    """Create a run of ``task`` and return its id. It is executed at most once after a worker has acked it."""
     state = Scheduled()
     state.state_details.deferred = True
     state.state_details.task_parameters_id = uuid4()

@@ -9,7 +9,7 @@ from prefect.task_worker import serve
 
 @task
 def count(name: str, times: int) -> int:
-    """Count in a file; another task would do something of use."""
+    """Count in a file; a real task would do something useful."""
     file = Path(name)
     total = (int(file.read_text()) if file.exists() else 0) + times
     file.write_text(str(total))

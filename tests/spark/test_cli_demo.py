@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from taskqueue_cli.demo.run import find_journal_keeper, prepare_journal_file
+from taskqueue_cli.backends import find_journal_keeper
+from taskqueue_cli.demo.run import prepare_journal_file
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_redis.journal.keep import lines_of
 from taskqueue_redis.journal.reader import JournalEntry

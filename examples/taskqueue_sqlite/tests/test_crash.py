@@ -60,31 +60,31 @@ async def work(folder: Path) -> None:
 
 
 async def check(folder: Path) -> None:
-    """Reopen the store, account for every task, and hand out what is not over."""
-    backend, told = open_backend(folder), defaultdict[str, set[str]](set)
+    """Reopen the store, account for every task, and deliver those that have not ended."""
+    backend, confirmed = open_backend(folder), defaultdict[str, set[str]](set)
     for line in (folder / "notes").read_text().splitlines():
         verb, task_id = line.split()
-        told[verb].add(task_id)
-    ids = tuple(set().union(*told.values()))
+        confirmed[verb].add(task_id)
+    ids = tuple(set().union(*confirmed.values()))
     statuses = await backend.control.statuses("k", *ids)
     states = {status.task_id: status.state for status in statuses if status is not None}
     assert states.keys() == set(ids)
-    assert {states[task_id] for task_id in told["done"]} <= {State.DONE}
-    assert {states[task_id] for task_id in told["dead"]} <= {State.DEAD}
-    results = await backend.control.results("k", *told["done"])
+    assert {states[task_id] for task_id in confirmed["done"]} <= {State.DONE}
+    assert {states[task_id] for task_id in confirmed["dead"]} <= {State.DEAD}
+    results = await backend.control.results("k", *confirmed["done"])
     assert set(results) <= {b'"result"'}
     async with backend.subscribe(["k"], "worker") as subscription:
-        handed_out = Counter[str]()
+        delivered = Counter[str]()
         while deliveries := (await subscription.receive(1000, 0)).deliveries:
-            handed_out.update(delivery.task.id for delivery in deliveries)
-        assert not handed_out.keys() & (told["done"] | told["dead"])
-        assert set(handed_out.values()) <= {1}
+            delivered.update(delivery.task.id for delivery in deliveries)
+        assert not delivered.keys() & (confirmed["done"] | confirmed["dead"])
+        assert set(delivered.values()) <= {1}
     ledger = await backend.control.ledger("k")
     assert ledger.balanced
-    assert ledger.waiting == len(handed_out)
+    assert ledger.waiting == len(delivered)
     assert ledger.in_flight == ledger.scheduled == 0
     assert (await backend.control.stats("k")).lost > 0
-    assert ledger.published >= len(told["published"])
+    assert ledger.published >= len(confirmed["published"])
     await backend.aclose()
 
 
@@ -103,7 +103,7 @@ def test_killed(tmp_path: Path) -> None:
 
 
 async def test_one_process(tmp_path: Path) -> None:
-    """The file is one backend's alone: another one is told so, and harms nothing."""
+    """Only one backend may open the file: another one is refused, and changes nothing."""
     first, second = open_backend(tmp_path), open_backend(tmp_path)
     await first.publisher.publish(Task(key="k"))
     assert not (await second.health()).ok

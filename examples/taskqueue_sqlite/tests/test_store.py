@@ -1,4 +1,4 @@
-"""The file itself: what it costs to look something up, and what is told when it fails."""
+"""The file itself: the cost of a lookup, and the error when it fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def connection_of(backend: SQLiteBackend) -> sqlite3.Connection:
 
 
 async def live_a_life(backend: SQLiteBackend, clock: ManualClock) -> None:
-    """Go through all that publishers, consumers and housekeeping do, dead letters and limits too."""
+    """Run all calls of publishers, consumers and maintenance, with dead letters and limits."""
     rate = RateLimit(max_tokens=9)
     limits = QueueSettings(capacity=9, max_inflight=9, rate_limit=rate, max_processing_time=99)
     limits = await backend.control.configure("k", limits)

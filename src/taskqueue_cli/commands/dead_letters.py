@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -103,50 +104,41 @@ def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = F
     console.print(table)
 
 
-@dlq.command()
-def redrive(
-    key: Key,
-    ids: Ids = None,
-    *,
-    everything: All = False,
-    reason: Reason = None,
-    error: Error = None,
-    older_than: OlderThan = None,
-    yes: Yes = False,
-    server: ServerUrl = None,
-    as_json: AsJson = False,
-) -> None:
-    """Move dead letters back to the queue and reset their attempts."""
-    conditions = {"reason": reason, "error": error, "older_than": older_than}
-    _check_selection(ids, conditions, everything=everything)
-    if everything and not yes:
-        _confirm(f"Redrive all dead letters of {key}?", as_json=as_json)
-    count = asyncio.run(_act("redrive", key, ids or [], conditions, server))
-    _report(count, "dead letters redriven", as_json=as_json)
+def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
+    def act(
+        key: Key,
+        ids: Ids = None,
+        *,
+        everything: All = False,
+        reason: Reason = None,
+        error: Error = None,
+        older_than: OlderThan = None,
+        yes: Yes = False,
+        server: ServerUrl = None,
+        as_json: AsJson = False,
+    ) -> None:
+        conditions = {"reason": reason, "error": error, "older_than": older_than}
+        _check_selection(ids, conditions, everything=everything)
+        if (permanent or everything) and not yes:
+            what = f"{len(ids)} dead letters" if ids else "all dead letters"
+            matching = " that match the conditions" if any(conditions.values()) else ""
+            ending = " permanently" if permanent else ""
+            _confirm(f"{verb.capitalize()} {what}{matching} of {key}{ending}?", as_json=as_json)
+        count = asyncio.run(_act(verb, key, ids or [], conditions, server))
+        if as_json:
+            print_json({"count": count})
+        else:
+            console.print(f"{count:,} dead letters {done}")
+
+    return act
 
 
-@dlq.command()
-def discard(
-    key: Key,
-    ids: Ids = None,
-    *,
-    everything: All = False,
-    reason: Reason = None,
-    error: Error = None,
-    older_than: OlderThan = None,
-    yes: Yes = False,
-    server: ServerUrl = None,
-    as_json: AsJson = False,
-) -> None:
-    """Discard dead letters permanently. This cannot be undone."""
-    conditions = {"reason": reason, "error": error, "older_than": older_than}
-    _check_selection(ids, conditions, everything=everything)
-    if not yes:
-        what = f"{len(ids)} dead letters" if ids else "all dead letters"
-        matching = " that match the conditions" if any(conditions.values()) else ""
-        _confirm(f"Discard {what}{matching} of {key} permanently?", as_json=as_json)
-    count = asyncio.run(_act("discard", key, ids or [], conditions, server))
-    _report(count, "dead letters discarded", as_json=as_json)
+dlq.command("redrive", help="Move dead letters back to the queue and reset their attempts.")(
+    _action("redrive", "redriven", permanent=False)
+)
+dlq.command("discard", help="Discard dead letters permanently. This cannot be undone.")(
+    _action("discard", "discarded", permanent=True)
+)
 
 
 def _check_selection(
@@ -167,13 +159,6 @@ def _confirm(question: str, *, as_json: bool) -> None:
         )
     if not typer.confirm(question):
         raise typer.Exit(1)
-
-
-def _report(count: int, what: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"count": count})
-    else:
-        console.print(f"{count:,} {what}")
 
 
 async def _list(key: str, limit: int, server: str | None) -> list[DeadLetter]:

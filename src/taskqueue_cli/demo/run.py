@@ -1,16 +1,15 @@
-"""The steps of the demo, and the journal that a run can leave behind."""
+"""The steps of the demo."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, cast
 
 import msgspec
 
+from taskqueue_cli.backends import JournalKeeper, find_journal_keeper
 from taskqueue_cli.demo.check import compare
 from taskqueue_cli.demo.job import KEY_VARIABLE
 from taskqueue_cli.demo.plan import DemoOptions, DemoPlan, make_plan
@@ -32,7 +31,6 @@ _DONE_BEFORE_KILL = 0.5
 _STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
 _RESULT_TTL_SECONDS = 86_400.0
-_JOURNALS_GROUP = "taskqueue.journals"
 
 
 async def run_demo(options: DemoOptions, view: PlainView) -> None:
@@ -163,36 +161,6 @@ class _Job:
     def _show_compared(self, count: int) -> None:
         self._progress.compared = count
         self._view.update(self._progress)
-
-
-class JournalKeeper(Protocol):
-    """Saves the journal of a queue to a file that outlives the store: a module, or an object, with these functions.
-
-    A backend's package offers it as an entry point of the group ``taskqueue.journals`` with the backend's name.
-    The file has one line of JSON for each state change, with the fields that the memory backend writes.
-    """
-
-    def variables(self, path: Path) -> Mapping[str, str]:
-        """Return the environment variables with which the backend writes the file itself."""
-
-    async def keep_journal(
-        self, key: str, path: Path, since: float, store: Mapping[str, str]
-    ) -> None:
-        """Write the journal of a queue to the file, unless the backend has written it itself.
-
-        ``since`` is a time (Unix seconds) before the first entry. ``store``: environment variables by which
-        the backend finds its store, where they differ from those of this process.
-
-        Raises `ConfigurationError` and `BackendUnavailable`.
-        """
-
-
-def find_journal_keeper(backend: str) -> JournalKeeper | None:
-    """Return the journal keeper of a backend, named as in the settings; None if it has none."""
-    name = backend.removeprefix("taskqueue_").partition(":")[0]
-    for point in entry_points(group=_JOURNALS_GROUP, name=name):
-        return cast("JournalKeeper", point.load())
-    return None
 
 
 def prepare_journal_file(path: Path) -> Path:

@@ -61,7 +61,7 @@ class DemoAudit:
                 running=len(faults.crashed),
                 recovered=len(faults.crashed & self._ended),
             ),
-            lie=FalseReport(server=plan.lies, denied=len(faults.denied)),
+            false_report=FalseReport(server=plan.false_reporter, denied=len(faults.denied)),
             poison=sum(job.fails < 0 for job in plan.jobs),
             reasons=await self._reasons(),
             callbacks=Callbacks(

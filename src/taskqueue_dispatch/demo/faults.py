@@ -55,7 +55,7 @@ class Faults:
 
     async def _report_falsely(self, share: Callable[[], float]) -> None:
         await _until(lambda: share() >= _FALSE_REPORT_AT)
-        name = self._plan.lies
+        name = self._plan.false_reporter
         server, running = self._gpu_servers.servers[name], self._gpu_servers.running[name]
         server.mode = Mode.LIE_IDLE
         self._view.event(f"{name} now reports that it is idle, although it runs jobs", "red")

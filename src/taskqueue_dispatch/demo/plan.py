@@ -81,7 +81,7 @@ class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[PlannedJob, ...]
     crashes: str
     """name of the server that crashes during the run"""
-    lies: str
+    false_reporter: str
     """name of the server that falsely reports that it is idle"""
 
     def model_plan(self, name: str) -> ModelPlan:
@@ -146,7 +146,7 @@ def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
         ),
         jobs=tuple(made),
         crashes="gpu-3",
-        lies="gpu-1",
+        false_reporter="gpu-1",
     )
 
 

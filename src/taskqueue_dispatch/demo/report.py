@@ -105,7 +105,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
     resent: int
     """number of jobs submitted a second time on purpose"""
     crash: Crash
-    lie: FalseReport
+    false_report: FalseReport = msgspec.field(name="lie")
     poison: int
     """number of jobs that always fail"""
     reasons: dict[str, int]
@@ -128,7 +128,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
         ledgers = [model.ledger for model in self.models]
         right = done - sum(model.wrong for model in self.models)
         duplicates = sum(model.duplicates for model in self.models)
-        calls, crash, lie = self.callbacks, self.crash, self.lie
+        calls, crash, false = self.callbacks, self.crash, self.false_report
         return (
             Check(
                 lost == 0 and done + failed == jobs,
@@ -150,8 +150,8 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
                 f"{crash.recovered:,} of {crash.running:,} jobs running on {crash.server} when it crashed have ended",
             ),
             Check(
-                lie.denied > 0,
-                f"{lie.server} denied {lie.denied:,} jobs that it ran, without consequences",
+                false.denied > 0,
+                f"{false.server} denied {false.denied:,} jobs that it ran, without consequences",
             ),
             Check(
                 failed == self.poison,

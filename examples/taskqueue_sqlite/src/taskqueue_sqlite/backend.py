@@ -15,18 +15,18 @@ __all__ = ["SQLiteBackend", "SQLiteSettings", "create_backend"]
 
 
 class SQLiteSettings(BaseSettings):
-    """What the environment and ``.env`` say: ``TASKQUEUE_SQLITE_…``."""
+    """Settings from the environment and ``.env``: ``TASKQUEUE_SQLITE_…``."""
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_SQLITE_", env_file=".env", extra="ignore"
     )
 
     path: Path = Path("taskqueue.db")
-    """the file; made if it is missing, in a folder that must be there"""
+    """the database file; created if missing, in an existing folder"""
 
 
 class SQLiteBackend(RecordBackend):
-    """Everything in the file at ``path``."""
+    """A backend that stores everything in the file at ``path``."""
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self.path = path
@@ -34,5 +34,5 @@ class SQLiteBackend(RecordBackend):
 
 
 def create_backend() -> SQLiteBackend:
-    """Make a backend by its settings; the first call opens the file."""
+    """Return a backend with the configured settings; its first call opens the file."""
     return SQLiteBackend(load_settings(SQLiteSettings).path)

@@ -1,4 +1,4 @@
-"""The file: a row per task, a transaction per step, and an index for each look-up."""
+"""The database file: a row per task, a transaction per step, and an index for each lookup."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ COMMIT;
 
 
 class SQLiteStore(RecordStore):
-    """A row is the record as a blob, with the columns that it is found by."""
+    """A store whose rows hold a record as a blob, and the columns by which it is found."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,7 +91,7 @@ class SQLiteStore(RecordStore):
                 self._connection.executescript(_SCHEMA)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file and release its lock."""
         self._settings.clear()
         if self._connection is not None:
             with self._mapped():
@@ -136,7 +136,7 @@ class SQLiteStore(RecordStore):
             return self._database.execute(query, values).fetchall()
 
     def _select(self, condition: str, *values: object) -> list[Record]:
-        query = f"SELECT record FROM records WHERE {condition}"  # noqa: S608 - all of them stand below
+        query = f"SELECT record FROM records WHERE {condition}"  # noqa: S608 - all of them are defined below
         rows = self._run(query, *values)
         with self._mapped():
             return [self._decoder.decode(blob) for (blob,) in rows]
@@ -151,7 +151,7 @@ class SQLiteStore(RecordStore):
         return next(iter(self._select("key = ? AND id = ?", key, task_id)), None)
 
     def save(self, record: Record) -> None:
-        """Write a row over the former one."""
+        """Insert or replace a row."""
         self._run(
             "REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             record.task.key,
@@ -170,7 +170,7 @@ class SQLiteStore(RecordStore):
         self._run("DELETE FROM records WHERE key = ? AND id = ?", record.task.key, record.task.id)
 
     def first_waiting(self, key: str) -> Record | None:
-        """Read the head of a key's lanes, which lie one behind the other in their index."""
+        """Read the head of a key's lanes, which are adjacent in their index."""
         head = "key = ? AND state = 'waiting' ORDER BY priority DESC, seq LIMIT 1"
         return next(iter(self._select(head, key)), None)
 
@@ -180,15 +180,15 @@ class SQLiteStore(RecordStore):
         return self._select(page, key, state, after, limit)
 
     def due(self, key: str, until: float, limit: int) -> list[Record]:
-        """Read a key's timetable from its beginning."""
+        """Read the due times of a key, earliest first."""
         return self._select("key = ? AND due <= ? ORDER BY due, seq LIMIT ?", key, until, limit)
 
     def alarms(self, until: float, limit: int) -> list[Record]:
-        """Read the timetable of all keys from its beginning."""
+        """Read the due times of all keys, earliest first."""
         return self._select("alarm <= ? ORDER BY alarm, seq LIMIT ?", until, limit)
 
     def owned(self, owner: int | None = None) -> list[Record]:
-        """Read what is in flight."""
+        """Read the deliveries in flight."""
         if owner is None:
             return self._select("owner IS NOT NULL")
         return self._select("owner = ?", owner)
@@ -208,7 +208,7 @@ class SQLiteStore(RecordStore):
         return Counter(dict(self._run("SELECT name, value FROM counters WHERE key = ?", key)))
 
     def settings(self, key: str) -> QueueSettings:
-        """Read what was configured, once; or return the defaults."""
+        """Return the stored settings, or the defaults; they are read once."""
         if key not in self._settings:
             rows = self._run("SELECT value FROM settings WHERE key = ?", key)
             with self._mapped():
@@ -217,7 +217,7 @@ class SQLiteStore(RecordStore):
         return self._settings[key]
 
     def configure(self, key: str, settings: QueueSettings) -> None:
-        """Write settings over the former ones."""
+        """Insert or replace settings."""
         self._run("REPLACE INTO settings VALUES (?, ?)", key, settings.model_dump_json())
         self._settings[key] = settings
 
@@ -227,7 +227,7 @@ class SQLiteStore(RecordStore):
         return Bucket(*rows[0]) if rows else None
 
     def save_bucket(self, key: str, bucket: Bucket | None) -> None:
-        """Write a row over the former one, or delete it."""
+        """Insert, replace or delete a row."""
         if bucket is None:
             self._run("DELETE FROM buckets WHERE key = ?", key)
         else:
