@@ -74,7 +74,7 @@ def test_crashes_between_any_two_steps(
         folder.mkdir(parents=True)
     (options.checkpoint / "metadata").write_text('{"id": "0123456789"}')
     work = Batches(options)
-    steps = (("write_hours",), ("_show", "save"))
+    steps = (("write_hours",), ("_move_to", "save"))
     half = table.num_rows // 2 + 1
 
     class Crash(Exception):
