@@ -332,12 +332,9 @@ def test_ledgers_of_a_store_of_several_parts() -> None:
     state = after(read_to(20), ("published", 10), live=10)
     state.offsets = {"r2/{a:1}": 8}
     two = msgspec.structs.replace(
-        asked(20, 20, ledger(10, 0, 10)),
-        runs={0: "r1", 1: "r2"},
-        names={0: "{a:0}", 1: "{a:1}"},
-        before={0: 20, 1: 7},
-        after={0: 20, 1: 8},
-    )
+        asked(20, 20, ledger(10, 0, 10)), runs={0: "r1", 1: "r2"}, names={0: "{a:0}", 1: "{a:1}"},
+        before={0: 20, 1: 7}, after={0: 20, 1: 8},
+    )  # fmt: skip
     probe(state, two)
     assert state.probe is not None
     state.offsets = {"r2/{a:1}": 9}

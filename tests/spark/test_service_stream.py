@@ -74,7 +74,7 @@ def test_crashes_between_any_two_steps(
         folder.mkdir(parents=True)
     (options.checkpoint / "metadata").write_text('{"id": "0123456789"}')
     work = Batches(options)
-    steps = (("write_hours",), ("_show", "save"))
+    steps = (("write_hours",), ("_move_to", "save"))
     half = table.num_rows // 2 + 1
 
     class Crash(Exception):
@@ -92,7 +92,7 @@ def test_crashes_between_any_two_steps(
                 patch.setattr(batches, step, crash)
                 with pytest.raises(Crash):
                     work(batch, number)
-            shown = min(table.num_rows, half * (number + (step != "_show")))
+            shown = min(table.num_rows, half * (number + (step != "_move_to")))
             assert archived(options.out).num_rows == shown
         with compiling(spark) if number else nullcontext():
             work(batch, number)

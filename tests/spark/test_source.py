@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StringType, StructField, StructType
 
-from taskqueue_core.errors import InvalidInput
+from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.batch_reader import FilteringReader, JournalReader, read_journal, spark_schema
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, distinct
 from taskqueue_spark.journals import HistoryMissing
@@ -185,7 +185,7 @@ def test_spark_tells_what_is_wrong(spark: SparkSession, store: Store) -> None:
         PySparkException, match="fetchSize: got text that is not a whole number; allowed"
     ):
         spark.read.format("taskqueue").options(**store.options, fetchSize="x").load().collect()
-    with pytest.raises(InvalidInput, match="startingOffset"):
+    with pytest.raises(ConfigurationError, match="startingOffset"):
         read_journal(spark, store.options | {"startingOffset": "x"})
 
 

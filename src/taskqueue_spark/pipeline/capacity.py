@@ -14,13 +14,14 @@ import math
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
 from taskqueue_core.tasks import State
 from taskqueue_spark.pipeline.forecast import advise
+from taskqueue_spark.pipeline.task_steps import name_list
 
 SAMPLE = 50_000
 """maximum number of deliveries of a key that are replayed, from its busiest time"""
@@ -124,27 +125,34 @@ def _rows(transitions: DataFrame) -> DataFrame:
 
     Other transitions are included with nulls, for keys without deliveries.
     """
-    own = Window.partitionBy("key", "task_id", "run", "shard").orderBy("seq")
-    before, time = F.lag("event").over(own), F.unix_micros("ts")
+    own = "over (partition by key, task_id, run, shard order by seq)"
+    available = f"before in ({name_list(_AVAILABLE)}) and before_state = '{State.WAITING.value}'"
     # A scheduled task waits from its due time on, also if it was made available later.
-    due = F.lag(F.unix_micros("due_at"), 2).over(own)
-    since = F.lag(time).over(own)
-    arrived = F.when((before == "available") & (due < since), due).otherwise(since)
-    ready = before.isin(*_AVAILABLE) & (F.lag("state").over(own) == State.WAITING)
-    again = F.col("seq").eqNullSafe(F.lag("seq").over(own))  # read twice, from a copied file
-    delivered = F.col("event") == "delivered"
+    arrived = "if(before = 'available' and due < since, due, since)"
+    known = f"event = 'delivered' and {available}"
     return (
-        transitions.where(F.col("task_id") != "")
-        .withColumn("again", again)
-        .where("not again")
-        .select(
-            "key", "worker", "priority", delivered.alias("delivered"),
-            F.when(delivered & ready, arrived).alias("arrived"),
-            F.when(delivered, time).alias("started"),
-            F.when(delivered & ready, F.lead(time).over(own)).alias("ended"),
+        transitions.where("task_id != ''")
+        .selectExpr("*", f"lag(seq) {own} as copy")
+        .where("copy is null or copy != seq")  # read twice, from a copied file
+        .selectExpr(
+            "*",
+            f"lag(event) {own} as before",
+            f"lag(state) {own} as before_state",
+            f"lag(unix_micros(ts)) {own} as since",
+            f"lag(unix_micros(due_at), 2) {own} as due",
+            f"lead(unix_micros(ts)) {own} as after",
         )
-        .withColumn("second", F.expr("arrived div 1000000"))
-    )  # fmt: skip
+        .selectExpr(
+            "key",
+            "worker",
+            "priority",
+            "event = 'delivered' as delivered",
+            f"if({known}, {arrived}, null) as arrived",
+            "if(event = 'delivered', unix_micros(ts), null) as started",
+            f"if({known}, after, null) as ended",
+        )
+        .selectExpr("*", "arrived div 1000000 as second")
+    )
 
 
 def _about(rows: DataFrame, sample: int) -> DataFrame:
@@ -152,33 +160,35 @@ def _about(rows: DataFrame, sample: int) -> DataFrame:
 
     That is the shortest span of whole seconds with as many arrivals as the sample, or the whole time.
     """
-    so_far = Window.partitionBy("key").orderBy("second")
-    stretch = Window.partitionBy("key").orderBy("total").rangeBetween(1 - sample, 0)
-    minute = Window.partitionBy("key", F.expr("second div 60"))
-    seconds = (
+    counts = {
+        "deliveries": "count_if(delivered)",
+        "arrivals": "count(arrived)",
+        "known": "count(ended)",
+    }
+    minute = "partition by key, second div 60"
+    rank = f"struct(total >= {sample}, if(total >= {sample}, first - second, total), -second)"
+    rank = f"if(second is not null, {rank}, null)"
+    totals = {
+        "deliveries": "sum(deliveries)",
+        "known": "sum(known)",
+        "unknown": "sum(deliveries) - sum(arrivals)",
+        "peak_rate": "percentile(if(second is not null and place = 1, per_minute / 60.0D, null), 0.95D)",
+        "from": f"max_by(first, {rank})",
+        "to": f"max_by(second, {rank})",
+    }
+    return (
         rows.groupBy("key", "second")
-        .agg(
-            F.count_if("delivered").alias("deliveries"),
-            F.count("arrived").alias("arrivals"),
-            F.count("ended").alias("known"),
-        )
+        .agg(*(F.expr(text).alias(name) for name, text in counts.items()))
         .repartition("key")
-        .withColumn("total", F.sum("known").over(so_far))
-        .withColumn("first", F.min("second").over(stretch))
-        .withColumn("per_minute", F.sum("arrivals").over(minute))
-        .withColumn("place", F.row_number().over(minute.orderBy("second")))
-    )
-    enough, length = F.col("total") >= sample, F.col("second") - F.col("first")
-    rank = F.struct(enough, F.when(enough, -length).otherwise(F.col("total")), -F.col("second"))
-    there = F.col("second").isNotNull()
-    peak = F.when(there & (F.col("place") == 1), F.col("per_minute") / 60.0)
-    return seconds.groupBy("key").agg(
-        F.sum("deliveries").alias("deliveries"),
-        F.sum("known").alias("known"),
-        (F.sum("deliveries") - F.sum("arrivals")).alias("unknown"),
-        F.percentile(peak, F.lit(0.95)).alias("peak_rate"),
-        F.max_by("first", F.when(there, rank)).alias("from"),
-        F.max_by("second", F.when(there, rank)).alias("to"),
+        .selectExpr("*", "sum(known) over (partition by key order by second) as total")
+        .selectExpr(
+            "*",
+            f"min(second) over (partition by key order by total range {sample - 1} preceding) as first",
+            f"sum(arrivals) over ({minute}) as per_minute",
+            f"row_number() over ({minute} order by second) as place",
+        )
+        .groupBy("key")
+        .agg(*(F.expr(text).alias(name) for name, text in totals.items()))
     )
 
 

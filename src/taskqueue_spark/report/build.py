@@ -56,7 +56,7 @@ class _Note(Protocol):
     note: str
 
 
-class Progress(Protocol):
+class StageDisplay(Protocol):
     """A display of stages."""
 
     def stage(self, name: str) -> AbstractContextManager[_Note]:
@@ -85,7 +85,7 @@ class ReportBuild:
             self.made[name] = tables.write(self.select(TABLES[name](self)), self.out, name)
         return self.made[name]
 
-    def all(self, progress: Progress) -> Mapping[str, DataFrame]:
+    def all(self, progress: StageDisplay) -> Mapping[str, DataFrame]:
         """Create every table, in order."""
         for name in self._names():
             with progress.stage(name.replace("_", " ")) as stage:

@@ -101,13 +101,7 @@ def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> lis
             "missing" if gap.kind == "missing" else "reset",
             _POSITIONS[gap.kind].format(gap=gap),
             _TEXTS[gap.kind].format(gap=gap),
-            {
-                "shard": gap.shard,
-                "run": gap.run,
-                "first": gap.first,
-                "last": gap.last,
-                "number": gap.number,
-            },
+            {name: getattr(gap, name) for name in ("shard", "run", "first", "last", "number")},
             passing=True,
         )
         for gap in state.gaps
@@ -120,12 +114,8 @@ def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> lis
             "failing",
             rise.key,
             f"{rise.share:.0%} of {rise.executions} executions failed, compared with {rise.usual:.0%} before",
-            {
-                "share": rise.share,
-                "usual": rise.usual,
-                "executions": rise.executions,
-                "window_start": rise.window,
-            },
+            {name: getattr(rise, name) for name in ("share", "usual", "executions")}
+            | {"window_start": rise.window},
             episode=rise.window,
             over=rise.over,
         )
@@ -185,14 +175,8 @@ def _imbalance(key: str, books: QueueCounts, differing: str | None) -> list[Cond
             parts.append(f"{abs(books.imbalance)} tasks are unaccounted for")
     if differing is not None:
         parts.append(differing)
-    details = {
-        "published": books.published,
-        "ended": books.ended,
-        "live": books.live,
-        "gone": books.expired,
-        "adopted": books.adopted,
-        "doubled": books.doubled,
-    }
+    names = ("published", "ended", "live", "adopted", "doubled")
+    details = {name: getattr(books, name) for name in names} | {"gone": books.expired}
     return [Condition("imbalance", key, "the counts do not balance: " + "; ".join(parts), details)]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from taskqueue_spark.pipeline.gaps import Holes
@@ -93,47 +93,33 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[LaneEntry]:
 
 def broken(result: DataFrame) -> DataFrame:
     """Return the entries that break their rule, with ``text``. An entry that already has a text breaks it too."""
-    lane = Window.partitionBy(*LANE).orderBy("position", "step")
+    lane = f"partition by {', '.join(LANE)} order by position, step"
     before, until = (
-        lane.rowsBetween(Window.unboundedPreceding, -1),
-        lane.rowsBetween(Window.unboundedPreceding, 0),
+        f"{lane} rows between unbounded preceding and 1 preceding",
+        f"{lane} rows unbounded preceding",
     )
-    out, turn = F.col("step") == 1, F.col("lane").startswith("turn/")
-    number = F.row_number().over(lane)
-    held = F.max(F.when(out, F.struct("position", "task_id", "value"))).over(before)
-    result = (
-        result.withColumn("_earlier", F.max(F.when(~F.col("behind"), F.col("value"))).over(before))
-        .withColumn("_running", F.sum("step").over(until))
-        .withColumn("_number", number)
-        .withColumn("_held", held)
+    taken = """step = 1 and startswith(lane, 'turn/') and _held.task_id != task_id
+        and coalesce(_released < _held.position, true) and not coalesce(_held.value < position, false)"""
+    text = f"""coalesce(
+        text,
+        if(rule in ('R7', 'R8') and _earlier > value, 'delivered before a task that was available earlier', null),
+        if(rule = 'R8' and {taken}, concat('delivered before the end of ', _held.task_id), null),
+        if(rule = 'R10' and step = 1 and _running > `limit`, concat(cast(_running as string), ' in flight'), null),
+        if(rule = 'R11' and _level > `limit` + rate * {ROUNDING} + {_DUST}D,
+            concat('a burst of ', cast(round(_level, 2) as string)), null))"""
+    return (
+        result.selectExpr(
+            "*",
+            f"max(if(not behind, value, null)) over ({before}) as _earlier",
+            f"sum(step) over ({until}) as _running",
+            f"row_number() over ({lane}) as _number",
+            f"max(if(step = 1, struct(position, task_id, value), null)) over ({before}) as _held",
+        )
+        .selectExpr(
+            "*",
+            f"max(if(step = -1 and task_id = _held.task_id, position, null)) over ({before}) as _released",
+            f"_number - rate * at + max(rate * at - _number + 1) over ({until}) as _level",
+        )
+        .selectExpr("* except (text)", f"{text} as text")
+        .where("text is not null")
     )
-    own_end = (F.col("step") == -1) & (F.col("task_id") == F.col("_held.task_id"))
-    saved = F.max(F.col("rate") * F.col("at") - F.col("_number") + 1).over(until)
-    result = result.withColumn(
-        "_released", F.max(F.when(own_end, F.col("position"))).over(before)
-    ).withColumn("_level", F.col("_number") - F.col("rate") * F.col("at") + saved)
-    holder, rule = F.col("_held"), F.col("rule")
-    waits = F.coalesce(F.col("_released") < holder["position"], F.expr("true"))
-    blind = F.coalesce(holder["value"] < F.col("position"), F.expr("false"))
-    taken = out & turn & (holder["task_id"] != F.col("task_id")) & waits & ~blind
-    most = F.col("limit") + F.col("rate") * ROUNDING + _DUST
-    texts = F.coalesce(
-        F.col("text"),
-        F.when(
-            rule.isin("R7", "R8") & (F.col("_earlier") > F.col("value")),
-            "delivered before a task that was available earlier",
-        ),
-        F.when(
-            (rule == "R8") & taken,
-            F.concat(F.lit("delivered before the end of "), holder["task_id"]),
-        ),
-        F.when(
-            (rule == "R10") & out & (F.col("_running") > F.col("limit")),
-            F.concat(F.col("_running").cast("string"), F.lit(" in flight")),
-        ),
-        F.when(
-            (rule == "R11") & (F.col("_level") > most),
-            F.concat(F.lit("a burst of "), F.round("_level", 2).cast("string")),
-        ),
-    )
-    return result.withColumn("text", texts).where(F.col("text").isNotNull())

@@ -1,0 +1,80 @@
+"""The group of commands ``taskqueue pipeline``, and the options that they share.
+
+Every call of ``taskqueue`` imports this package, so it imports neither Spark nor anything else that is slow to import.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import typer
+
+from taskqueue_cli.output import paragraphs
+from taskqueue_spark.cli import bulk, report, stream, tables
+from taskqueue_spark.cli.options import EngineOptions
+
+_HELP = "Analyze a journal with Spark: lost tasks, latency, failures, capacity. Load and redrive tasks in bulk."
+_EPILOG = (
+    "The journal is the one of the configured backend (TASKQUEUE_BACKEND), or is read from "
+    "--journal or --from. To write a journal, set `taskqueue queue set KEY --journal` on "
+    "Redis, or TASKQUEUE_MEMORY_JOURNAL=FILE with the memory backend. The exit code is 1 if "
+    "a check finds a loss, an imbalance or a violation."
+)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "report": report.report,
+    "snapshot": tables.snapshot,
+    "audit": tables.audit,
+    "history": tables.history,
+    "latency": tables.latency,
+    "throughput": tables.throughput,
+    "fairness": tables.fairness,
+    "failures": tables.failures,
+    "capacity": tables.capacity,
+    "load": bulk.load,
+    "redrive": bulk.redrive,
+    "stream": stream.stream,
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the group of commands."""
+    group = typer.Typer(
+        name="pipeline", help=_HELP, epilog=_EPILOG, no_args_is_help=True, rich_markup_mode="rich"
+    )
+    for name, command in _COMMANDS.items():
+        group.command(name=name, help=paragraphs(command.__doc__))(_with_shared_options(command))
+    app.add_typer(group)
+
+
+def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the first parameter of a command, a class of options, by one parameter for each field of the class."""
+    hints = get_type_hints(command, include_extras=True)
+    first, *own = (
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in inspect.signature(command).parameters.values()
+    )
+    kind: type[EngineOptions] = first.annotation
+    annotations = get_type_hints(kind, include_extras=True)
+    # The options of Spark come last.
+    names = sorted(annotations, key=EngineOptions.__annotations__.__contains__)
+    defaults = {field.name: field.default for field in fields(kind)}
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(kind(**{name: values.pop(name) for name in names}), **values)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(name, keyword, default=defaults[name], annotation=annotations[name])
+        for name in names
+    ]
+    parameters = [*own, *shared]
+    signature = inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del run.__wrapped__
+    return run
