@@ -251,7 +251,7 @@ def _authorize(call: RequestContext, operation: Operation) -> None:
     identity: Identity | None = OPEN
     if access.authenticates:
         if request.method not in _SAFE and by_cookie(request):
-            _require_own_page(call)
+            require_own_page(call)
         identity = access.identify(token_of(request), peer_of(request))
     if identity is None:
         raise unauthenticated()
@@ -288,15 +288,15 @@ def unauthenticated() -> ProblemError:
     return ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
 
 
-def _require_own_page(call: RequestContext) -> None:
-    # A browser sends the session cookie from any page, and names that page's origin with every unsafe request.
+def require_own_page(call: RequestContext) -> None:
+    """Raise `ProblemError` unless the request comes from a page of this server.
+
+    A browser sends the session cookie from any page, but names that page's origin with every unsafe request.
+    """
     request, settings = call.request, call.context.settings
     if not is_own_origin(request.headers, request.url.scheme, settings.origins):
-        raise ProblemError(
-            403,
-            "origin",
-            "cross-site request rejected: a session is valid on pages of this server only",
-        )
+        detail = "cross-site request rejected: only pages of this server may send it"
+        raise ProblemError(403, "origin", detail)
 
 
 def _either(verbs: Sequence[str]) -> str:
