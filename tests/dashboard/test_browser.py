@@ -70,11 +70,11 @@ async def test_settings_in_the_browser(browser: Browser) -> None:
         await it.publish("one")
         async with looking(browser, it, "/queues/k") as page:
             await page.get_by_label("Capacity", exact=True).fill("-5")
-            await page.get_by_label("Longest run").fill("90")
+            await page.get_by_label("Processing time").fill("90")
             await page.get_by_role("button", name="Save settings").click()
             await expect(page.locator("[id='h-capacity']")).to_have_class("wrong-value")
             await eventually(lambda: _focused(page, "f-capacity"))
-            await expect(page.get_by_label("Longest run")).to_have_value("90")
+            await expect(page.get_by_label("Processing time")).to_have_value("90")
             await page.get_by_label("Capacity", exact=True).fill("5")
             await page.get_by_label("Order", exact=True).select_option("Fair by tenant")
             await page.get_by_role("button", name="Save settings").click()

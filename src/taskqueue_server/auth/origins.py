@@ -43,10 +43,11 @@ def refusal(
     if wrong := host_problem(headers, settings.allowed_hosts, loopback=loopback):
         return ProblemError(421, "wrong_host", wrong)
     origins = headers.getlist("origin")
-    allowed = (*settings.origins, _target(headers, scheme))
-    if origins and (len(origins) > 1 or origins[0] not in allowed):
-        return ProblemError(403, "origin", "cross-site request rejected")
-    return None
+    if not origins:
+        return None
+    if len(origins) == 1 and origins[0] in (*settings.origins, _target(headers, scheme)):
+        return None
+    return ProblemError(403, "origin", "cross-site request rejected")
 
 
 def is_own_origin(headers: Headers, scheme: str, listed: Collection[str]) -> bool:

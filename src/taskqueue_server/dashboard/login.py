@@ -5,11 +5,9 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from taskqueue_server.auth.credentials import login_cookie, logout_cookie, peer_of
-from taskqueue_server.auth.origins import is_own_origin
 from taskqueue_server.dashboard.pages import local_path, render, see_other
 from taskqueue_server.dashboard.settings_form import read_form
-from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import RequestContext
+from taskqueue_server.routing.operations import RequestContext, require_own_page
 
 _TOKEN = 4096
 
@@ -60,11 +58,5 @@ async def logout(call: RequestContext) -> Response:
 def _require_own_page(call: RequestContext) -> None:
     # Before sign-in there is no session to check, yet another site must not start or end one, even if its origin is
     # allowed to use the API.
-    request = call.request
-    origins = call.context.settings.origins
-    if "origin" in request.headers and not is_own_origin(
-        request.headers, request.url.scheme, origins
-    ):
-        raise ProblemError(
-            403, "origin", "cross-site request rejected: only pages of this server may send it"
-        )
+    if "origin" in call.request.headers:
+        require_own_page(call)

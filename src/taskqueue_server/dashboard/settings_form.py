@@ -50,16 +50,18 @@ GROUPS = (
     Group(
         "Limits",
         (
-            Field("capacity", "Capacity", "maximum of tasks not yet delivered; empty: no limit"),
+            Field(
+                "capacity", "Capacity", "maximum number of tasks not yet delivered; empty: no limit"
+            ),
             Field(
                 "max_inflight",
                 "In flight",
-                "maximum of running tasks, over all workers; 0: no limit",
+                "maximum number of running tasks, over all workers; 0: no limit",
             ),
             Field(
                 "max_processing_time",
-                "Longest run",
-                "maximum of seconds without progress; empty: no limit",
+                "Processing time",
+                "maximum seconds without progress; empty: no limit",
                 whole=False,
             ),
             Field("max_losses", "Losses", "a task lost more often becomes a dead letter"),
@@ -87,9 +89,13 @@ GROUPS = (
     Group(
         "Retry",
         (
-            Field("retry.max_attempts", "Attempts", "maximum before a task becomes a dead letter"),
+            Field(
+                "retry.max_attempts",
+                "Attempts",
+                "maximum number before a task becomes a dead letter",
+            ),
             Field("retry.base", "First delay", "seconds; doubles with each retry", whole=False),
-            Field("retry.cap", "Longest wait", "seconds", whole=False),
+            Field("retry.cap", "Maximum delay", "seconds", whole=False),
         ),
     ),
 )

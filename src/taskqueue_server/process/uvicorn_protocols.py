@@ -40,7 +40,7 @@ class HttpProtocol(H11Protocol):
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             if self.timeout_keep_alive_task is None and self._head_timeout is None:
                 self._start_head_timeout()
-        else:
+        elif self._head_timeout is not None:
             self._stop_head_timeout()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:

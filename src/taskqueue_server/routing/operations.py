@@ -17,6 +17,7 @@ from starlette.routing import Route
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.hooks import Identity
 from taskqueue_core.limits import LIMITS, check_name
+from taskqueue_server.auth.access import OPEN
 from taskqueue_server.auth.credentials import by_cookie, peer_of, token_of
 from taskqueue_server.auth.origins import is_own_origin
 from taskqueue_server.context.server import ServerContext
@@ -50,10 +51,11 @@ class RequestContext:
 
     def is_allowed(self, key: str) -> bool:
         """Whether the client may do this with ``key``."""
-        verbs, identity = self.verbs, self.identity
-        return not verbs or (
-            identity is not None and any(identity.is_allowed(verb, key) for verb in verbs)
-        )
+        identity = self.identity
+        for verb in self.verbs:
+            if identity is not None and identity.is_allowed(verb, key):
+                return True
+        return not self.verbs
 
     def demand(self, key: str) -> None:
         """Raise `ProblemError` unless the client may do this with ``key``."""
@@ -246,13 +248,17 @@ def _endpoint(methods: dict[str, Operation]) -> Callable[[Request], Awaitable[Re
 
 def _authorize(call: RequestContext, operation: Operation) -> None:
     request, access, verbs = call.request, call.context.access, call.verbs
-    if access.authenticates and request.method not in _SAFE and by_cookie(request):
-        _require_own_page(call)
-    call.identity = identity = access.identify(token_of(request), peer_of(request))
+    identity: Identity | None = OPEN
+    if access.authenticates:
+        if request.method not in _SAFE and by_cookie(request):
+            require_own_page(call)
+        identity = access.identify(token_of(request), peer_of(request))
     if identity is None:
         raise unauthenticated()
+    call.identity = identity
     request.scope["taskqueue.identity"] = identity.name
-    call.context.usage.spend(identity)
+    if identity.rate is not None:
+        call.context.usage.spend(identity)
     if identity.verbs.isdisjoint(verbs):
         raise _forbidden(f"this token lacks the right to {_either(verbs)}")
     if operation.scope is Scope.SERVER and not any(map(identity.is_allowed, verbs)):
@@ -282,15 +288,15 @@ def unauthenticated() -> ProblemError:
     return ProblemError(401, "unauthenticated", "a valid token is required", headers=challenge)
 
 
-def _require_own_page(call: RequestContext) -> None:
-    # A browser sends the session cookie from any page, and names that page's origin with every unsafe request.
+def require_own_page(call: RequestContext) -> None:
+    """Raise `ProblemError` unless the request comes from a page of this server.
+
+    A browser sends the session cookie from any page, but names that page's origin with every unsafe request.
+    """
     request, settings = call.request, call.context.settings
     if not is_own_origin(request.headers, request.url.scheme, settings.origins):
-        raise ProblemError(
-            403,
-            "origin",
-            "cross-site request rejected: a session is valid on pages of this server only",
-        )
+        detail = "cross-site request rejected: only pages of this server may send it"
+        raise ProblemError(403, "origin", detail)
 
 
 def _either(verbs: Sequence[str]) -> str:
