@@ -32,32 +32,20 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 async def compare(control: Control, plan: DemoPlan, advance: Callable[[int], None]) -> Comparison:
     """Compute every result again in this process and compare. ``advance`` is called with the number compared so far."""
     outcomes: list[str] = []
-    loop = asyncio.get_running_loop()
-    threads = min(_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads, "taskqueue-demo") as pool:
-        try:
-            for start in range(0, len(plan.files), _CHUNK):
-                files = plan.files[start : start + _CHUNK]
-                ids = [plan.task_id(index) for index in range(start, start + len(files))]
-                results = await control.results(plan.key, *ids)
-                outcomes += await asyncio.gather(
-                    *(
-                        loop.run_in_executor(pool, _compare_file, file, result)
-                        for file, result in zip(files, results, strict=True)
-                    )
-                )
-                advance(len(outcomes))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    mismatches = [
-        file.path
-        for file, outcome in zip(plan.files, outcomes, strict=True)
-        if outcome == "mismatch"
-    ]
+    pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "taskqueue-demo")
+    try:
+        for start in range(0, len(plan.files), _CHUNK):
+            files = plan.files[start : start + _CHUNK]
+            ids = [plan.task_id(index) for index in range(start, start + len(files))]
+            results = await control.results(plan.key, *ids)
+            outcomes += await asyncio.to_thread(list, pool.map(_compare_file, files, results))
+            advance(len(outcomes))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    compared = zip(plan.files, outcomes, strict=True)
     return Comparison(
         compared=len(outcomes),
-        mismatches=tuple(mismatches),
+        mismatches=tuple(file.path for file, outcome in compared if outcome == "mismatch"),
         changed=outcomes.count("changed"),
         unreadable=outcomes.count("unreadable"),
     )

@@ -15,7 +15,7 @@ from taskqueue_core.tasks import State
 from taskqueue_dispatch.demo.clients import Clients
 from taskqueue_dispatch.demo.faults import Faults
 from taskqueue_dispatch.demo.gpu_servers import GpuServers
-from taskqueue_dispatch.demo.plan import DemoOptions, DispatchDemoPlan, ModelPlan, answer_of
+from taskqueue_dispatch.demo.plan import DemoOptions, ModelPlan, answer_of
 from taskqueue_dispatch.demo.report import (
     Callbacks,
     Crash,
@@ -23,7 +23,6 @@ from taskqueue_dispatch.demo.report import (
     FalseReport,
     ModelReport,
 )
-from taskqueue_dispatch.demo.server import DemoServer
 from taskqueue_dispatch.names import queue_of
 
 T = TypeVar("T")
@@ -32,14 +31,11 @@ T = TypeVar("T")
 class DemoAudit:
     """Makes the report, once all jobs have ended."""
 
-    def __init__(
-        self, server: DemoServer, plan: DispatchDemoPlan, gpu_servers: GpuServers, clients: Clients
-    ) -> None:
-        self._server = server
-        self._plan = plan
-        self._gpu_servers = gpu_servers
+    def __init__(self, clients: Clients, gpu_servers: GpuServers) -> None:
         self._clients = clients
-        self._control = server.dispatcher.control
+        self._gpu_servers = gpu_servers
+        self._server, self._plan = clients.server, clients.plan
+        self._control = self._server.dispatcher.control
         self._ended: set[str] = set()
 
     async def report(

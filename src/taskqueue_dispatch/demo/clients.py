@@ -34,8 +34,8 @@ class Clients:
     """Clients that submit every job of a plan, and some jobs twice."""
 
     def __init__(self, server: DemoServer, plan: DispatchDemoPlan) -> None:
-        self._server = server
-        self._plan = plan
+        self.server = server
+        self.plan = plan
         self._client = httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=30.0)
         self.ids: dict[str, str] = {}
         """the id of each job by its idempotency key"""
@@ -52,13 +52,13 @@ class Clients:
 
     async def register(self, servers: Mapping[str, SimulatedGpu]) -> None:
         """Configure the models and register the servers."""
-        for model in self._plan.models:
+        for model in self.plan.models:
             body = model.config.model_dump(mode="json", exclude_unset=True)
             await self._request("PUT", f"/admin/model-configs/{quote(model.model, safe='')}", body)
-        for server in self._plan.machines:
+        for server in self.plan.machines:
             for name, slots in server.slots.items():
                 body = {
-                    "model": self._plan.model_plan(name).model,
+                    "model": self.plan.model_plan(name).model,
                     "server": server.name,
                     "endpoint": servers[server.name].url,
                     "slots": slots,
@@ -67,14 +67,14 @@ class Clients:
 
     async def submit(self) -> None:
         """Submit every job until it is confirmed; submit some of them a second time."""
-        jobs = iter(self._plan.jobs)
+        jobs = iter(self.plan.jobs)
 
         async def work() -> None:
             for job in jobs:
                 await self._confirm(job)
 
         await gather_all(work() for _ in range(_MAX_CONCURRENT))
-        for job in self._plan.jobs[:_RESENT]:
+        for job in self.plan.jobs[:_RESENT]:
             answer = await self._request("POST", "/queue/submit", self._body(job))
             if msgspec.json.decode(answer, type=_Answer).job_id != self.ids[job.key]:
                 raise DemoFailed("a job that was submitted twice got two ids")
@@ -98,13 +98,13 @@ class Clients:
 
     def _body(self, job: PlannedJob) -> dict[str, Any]:
         body = {
-            "model": self._plan.model_plan(job.name).model,
+            "model": self.plan.model_plan(job.name).model,
             "payload": job.payload,
             "priority": job.priority,
             "tenant": job.tenant,
             "idempotency_key": job.key,
         }
-        return body | ({"callback_url": self._server.callback_url} if job.callback else {})
+        return body | ({"callback_url": self.server.callback_url} if job.callback else {})
 
     async def _request(self, method: str, path: str, body: object) -> bytes:
         answer = await self._client.request(method, path, json=body)

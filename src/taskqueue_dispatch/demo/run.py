@@ -15,10 +15,10 @@ from taskqueue_dispatch.demo.audit import DemoAudit
 from taskqueue_dispatch.demo.clients import Clients
 from taskqueue_dispatch.demo.faults import Faults
 from taskqueue_dispatch.demo.gpu_servers import GpuServers
-from taskqueue_dispatch.demo.plan import DemoOptions, DispatchDemoPlan, make_plan
+from taskqueue_dispatch.demo.plan import DemoOptions, make_plan
 from taskqueue_dispatch.demo.progress import JobsProgress, ModelRow, heading
 from taskqueue_dispatch.demo.report import DispatchDemoReport
-from taskqueue_dispatch.demo.server import DemoServer, opened
+from taskqueue_dispatch.demo.server import opened
 from taskqueue_dispatch.names import queue_of
 
 _STALL_SECONDS = 30.0
@@ -34,7 +34,7 @@ async def run_demo(options: DemoOptions, view: PlainView) -> None:
         async with opened(options) as server, GpuServers(plan, server.url) as gpu_servers:
             view.event(f"dispatcher and dashboard at {server.url}/dispatch")
             async with Clients(server, plan) as clients:
-                report = await _Run(server, plan, gpu_servers, clients, view).run(options)
+                report = await _Run(clients, gpu_servers, view).run(options)
             view.end(report)
             if options.keep_going:
                 view.event(f"the server keeps running at {server.url} until Ctrl-C")
@@ -42,20 +42,12 @@ async def run_demo(options: DemoOptions, view: PlainView) -> None:
 
 
 class _Run:
-    def __init__(
-        self,
-        server: DemoServer,
-        plan: DispatchDemoPlan,
-        gpu_servers: GpuServers,
-        clients: Clients,
-        view: PlainView,
-    ) -> None:
-        self._server = server
-        self._plan = plan
-        self._gpu_servers = gpu_servers
+    def __init__(self, clients: Clients, gpu_servers: GpuServers, view: PlainView) -> None:
         self._clients = clients
+        self._gpu_servers = gpu_servers
         self._view = view
-        self._names = {model.model: model.name for model in plan.models}
+        self._server, self._plan = clients.server, clients.plan
+        self._names = {model.model: model.name for model in self._plan.models}
         self._ended = 0
 
     async def run(self, options: DemoOptions) -> DispatchDemoReport:
@@ -89,8 +81,7 @@ class _Run:
             lambda progress: not any(i.assigned + i.detached for i in progress.endpoints)
         )
         self._view.event("every job has ended, and every callback was delivered")
-        audit = DemoAudit(self._server, plan, gpu_servers, clients)
-        return await audit.report(options, faults, seconds)
+        return await DemoAudit(clients, gpu_servers).report(options, faults, seconds)
 
     async def _until(self, reached: Callable[[JobsProgress], bool]) -> None:
         await wait_until(
