@@ -184,7 +184,10 @@ def table(path: Path = RESULTS) -> str:
     rows = [
         ("tasks of the one tenant", f"{turns.tasks:,}"),
         ("wait of the 99 alone, median and p99", f"{turns.idle_p50:.3f} s, {turns.idle_p99:.3f} s"),
-        ("wait of the 99 together with it, median and p99", f"{turns.p50:.3f} s, {turns.p99:.3f} s"),
+        (
+            "wait of the 99 together with it, median and p99",
+            f"{turns.p50:.3f} s, {turns.p99:.3f} s",
+        ),
         ("Jain's index of all 100", f"{turns.jain:.4f}"),
     ]
     lines = ["| figure | value |", "| --- | --- |"]

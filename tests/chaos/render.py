@@ -47,7 +47,10 @@ def table(totals: Totals) -> str:
         ("faults", f"{faults:,}"),
         ("**confirmed tasks lost**", f"**{totals.lost:,}**"),
         ("runs that broke a rule", f"{len(totals.failed):,}"),
-        ("deliveries held by processes that were killed, frozen or disconnected", f"{totals.held:,}"),
+        (
+            "deliveries held by processes that were killed, frozen or disconnected",
+            f"{totals.held:,}",
+        ),
         ("duplicates (delivered again without a release)", f"{totals.duplicates:,}"),
         ("settlements refused because the lease was lost", f"{totals.stale:,}"),
         ("publishes whose answer never came", f"{totals.unknown:,}"),

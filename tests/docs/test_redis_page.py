@@ -220,9 +220,7 @@ async def test_every_key_is_in_the_table(busy: RedisServer) -> None:
         "ENTITY": "[a-z]+",
         "N": "[0-9]",
     }
-    table = {
-        row[0].strip("`"): row[1] for row in rows("## For developers: how a task is stored")
-    }
+    table = {row[0].strip("`"): row[1] for row in rows("## For developers: how a task is stored")}
     patterns = {
         re.compile(
             re.sub(
