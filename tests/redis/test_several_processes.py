@@ -248,7 +248,7 @@ class TestGivingUp:
             "    os._exit(3)\n"
         )
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(supervisor, "TRIES", 2)
+        monkeypatch.setattr(supervisor, "MAX_FAILED_STARTS", 2)
         with pytest.raises(TaskQueueError, match="right after their start"):
             await Processes(settings(processes=1), "dying:create_backend").run()
         assert caplog.text.count("starting another") == 1

@@ -102,7 +102,7 @@ async def test_names_are_checked_before_they_become_paths() -> None:
 async def test_settings_that_this_version_does_not_know_are_not_dropped() -> None:
     """An older client refuses to read, and so to overwrite, what a newer server knows."""
     text = QueueSettings().model_dump_json().replace("{", '{"brand_new":1,', 1)
-    with pytest.raises(ConfigurationError, match="this version does not support"):
+    with pytest.raises(ConfigurationError, match="unknown queue settings: upgrade this client"):
         await remote(httpx2.Response(200, text=text)).control.settings("k")
 
 
