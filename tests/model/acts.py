@@ -12,8 +12,6 @@ from tests.model.spec import Gone, Late, Retry
 if TYPE_CHECKING:
     from tests.model.small import Small
 
-__all__ = ["give_up", "leave", "maintain", "receive", "settle"]
-
 
 def receive(token: str, turn: int, limit: int, world: Small) -> Any:
     """A receive, of a consumer and its turn: what it gave, or None where it was given up."""

@@ -18,8 +18,6 @@ from tests.model.laws import Fate, Fates, Receipt
 from tests.model.players import AGE, Held, Plan, Todo, Worker
 from tests.model.spec import Gone, Publish, Spec
 
-__all__ = ["Small", "Step"]
-
 Step = tuple[str, "Small | Broken"]
 
 

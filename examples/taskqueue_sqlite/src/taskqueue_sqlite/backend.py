@@ -11,8 +11,6 @@ from taskqueue_core.recordstore import RecordBackend
 
 from taskqueue_sqlite.store import SQLiteStore
 
-__all__ = ["SQLiteBackend", "SQLiteSettings", "create_backend"]
-
 
 class SQLiteSettings(BaseSettings):
     """What the environment and ``.env`` say: ``TASKQUEUE_SQLITE_…``."""
