@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar, cast
 
@@ -30,7 +30,7 @@ from taskqueue_core.capabilities import (
     slots_of,
 )
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import BackendUnavailable
+from taskqueue_core.errors import BackendUnavailable, LeaseLost
 from taskqueue_core.tasks import Delivery, Ledger, Published, Settled, State, Task
 
 KEY = "alpha"
@@ -148,6 +148,24 @@ class Bench:
     def subscribe(self, *keys: str, consumer: str = "worker") -> Subscription:
         """Subscribe to ``keys``, or to `KEY`."""
         return self.backend.subscribe(keys or (KEY,), consumer)
+
+    async def subscribed(self, *task_ids: str, **fields: Any) -> Subscription:
+        """Publish tasks, and subscribe to `KEY`."""
+        await self.publish(*task_ids, **fields)
+        return self.subscribe()
+
+    async def running(self, *task_ids: str, **fields: Any) -> tuple[Subscription, Delivery]:
+        """Publish tasks, and receive the first of them through a subscription to `KEY`."""
+        subscription = await self.subscribed(*task_ids, **fields)
+        return subscription, await self.one(subscription)
+
+    async def stale(self, settlement: Awaitable[object]) -> None:
+        """Fail unless a settlement raises `LeaseLost`, because its receipt is stale."""
+        try:
+            answer = await settlement
+        except LeaseLost:
+            return
+        pytest.fail(f"a stale receipt was accepted (law 2): expected LeaseLost, got {answer}")
 
     async def take(self, subscription: Subscription, limit: int = 1) -> list[Delivery]:
         """Receive without waiting, until there are ``limit`` deliveries or nothing more is to be had."""

@@ -19,7 +19,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(capacity=3)
         answers = await _publish(bench, "t1", "t2", "t3", "t4", "t5")
         statuses = [answer.status for answer in answers]
-        assert statuses == [Published.ACCEPTED] * 3 + [Published.REFUSED] * 2, "(law 6)"
+        assert statuses == [Published.ACCEPTED] * 3 + [Published.REFUSED] * 2
         for answer in answers[3:]:
             _check_full(answer, depth=3)
         await bench.expect(waiting=3)
@@ -30,9 +30,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_refused_though_it_may_come_again(self, bench: Bench) -> None:
         """After its window a task may come again; while it is refused the result of its first time stays (law 6)."""
         await bench.limit(capacity=1, dedupe_window=bench.short / 2, result_ttl=3600)
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription), results=[b"1"])
+        subscription, delivery = await bench.running("t1")
+        await subscription.ack(delivery, results=[b"1"])
         await bench.advance(bench.short)
         await bench.publish("t2")
         (answer,) = await _publish(bench, "t1")
@@ -75,9 +74,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_first_hand_out_makes_room(self, bench: Bench) -> None:
         """A task takes room until it is handed out, however long it runs then (law 6)."""
         await bench.limit(capacity=2)
-        await bench.publish("t1", "t2")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1", "t2")
         await _has_room(bench, 1, of=2)
         await subscription.ack(delivery)
         await _has_room(bench, 0, of=2)
@@ -95,9 +92,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_purged_make_room(self, bench: Bench) -> None:
         """After a purge the whole room is there again, and not more (law 6)."""
         await bench.limit(capacity=3)
-        await bench.publish("returned", "waiting")
-        subscription = bench.subscribe()
-        await subscription.redeliver(await bench.one(subscription))
+        subscription, delivery = await bench.running("returned", "waiting")
+        await subscription.redeliver(delivery)
         await bench.publish("scheduled", not_before=bench.now + 3600)
         assert await bench.control.purge(KEY) == 3
         await _has_room(bench, 3, of=3)
@@ -129,8 +125,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_hand_backs_take_no_room(self, bench: Bench) -> None:
         """What is handed back, lost or left by a closing consumer comes back to a full queue (laws 3, 6)."""
         await bench.limit(capacity=3)
-        await bench.publish("t1", "t2", "t3")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2", "t3")
         first, second, _ = await bench.take(subscription, 3)
         await _has_room(bench, 3, of=3)
         await subscription.redeliver(first)
@@ -139,7 +134,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(waiting=6)
         taken = await bench.take(bench.subscribe(), 3)
         assert ids(taken) == ["t1", "t2", "t3"]
-        assert [delivery.attempt for delivery in taken] == [1, 1, 1], "(law 3)"
+        assert [delivery.attempt for delivery in taken] == [1, 1, 1]
         await _has_room(bench, 0, of=3)
 
     async def test_retries_take_no_room(self, bench: Bench) -> None:
@@ -179,9 +174,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_redriven_take_no_room(self, bench: Bench) -> None:
         """A redriven task comes back to a full queue (law 6)."""
         await bench.limit(capacity=1)
-        await bench.publish("dead")
-        subscription = bench.subscribe()
-        await bench.bury(subscription, await bench.one(subscription))
+        subscription, delivery = await bench.running("dead")
+        await bench.bury(subscription, delivery)
         await _has_room(bench, 1, of=1)
         assert await bench.dead_letters.redrive(KEY) == 1
         await bench.expect(waiting=2)
@@ -212,8 +206,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         answers = await _publish(bench, "t2", "t3")
         for answer in answers:
             _check_refused(answer, Refusal.INTAKE_PAUSED)
-        await bench.publish("elsewhere", key=OTHER)
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("elsewhere", key=OTHER)
         assert ids(await bench.take(subscription, 9)) == ["t1"]
         await bench.expect(in_flight=1)
         await bench.limit(intake_paused=False)

@@ -38,8 +38,7 @@ class ClosingSuite(Harness):
 
     async def test_close_leaves_the_settled_alone(self, bench: Bench) -> None:
         """What was settled before is not handed back by a close (law 2)."""
-        await bench.publish("t1", "t2")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2")
         first, second = await bench.take(subscription, 2)
         await subscription.ack(first)
         await subscription.redeliver(second)
@@ -63,8 +62,7 @@ class ClosingSuite(Harness):
 
     async def test_receive_after_close(self, bench: Bench) -> None:
         """A closed subscription receives nothing any more and says so, with and without waiting."""
-        await bench.publish("t1")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1")
         await subscription.close()
         for timeout in (0, None):
             with pytest.raises(SubscriptionClosed):
@@ -126,8 +124,7 @@ class ClosingSuite(Harness):
     async def test_capabilities_are_constant(self, bench: Bench) -> None:
         """What the backend declares does not change while it is used."""
         declared = bench.backend.capabilities
-        await bench.publish("t1")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1")
         received: Received = await subscription.receive(1, 0)
         await subscription.ack(*received.deliveries)
         assert bench.backend.capabilities == declared

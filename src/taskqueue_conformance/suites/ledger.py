@@ -54,23 +54,20 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
 
     async def test_refusals_count_nothing(self, bench: Bench) -> None:
         """Duplicates, conflicts and stale receipts move no count (laws 1, 2, 7)."""
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1")
         await bench.backend.publisher.publish(bench.task("t1"), bench.task("t1", payload="other"))
-        assert await bench.control.ledger(KEY) == Ledger(published=1, in_flight=1), "(law 1)"
+        assert await bench.control.ledger(KEY) == Ledger(published=1, in_flight=1)
         await subscription.ack(delivery)
         await subscription.redeliver(delivery, delivery)
         await subscription.ack(delivery)
-        assert await bench.control.ledger(KEY) == Ledger(published=1, done=1), "(law 1)"
+        assert await bench.control.ledger(KEY) == Ledger(published=1, done=1)
 
     async def test_equals_the_listing(self, bench: Bench) -> None:
         """The counts agree with the statuses of the tasks themselves (law 1)."""
         control = bench.control
         names = [f"t{n}" for n in range(30)]
         await bench.publish(*names[:20])
-        await bench.publish(*names[20:], not_before=bench.now + 3600)
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*names[20:], not_before=bench.now + 3600)
         taken = await bench.take(subscription, 12)
         await subscription.ack(*taken[:5])
         await subscription.redeliver(*taken[5:8])

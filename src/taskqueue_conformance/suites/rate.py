@@ -26,8 +26,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_burst(self, bench: Bench) -> None:
         """The whole bucket may be spent at once; then it says when the next token comes (law 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
-        await bench.publish(*(f"t{n}" for n in range(9)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         taken = await bench.take(subscription, 9)
         assert ids(taken) == ["t0", "t1", "t2"]
         for _ in range(3):
@@ -38,8 +37,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_refill(self, bench: Bench) -> None:
         """An interval fills the bucket, evenly; more than full it never is (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
-        await bench.publish(*(f"t{n}" for n in range(30)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(30)))
         taken = await bench.take(subscription, 9)
         assert len(taken) >= 4
         for seconds, tokens in ((1, 2), (2, 4), (3, 4), (0.5, 1)):
@@ -52,8 +50,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_a_token_wakes(self, bench: Bench) -> None:
         """A receive that waits for a token has its task when the token comes, and not before (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
-        await bench.publish(*(f"t{n}" for n in range(7)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(7)))
         taken = await bench.take(subscription, 4)
         for _ in range(3):
             waiting = await bench.start(subscription.receive(9, None))
@@ -82,8 +79,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_work_that_comes_later(self, bench: Bench) -> None:
         """A receive that waits already learns when a task may be had that finds no token (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
-        await bench.publish(*(f"t{n}" for n in range(4)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
         assert (await held(subscription)).due_at is None, (
             "there is nothing that a token would bring"
@@ -98,16 +94,13 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_redeliveries_take_tokens(self, bench: Bench) -> None:
         """What was handed back takes a token like any other; its attempt is the same (laws 3, 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
-        await bench.publish("t1")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1")
         taken = []
         for lost in (False, True, False):
             taken.append(await bench.one(subscription))
             await subscription.redeliver(taken[-1], lost=lost)
         _check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
-        assert [(item.attempt, item.losses) for item in taken] == [(1, 0), (1, 0), (1, 1)], (
-            "(law 3)"
-        )
+        assert [(item.attempt, item.losses) for item in taken] == [(1, 0), (1, 0), (1, 1)]
 
     async def test_expired_take_no_tokens(self, bench: Bench) -> None:
         """What expires instead of being handed out leaves its token to the next (laws 5, 8; F3)."""
@@ -167,8 +160,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_with_a_limit_in_flight(self, bench: Bench) -> None:
         """Both limits hold together, and no token is spent on what has no place (law 5; F4)."""
         await bench.limit(rate_limit=_SLOW, max_inflight=1)
-        await bench.publish(*(f"t{n}" for n in range(9)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         taken: list[Delivery] = []
         for _ in range(3):
             for _ in range(3):
@@ -181,8 +173,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_removing_wakes(self, bench: Bench) -> None:
         """Without its limit the queue is open at once; with one again it has a full bucket (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
-        await bench.publish(*(f"t{n}" for n in range(9)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         assert len(await bench.take(subscription, 9)) == 3
         waiting = await bench.start(subscription.receive(2, None))
         await bench.limit(rate_limit=None)
@@ -193,8 +184,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_changed_limit_keeps_its_tokens(self, bench: Bench) -> None:
         """Another limit acts at once: on the tokens that are there, and on when the next one comes (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
-        await bench.publish(*(f"t{n}" for n in range(9)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         first, *_ = await bench.take(subscription, 9)
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 6}))
         result = await held(subscription)

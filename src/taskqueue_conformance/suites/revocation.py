@@ -17,9 +17,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     async def test_cancelled_is_revoked(self, bench: Bench) -> None:
         """A cancelled task's receipt is revoked, to one that waits for it already."""
         control = bench.control
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1")
         waiting = await bench.start(bench.revoked(subscription))
         await control.cancel(KEY, "t1")
         assert await bench.outcome(waiting) == (delivery.receipt,)
@@ -28,8 +26,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     async def test_nothing_is_missed(self, bench: Bench) -> None:
         """Receipts revoked while nobody waits are told by the next call, each once."""
         control = bench.control
-        await bench.publish("t1", "t2", "t3")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2", "t3")
         receipts = {
             delivery.task.id: delivery.receipt for delivery in await bench.take(subscription, 3)
         }
@@ -46,9 +43,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     async def test_expiry(self, bench: Bench) -> None:
         """A running task's receipt is revoked when its deadline ends it (law 8)."""
         control = bench.control
-        await bench.publish("t1", deadline=bench.now + bench.short)
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         waiting = await bench.start(bench.revoked(subscription))
         await bench.advance(bench.short)
         await control.maintain()

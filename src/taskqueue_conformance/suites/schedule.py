@@ -51,8 +51,7 @@ class ScheduleSuite(Harness):
     async def test_priority_counts_when_due(self, bench: Bench) -> None:
         """A due task takes its place by its priority (law 4)."""
         await bench.publish("high", not_before=bench.now + bench.short, priority=9)
-        await bench.publish("low1", "low2", priority=1)
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("low1", "low2", priority=1)
         assert ids([await bench.one(subscription)]) == ["low1"]
         await bench.advance(bench.short)
         assert ids(await bench.take(subscription, 3)) == ["high", "low2"]

@@ -32,7 +32,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         answers = await _publish(bench, "a2", "b1", "a3", "b2", "c0")
         codes = [answer.code for answer in answers]
         full = Refusal.TENANT_FULL
-        assert codes == [full, None, full, full, None], "(law 6)"
+        assert codes == [full, None, full, full, None]
         for answer in answers:
             _check_refusal(answer, depth=2)
         await bench.expect(waiting=5)
@@ -96,13 +96,13 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         item, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.take(item, 3)
         taken += await bench.take(two, 9)
-        assert ids(taken) == ["a0", "b0", "c0", "a1", "b1"], "(law 5)"
+        assert ids(taken) == ["a0", "b0", "c0", "a1", "b1"]
         for subscription in (item, two):
             assert (await held(subscription)).due_at is None, "time alone brings nothing"
         await two.ack(taken[0])
         assert ids(await bench.take(item, 9)) == ["a2"]
         await fill(bench, d=3)
-        assert ids(await bench.take(item, 9)) == ["d0", "d1"], "(law 5)"
+        assert ids(await bench.take(item, 9)) == ["d0", "d1"]
 
     async def test_tenants_places_side_by_side(self, bench: Bench) -> None:
         """Receives at the same moment do not exceed a tenant's limit, nor fall short of it (laws 5, 10; OPEN-F1)."""
@@ -113,7 +113,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             *(subscription.receive(2, 0) for subscription in subscriptions)
         )
         counts = Counter(d.task.tenant for received in batches for d in received.deliveries)
-        assert counts == {"a": 3, "b": 3, "c": 2}, "(law 5)"
+        assert counts == {"a": 3, "b": 3, "c": 2}
 
     async def test_a_tenants_place_wakes(self, bench: Bench) -> None:
         """Every way that ends a delivery makes way for a receive that waits for the tenant's place (law 5)."""
@@ -129,12 +129,12 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         first = await bench.one(subscription)
         await subscription.redeliver(first)
         taken = await bench.take(subscription, 9)
-        assert ids(taken) == ["b0", "a0"], "(law 5)"
+        assert ids(taken) == ["b0", "a0"]
         value = (await held(subscription)).due_at
         assert value is not None, "an empty answer must tell when a limit lets something through"
         assert abs(value - (first.delivered_at + _TOKEN)) < 0.01
         await fill(bench, b=2, c=3, start=1)
-        assert sorted(ids(await bench.take(subscription, 9))) == ["b1", "c1", "c2"], "(law 5)"
+        assert sorted(ids(await bench.take(subscription, 9))) == ["b1", "c1", "c2"]
 
     async def test_a_tenants_token_wakes(self, bench: Bench) -> None:
         """A receive that waits for a tenant's token has its task when it comes, and not before (law 5; OPEN-F1, F3)."""
@@ -198,7 +198,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.limit(paused=True)
         await held(subscription)
         await bench.limit(paused=False)
-        assert await bench.drain(subscription, count=4) == ["b0", "a1", "b1", "a2"], "(law 4)"
+        assert await bench.drain(subscription, count=4) == ["b0", "a1", "b1", "a2"]
 
     async def test_tenant_limits_change(self, bench: Bench) -> None:
         """A raised limit of tenants wakes a waiting receive; a lowered one takes nothing away (laws 5, 9; F7)."""
@@ -212,7 +212,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             await bench.fair(tenant_max_inflight=limit)
             deliveries = (await bench.outcome(waiting)).deliveries
             deliveries += tuple(await bench.take(subscription, 2 - len(deliveries)))
-            assert ids(deliveries) == matches, "(law 9)"
+            assert ids(deliveries) == matches
             taken += deliveries
         await bench.fair(tenant_max_inflight=1)
         for delivery in taken:
@@ -268,7 +268,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, a=2, b=1)
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         delivery = await bench.one(here)
-        assert ids(await other.take(there, 9)) == ["b0"], "(law 5)"
+        assert ids(await other.take(there, 9)) == ["b0"]
         waiting = await other.start(there.receive(1, None))
         await here.ack(delivery)
         assert ids((await other.outcome(waiting)).deliveries) == ["a1"]

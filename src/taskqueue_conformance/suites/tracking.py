@@ -17,8 +17,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     @needs("atomic_retry")
     async def test_states(self, bench: Bench) -> None:
         """A task's status follows it through its life, with attempt, losses and the last failure (C26)."""
-        await bench.publish("t1", not_before=bench.now + bench.short)
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", not_before=bench.now + bench.short)
         assert (await _status(bench)).state is State.SCHEDULED
         await bench.advance(bench.short)
         await bench.control.maintain()
@@ -44,9 +43,8 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_dead_state(self, bench: Bench) -> None:
         """A dead task says why, a redriven one waits, a discarded one is discarded."""
         control, dead_letters = bench.control, bench.dead_letters
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await bench.bury(subscription, await bench.one(subscription), "poison")
+        subscription, delivery = await bench.running("t1")
+        await bench.bury(subscription, delivery, "poison")
         status = await _status(bench)
         assert status.state is State.DEAD
         assert status.error, "a dead task must say why"
@@ -70,8 +68,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_results(self, bench: Bench) -> None:
         """Results are kept byte by byte, one per acked delivery, none where none was given."""
         control = bench.control
-        await bench.publish("t1", "t2", "t3", "t4")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         delivery, two, three = await bench.take(subscription, 3)
         assert await control.results(KEY, "t1") == (None,), "a result before the end"
         await subscription.ack(delivery, two, results=[b'{"a": [1, null]}', None])
@@ -82,9 +79,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_resent_ack_keeps_the_result(self, bench: Bench) -> None:
         """The first ack's result stands, whatever is sent after it (law 2)."""
         control = bench.control
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
         await subscription.ack(delivery, results=[b"2"])
         assert await control.results(KEY, "t1") == (b"1",)
@@ -93,9 +88,8 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         """A result is kept for ``result_ttl`` and no longer."""
         control = bench.control
         await bench.configure(result_ttl=2 * bench.short)
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription), results=[b"1"])
+        subscription, delivery = await bench.running("t1")
+        await subscription.ack(delivery, results=[b"1"])
         await bench.advance(bench.short)
         await control.maintain()
         assert await control.results(KEY, "t1") == (b"1",)
@@ -106,9 +100,8 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         """A result that is to be kept longer than its task's id is (``result_ttl`` over ``dedupe_window``)."""
         control = bench.control
         await bench.configure(dedupe_window=bench.short / 2, result_ttl=3600)
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription), results=[b"1"])
+        subscription, delivery = await bench.running("t1")
+        await subscription.ack(delivery, results=[b"1"])
         await bench.advance(bench.short)
         await control.maintain()
         assert await control.results(KEY, "t1") == (b"1",)
@@ -116,9 +109,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_progress(self, bench: Bench) -> None:
         """A running task's progress is told, a number or a text, and a stale receipt changes none (law 2)."""
         control = bench.control
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        old = await bench.one(subscription)
+        subscription, old = await bench.running("t1")
         await subscription.redeliver(old)
         delivery = await bench.one(subscription)
         values: tuple[float | str, ...] = (0.25, "half-way: 50 %", 1.0)

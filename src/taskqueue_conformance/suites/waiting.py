@@ -13,8 +13,7 @@ class WaitingSuite(Harness):
 
     async def test_available_ends_the_wait_before_it_begins(self, bench: Bench) -> None:
         """With something there, receive answers at once, whatever its timeout."""
-        await bench.publish("t1", "t2")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2")
         for timeout in (None, 3600.0):
             waiting = await bench.start(subscription.receive(1, timeout))
             assert len((await bench.outcome(waiting)).deliveries) == 1
@@ -90,9 +89,8 @@ class WaitingSuite(Harness):
     @needs(Capability.DEAD_LETTERS)
     async def test_redrive_wakes(self, bench: Bench) -> None:
         """A redriven task wakes a waiting receive."""
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await bench.bury(subscription, await bench.one(subscription))
+        subscription, delivery = await bench.running("t1")
+        await bench.bury(subscription, delivery)
         waiting = await bench.start(subscription.receive(1, None))
         assert await bench.dead_letters.redrive(KEY) == 1
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
