@@ -1,4 +1,4 @@
-"""What a backend declares it keeps; what it does not declare it refuses by its name."""
+"""Declared settings are kept; undeclared ones are refused, by name."""
 
 from __future__ import annotations
 

@@ -280,8 +280,8 @@ def test_the_names_of_the_authors_class() -> None:
     """The kit takes few names of an author's class, and the page for authors tells them (G6)."""
     taken = {name for name in dir(BackendSuite) if not name.startswith(("test_", "__"))}
     page = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text()
-    (told,) = re.findall(r"takes these names of the class, (.*?): all others", page, re.DOTALL)
-    assert taken == set(re.findall(r"`([a-z_]+)`", told)) - {"test_"}
+    (values,) = re.findall(r"takes these names of the class, (.*?): all others", page, re.DOTALL)
+    assert taken == set(re.findall(r"`([a-z_]+)`", values)) - {"test_"}
 
 
 def test_plugin_knows_the_modules() -> None:

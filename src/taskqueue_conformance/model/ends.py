@@ -1,4 +1,4 @@
-"""How a delivery can end, each of which makes way for another one."""
+"""The ways in which a delivery can end, each of which makes room for another."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ End = Callable[[Bench, Subscription, Delivery], Awaitable[None]]
 
 
 async def ack(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-    """Executed."""
+    """Ack the delivery."""
     await subscription.ack(delivery)
 
 
 async def redeliver(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-    """Handed back."""
+    """Release the delivery."""
     await subscription.redeliver(delivery)
 
 
 async def lose(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-    """Lost with its consumer."""
+    """Report the delivery as lost with its consumer."""
     assert await subscription.redeliver(delivery, lost=True) == (Settled.OK,)
 
 
 async def cancel(bench: Bench, _: Subscription, delivery: Delivery) -> None:
-    """Cancelled."""
+    """Cancel the task."""
     assert await bench.control.cancel(KEY, delivery.task.id)
 
 
 async def close(_: Bench, subscription: Subscription, __: Delivery) -> None:
-    """Given back by a subscription that closes."""
+    """Close the subscription."""
     await subscription.close()
 
 
@@ -48,7 +48,7 @@ async def frees(
     delivery = await bench.one(item)
     await held(two)
     waiting = await bench.start(two.receive(5, None))
-    assert not waiting.done(), "handed out beyond the limit (law 5)"
+    assert not waiting.done(), "delivered beyond the limit (law 5)"
     await end(bench, item, delivery)
     taken = (await bench.outcome(waiting)).deliveries
     assert len(taken) == 1, f"{len(taken)} in flight, the limit is 1 (law 5)"
@@ -62,7 +62,7 @@ async def held(subscription: Subscription) -> Received:
     """Receive nothing, of a queue that has something: a limit holds it up."""
     for _ in range(10):  # a bounded step may ask to be followed by another
         received = await subscription.receive(5, 0)
-        assert received.deliveries == (), "handed out beyond a limit (law 5)"
+        assert received.deliveries == (), "delivered beyond a limit (law 5)"
         if not received.again:
             return received
     raise AssertionError("`again` without end, though a limit holds everything up")

@@ -1,4 +1,4 @@
-"""What the rules of the state machine are made of."""
+"""The steps that the rules of the state machine share."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Moves(RuleBasedStateMachine):
         *,
         foreign: bool = False,
     ) -> None:
-        """Settle deliveries, and have the model judge the answers."""
+        """Settle deliveries, and compare the answers with the model."""
         start, _ = self.span()
         try:
             answers = self.run(call)
@@ -88,7 +88,7 @@ class Moves(RuleBasedStateMachine):
         return [self.deliveries[-1 - index % count] for index in indexes] if count else []
 
     def schedule(self, task: Task, delay: int, token: str | None, settles: Delivery | None) -> None:
-        """Schedule a retry, and have the model judge the answer."""
+        """Schedule a retry, and compare the answer with the model."""
         publisher, at = self.bench.backend.publisher, self.bench.now + delay * self.unit
         answer: Published | None = None
         start, _ = self.span()

@@ -1,4 +1,4 @@
-"""The few moves that the tests of slots are made of, and what must be true of a pool at every instant."""
+"""Steps that the tests of slots share, and a check that holds for a pool at every moment."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def check_stale(bench: Bench, lease: SlotLease) -> None:
     assert await pool.renew(lease, ttl=LONG) == (None,), "a stale token was renewed"
     assert await pool.detach(lease, ttl=LONG) == (None,), "a stale token has detached a lease"
     assert await pool.assign((lease, "stale-job"), ttl=LONG) == (None,), "a stale token took a job"
-    await pool.acquire(lease.model, "nobody", ttl=LONG, limit=0, releasing=[lease])
+    await pool.acquire(lease.model, "unknown", ttl=LONG, limit=0, releasing=[lease])
     if lease.job is not None:
         remaining = await pool.leave(lease.model, lease.job, lease.token, b'"stale"')
         assert remaining is Left.LATE, "a stale token has left a note"

@@ -1,4 +1,4 @@
-"""Random histories of a pool of slots, held against its model."""
+"""Random histories of a pool of slots, compared with its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The capability ``flow``, part one: what is refused at the door, and what never is."""
+"""The capability ``flow``, part one: which tasks a full queue refuses, and which never."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``capacity`` and ``intake_paused``."""
 
     async def test_surplus_is_refused(self, bench: Bench) -> None:
-        """Exactly what is too much is refused, at once, with a reason; it left no trace (law 6; B5, B13, OPEN-A2)."""
+        """A publish beyond the capacity is refused, with a reason, and stores nothing (law 6; B5, B13, OPEN-A2)."""
         await bench.limit(capacity=3)
         answers = await _publish(bench, "t1", "t2", "t3", "t4", "t5")
         statuses = [answer.status for answer in answers]
@@ -71,8 +71,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             ], "the id is looked up first (laws 6, 7)"
         await bench.expect(waiting=2)
 
-    async def test_first_hand_out_makes_room(self, bench: Bench) -> None:
-        """A task takes room until it is handed out, however long it runs then (law 6)."""
+    async def test_first_delivery_makes_room(self, bench: Bench) -> None:
+        """A task takes room until it is delivered, however long it runs then (law 6)."""
         await bench.limit(capacity=2)
         subscription, delivery = await bench.running("t1", "t2")
         await _has_room(bench, 1, of=2)
@@ -99,7 +99,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 3, of=3)
 
     async def test_expired_make_room(self, bench: Bench) -> None:
-        """What expires before it was handed out makes room, whoever finds it (laws 6, 8)."""
+        """A task that expires before its first delivery makes room (laws 6, 8)."""
         await bench.limit(capacity=2)
         subscription = bench.subscribe()
         for find in (lambda: subscription.receive(1, 0), bench.control.maintain):
@@ -112,7 +112,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert (await bench.control.ledger(KEY)).expired == 4
 
     async def test_scheduled_take_room(self, bench: Bench) -> None:
-        """A scheduled task takes room from its publish until it is handed out, due or not (laws 6, 8)."""
+        """A scheduled task takes room from its publish until it is delivered, due or not (laws 6, 8)."""
         await bench.limit(capacity=2)
         await bench.publish("scheduled", not_before=bench.now + bench.short)
         await _has_room(bench, 1, of=2)
@@ -122,8 +122,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.take(subscription, 2)
         await _has_room(bench, 2, of=2)
 
-    async def test_hand_backs_take_no_room(self, bench: Bench) -> None:
-        """What is handed back, lost or left by a closing consumer comes back to a full queue (laws 3, 6)."""
+    async def test_releases_take_no_room(self, bench: Bench) -> None:
+        """What is released, lost or left by a closing consumer comes back to a full queue (laws 3, 6)."""
         await bench.limit(capacity=3)
         subscription = await bench.subscribed("t1", "t2", "t3")
         first, second, _ = await bench.take(subscription, 3)
@@ -161,8 +161,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert "done" in ids(taken)
         await _has_room(bench, 2, of=2)
 
-    async def test_retried_before_its_hand_out(self, bench: Bench) -> None:
-        """A task that is retried before it was ever handed out takes room no more, like any retry (law 6)."""
+    async def test_retried_before_its_delivery(self, bench: Bench) -> None:
+        """A task that is retried before it was ever delivered takes room no more, like any retry (law 6)."""
         await bench.limit(capacity=2)
         task, _ = await bench.publish("t1", "t2")
         await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
@@ -200,7 +200,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish(*(f"more{n}" for n in range(20)))
 
     async def test_intake_paused(self, bench: Bench) -> None:
-        """While the intake is paused new tasks are refused and the others handed out (laws 6, 9; B13)."""
+        """While the intake is paused new tasks are refused and the others delivered (laws 6, 9; B13)."""
         await bench.publish("t1")
         await bench.limit(intake_paused=True)
         answers = await _publish(bench, "t2", "t3")

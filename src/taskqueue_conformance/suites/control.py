@@ -1,4 +1,4 @@
-"""The capability ``control``, part one: settings, cancelling, workers, statistics, housekeeping."""
+"""The capability ``control``, part one: settings, cancelling, workers, statistics, maintenance."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from taskqueue_core.tasks import Ledger, Settled, State
 class ControlSuite(Harness, needs=(Capability.CONTROL,)):
     """`Control`."""
 
-    async def test_what_nobody_takes(self, bench: Bench) -> None:
-        """Housekeeping reports queues in which tasks wait and to which nobody is subscribed (A21, OPEN-A3, OPEN-A4)."""
+    async def test_queues_without_a_subscriber(self, bench: Bench) -> None:
+        """Maintenance reports queues in which tasks wait and that have no subscriber (A21, OPEN-A3, OPEN-A4)."""
         await bench.publish("t1")
         await bench.publish("t2", key=OTHER)
         worker = bench.subscribe(OTHER)
@@ -49,14 +49,14 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_unknown_queue(self, bench: Bench) -> None:
         """An unknown queue reads as empty, with the default settings, and nothing in it can be cancelled."""
         control = bench.control
-        assert await control.ledger("nobody") == Ledger()
-        assert await control.settings("nobody") == QueueSettings()
-        stats = await control.stats("nobody")
-        assert (stats.key, stats.ledger, stats.oldest_waiting) == ("nobody", Ledger(), None)
-        assert await control.statuses("nobody", "t1") == (None,)
-        assert await control.results("nobody", "t1") == (None,)
-        assert not await control.cancel("nobody", "t1")
-        assert await control.purge("nobody") == 0
+        assert await control.ledger("unknown") == Ledger()
+        assert await control.settings("unknown") == QueueSettings()
+        stats = await control.stats("unknown")
+        assert (stats.key, stats.ledger, stats.oldest_waiting) == ("unknown", Ledger(), None)
+        assert await control.statuses("unknown", "t1") == (None,)
+        assert await control.results("unknown", "t1") == (None,)
+        assert not await control.cancel("unknown", "t1")
+        assert await control.purge("unknown") == 0
 
     async def test_settings(self, bench: Bench) -> None:
         """Settings are kept whole, and their version grows by 1 with each change (law 9)."""
@@ -161,7 +161,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await control.workers() == ()
 
     async def test_stats(self, bench: Bench) -> None:
-        """The statistics count hand-outs, returns, losses and retries, and carry the ledger (law 1)."""
+        """The statistics count deliveries, returns, losses and retries, and carry the ledger (law 1)."""
         control = bench.control
         since = bench.now
         tasks = await bench.publish("t1", "t2", "t3")
@@ -179,7 +179,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert since - bench.short <= stats.oldest_waiting <= bench.now
 
     async def test_maintain_is_idempotent(self, bench: Bench) -> None:
-        """Housekeeping finds nothing to do twice, and hurts nothing that lives (law 10; OPEN-A3)."""
+        """Maintenance finds nothing to do twice, and hurts nothing that lives (law 10; OPEN-A3)."""
         control = bench.control
         await bench.publish("running", "waiting")
         subscription, delivery = await bench.running("scheduled", not_before=bench.now + 3600)

@@ -1,4 +1,4 @@
-"""The capability ``dead_letters``: what was given up is kept whole until a human decides."""
+"""The capability ``dead_letters``: dead letters are kept until an operator decides."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
             pages.append([dead_letter.task.id for dead_letter in page])
             after = page[-1].task.id
         assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
-        assert await dead_letters.list("nobody") == ()
+        assert await dead_letters.list("unknown") == ()
         for dead_letter in await dead_letters.list(KEY):
             assert await dead_letters.get(KEY, dead_letter.task.id) == dead_letter
         assert await dead_letters.get(KEY, "other") is None
-        assert await dead_letters.get("nobody", "t0") is None
+        assert await dead_letters.get("unknown", "t0") is None
 
     async def test_redrive(self, bench: Bench) -> None:
-        """A redriven task waits again: attempt kept, ``prior`` tells what was spent, losses from 0 (law 1; C17)."""
+        """A redriven task keeps its attempt; ``prior`` counts the spent ones, and losses start at 0 (law 1; C17)."""
         dead_letters = bench.dead_letters
         subscription, delivery = await bench.running("t1")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
@@ -120,11 +120,11 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert (again.attempt, again.losses) == (2, 0), (
             "redrive keeps the attempt and forgets losses"
         )
-        assert 0 < again.prior <= 2, "prior tells the attempts that were spent before"
+        assert 0 < again.prior <= 2, "prior must count the attempts that were spent before"
         assert await dead_letters.list(KEY) == ()
 
     async def test_redriven_goes_last(self, bench: Bench) -> None:
-        """A redriven task stands at the end of its lane (law 4)."""
+        """A redriven task goes to the end of its lane (law 4)."""
         dead_letters = bench.dead_letters
         subscription, delivery = await bench.running("t1", "t2")
         await bench.bury(subscription, delivery)

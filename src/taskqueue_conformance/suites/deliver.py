@@ -91,7 +91,7 @@ class DeliverSuite(Harness):
         )
 
     async def test_one_consumer_each(self, bench: Bench) -> None:
-        """A task in flight is nobody else's (law 2), and subscriptions share the keys."""
+        """A task in flight is delivered to no other consumer (law 2), and subscriptions share the keys."""
         await bench.publish("t1", "t2", "t3")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.take(subscription, 2) + await bench.take(two, 2)

@@ -38,7 +38,7 @@ class ExpireSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_reported_by_maintenance(self, bench: Bench) -> None:
-        """Housekeeping expires what nobody receives, and reports each task once (law 8; A23, OPEN-A6)."""
+        """Maintenance expires overdue tasks, and reports each one once (law 8; A23, OPEN-A6)."""
         control = bench.control
         await bench.publish("waiting", deadline=bench.now + bench.short)
         await bench.publish(
@@ -54,7 +54,7 @@ class ExpireSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_running_task(self, bench: Bench) -> None:
-        """Housekeeping ends a running task at its deadline too, and its receipt with it (laws 2, 8; A23)."""
+        """Maintenance ends a running task at its deadline too, and its receipt with it (laws 2, 8; A23)."""
         control = bench.control
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         await bench.advance(bench.short)
@@ -63,8 +63,8 @@ class ExpireSuite(Harness):
         await bench.stale(subscription.ack(delivery))
         await bench.expect(expired=1)
 
-    async def test_handed_back_too_late(self, bench: Bench) -> None:
-        """A task handed back after its deadline is not delivered again (law 8)."""
+    async def test_released_too_late(self, bench: Bench) -> None:
+        """A task released after its deadline is not delivered again (law 8)."""
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         await bench.advance(bench.short)
         await subscription.redeliver(delivery, delivery)

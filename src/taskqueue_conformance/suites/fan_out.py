@@ -14,7 +14,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.tasks import Confirmation, Ledger, Published, Refusal, State, Task
 
 _TRIES = 300
-"""so many names are tried: of a store in parts, few queues lie in the part of the one that is bound to them"""
+"""so many names are tried: of a store in parts, few queues are in the partition of the one that is bound to them"""
 
 
 class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
@@ -53,7 +53,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
             assert ids(await bench.take(bench.subscribe(key), 9)) == ["t1", "t2"]
 
     async def test_copies_wake(self, bench: Bench) -> None:
-        """Who waits for a bound queue is woken by the copy (D9)."""
+        """A receive that waits for a bound queue is woken by the copy (D9)."""
         targets = await bound(bench, 2)
         waiting = [
             await bench.start(bench.subscribe(key, consumer=key).receive(1, None))
@@ -193,7 +193,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         assert (await bench.one(bench.subscribe(two))).attempt == 1
 
     @needs(Capability.FLOW, Capability.ORDER)
-    async def test_beside_its_limits(self, bench: Bench) -> None:
+    async def test_with_limits(self, bench: Bench) -> None:
         """A queue that has limits of its own, and a time for its handlers, is bound all the same (law 1; D9)."""
         (name,) = await bound(bench, 1)
         await bench.limit(max_inflight=1, max_processing_time=60)

@@ -41,7 +41,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert 4 <= middle <= 6, f"{middle} of 25 are of the lowest that is left (law 4)"
 
     async def test_nothing_is_owed(self, bench: Bench) -> None:
-        """Hand-outs while no lower one waited count for nothing: it has its share, and no more (law 4)."""
+        """Deliveries while no lower priority waited do not raise its share later (law 4)."""
         await bench.arrange(floor_share=0.1)
         await _publish(bench, high=150)
         subscription = bench.subscribe()
@@ -55,7 +55,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         _check_share(await bench.drain(subscription, count=50), 0.1)
 
     async def test_share_changes(self, bench: Bench) -> None:
-        """A share that is set, changed or taken away acts on the next hand-outs (laws 4, 9; F7)."""
+        """A share that is set, changed or taken away acts on the next deliveries (laws 4, 9; F7)."""
         await _publish(bench, high=200, low=50)
         subscription = bench.subscribe()
         for share in (0.0, 0.25, 0.1, 0.5, 0.0):
@@ -63,7 +63,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             _check_share(await bench.drain(subscription, count=30, limit=4), share)
 
     async def test_share_and_returned_ones(self, bench: Bench) -> None:
-        """What is handed back comes first in its priority, and counts when it comes again (laws 3, 4)."""
+        """What is released comes first in its priority, and counts when it comes again (laws 3, 4)."""
         await bench.arrange(floor_share=0.5)
         await _publish(bench, high=9, low=9)
         subscription = bench.subscribe()
@@ -122,7 +122,7 @@ async def _publish(
 
 
 def _check_share(taken: Sequence[str], share: float) -> None:
-    """Check that of hand-outs while both priorities were there the lowest had its share, as evenly as can be."""
+    """Check that of deliveries while both priorities were there the lowest had its share, as evenly as can be."""
     lowest = [name.startswith("low") for name in taken]
     least, most = len(taken) * share * 0.8, len(taken) * share * 1.2 + 1
     assert int(least) <= sum(lowest) <= most, f"{sum(lowest)} of {len(taken)} (law 4)"
@@ -130,7 +130,7 @@ def _check_share(taken: Sequence[str], share: float) -> None:
         window = ceil(1 / share)
         for start in range(len(taken) - window):
             assert any(lowest[start : start + window + 1]), (
-                f"none of the lowest in {window + 1} hand-outs (law 4)"
+                f"none of the lowest in {window + 1} deliveries (law 4)"
             )
     else:
         assert not any(lowest), "a lower priority before a higher one (law 4)"

@@ -16,7 +16,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``max_inflight`` and ``paused``."""
 
     async def test_in_flight_limit(self, bench: Bench) -> None:
-        """All workers together have as many in flight as is allowed; the next receive is empty (law 5; F2)."""
+        """All workers together have at most `max_inflight` tasks in flight (law 5; F2)."""
         await bench.limit(max_inflight=3)
         await bench.publish("t1", "t2", "t3", "t4", "t5")
         item, two, three = (bench.subscribe(consumer=name) for name in ("w", "w", "another"))
@@ -28,7 +28,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(three, 2)) == ["t4"]
 
     async def test_in_flight_limit_side_by_side(self, bench: Bench) -> None:
-        """Receives at the same moment do not exceed the limit, nor fall short of it (laws 5, 10; F2)."""
+        """Concurrent receives together deliver exactly as many tasks as the limit allows (laws 5, 10; F2)."""
         await bench.limit(max_inflight=7)
         await bench.publish(*(f"t{n}" for n in range(30)))
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
@@ -36,7 +36,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(in_flight=7, waiting=23)
 
     async def test_waiting_for_a_place_costs_nothing(self, bench: Bench) -> None:
-        """However often a task was not handed out, its first delivery is the first one (laws 3, 5; FIX-C3)."""
+        """However often a task was not delivered, its first delivery is the first one (laws 3, 5; FIX-C3)."""
         await bench.limit(max_inflight=1)
         subscription, first = await bench.running("t1", "t2")
         for _ in range(10):
@@ -54,7 +54,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
-        """A dead letter, by a verdict or by one loss too many, makes way for a waiting receive (law 5; F2)."""
+        """A dead letter, by request or by one loss too many, makes way for a waiting receive (law 5; F2)."""
 
         async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.bury(subscription, delivery)
@@ -110,12 +110,12 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.one(subscription)
         for limit, matches in ((2, ["t2"]), (0, ["t3", "t4"])):
             waiting = await bench.start(subscription.receive(5, None))
-            assert not waiting.done(), "handed out beyond the limit (law 5)"
+            assert not waiting.done(), "delivered beyond the limit (law 5)"
             await bench.limit(max_inflight=limit)
             assert ids((await bench.outcome(waiting)).deliveries) == matches
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
-        """What runs goes on under a lower limit; the next is handed out once there is a place (laws 3, 5, 9)."""
+        """What runs goes on under a lower limit; the next is delivered once there is a place (laws 3, 5, 9)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         running = await bench.take(subscription, 3)
         await bench.limit(max_inflight=1)
@@ -163,7 +163,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t2", not_before=bench.now + bench.short)
         await bench.advance(bench.short)
         await bench.hop(20)
-        assert not waiting.done(), "handed out although paused (law 5)"
+        assert not waiting.done(), "delivered although paused (law 5)"
         await bench.limit(paused=False)
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1", "t2"]
 
@@ -185,7 +185,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         delivery = await bench.one(here)
         waiting = await bench.start(there.receive(1, None))
-        assert not waiting.done(), "handed out beyond the limit (law 5)"
+        assert not waiting.done(), "delivered beyond the limit (law 5)"
         await here.ack(delivery)
         assert ids((await bench.outcome(waiting)).deliveries) == ["t2"]
         await bench.limit(max_inflight=0, paused=True)

@@ -50,7 +50,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("atomic_retry")
     async def test_moved_goes_on(self, bench: Bench) -> None:
-        """What is there is handed out, returned, retried and settled as ever (laws 1, 3, 6; A20)."""
+        """What is there is delivered, returned, retried and settled as ever (laws 1, 3, 6; A20)."""
         await bench.limit(capacity=2)
         await bench.publish("t1", "t2")
         await bench.limit(moved_to="elsewhere")
@@ -105,4 +105,6 @@ def _check_moved(answer: Confirmation) -> None:
     assert answer.status is Published.REFUSED, f"{answer}, but the queue has moved (law 6)"
     assert answer.code is Refusal.MOVED, f"refused as {answer.code}, it has moved (law 6)"
     assert answer.reason, "refused without a reason (law 6)"
-    assert answer.retry_after is None, "to wait does not help, so no time may be told (law 6)"
+    assert answer.retry_after is None, (
+        "retry_after must be None: a queue that has moved never accepts the task (law 6)"
+    )

@@ -46,7 +46,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "c2", "a3"]
 
     async def test_turns_go_on_over_receives(self, bench: Bench) -> None:
-        """Whoever receives, and however many: the next tenant is who would be next anyway (law 4; B2, OPEN-B4)."""
+        """The order of the tenants depends neither on the consumer nor on its limit (law 4; B2, OPEN-B4)."""
         await bench.fair()
         await fill(bench, a=6, b=6, c=6)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(3)]
@@ -57,7 +57,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs("shared")
     async def test_turns_go_on_over_replicas(self, bench: Bench) -> None:
-        """The walk is the queue's, and not of the server that hands out (laws 4, 9; OPEN-B4, B2)."""
+        """The walk is the queue's, and not of the server that delivers (laws 4, 9; OPEN-B4, B2)."""
         other = await bench.replica()
         await bench.fair()
         await fill(bench, a=4)
@@ -90,7 +90,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["b2", "a3", "c0", "b3", "a4", "c1", "b4"]
 
     async def test_tenant_saves_nothing(self, bench: Bench) -> None:
-        """Who had nothing waiting for a while has no more turns for that than the others (law 4; B2)."""
+        """A tenant that had nothing waiting for a while gets no extra turns later (law 4; B2)."""
         await bench.fair()
         await fill(bench, a=2, b=30)
         subscription = bench.subscribe()
@@ -131,7 +131,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken[:6:2] + taken[6:] == ["a0", "a1", "a2", "a3"]
 
     async def test_priorities_come_before_tenants(self, bench: Bench) -> None:
-        """A higher priority comes first, whoever's it is; each priority has turns of its own (law 4; FIX-C1)."""
+        """A higher priority comes first, of any tenant; each priority has turns of its own (law 4; FIX-C1)."""
         await bench.fair()
         await fill(bench, a=3, b=2)
         await bench.publish("B0", "B1", tenant="b", priority=8)
@@ -140,7 +140,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["B0", "C0", "B1", "C1", "a0", "b0", "a1", "b1", "a2"]
 
     async def test_returned_jumps_no_tenant(self, bench: Bench) -> None:
-        """A task that was handed back is the first of its tenant's, when the tenant's turn comes (laws 3, 4)."""
+        """A task that was released is the first of its tenant's, when the tenant's turn comes (laws 3, 4)."""
         for key, lost in ((KEY, False), (OTHER, True)):
             await bench.fair(key)
             await fill(bench, a=3, b=3, key=key)
@@ -161,7 +161,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert ids(await bench.take(two, 4)) == ["b1", "a0", "b2", "b3"]
 
     async def test_weights(self, bench: Bench) -> None:
-        """A weight is a share of the hand-outs, spread over them and not in one piece (law 4; OPEN-B4)."""
+        """A weight is a share of the deliveries, spread over them and not in one piece (law 4; OPEN-B4)."""
         weights = {"a": 4, "b": 2}
         await bench.fair(weights=weights)
         await fill(bench, a=60, b=40, c=30)
@@ -172,7 +172,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert max(b - a for a, b in pairwise(gaps)) <= 14
 
     async def test_changed_weights(self, bench: Bench) -> None:
-        """Other weights act on the next hand-out, for those who are there already (laws 4, 9; F7)."""
+        """Other weights act on the next delivery, for those who are there already (laws 4, 9; F7)."""
         await bench.fair(weights={"a": 5})
         await fill(bench, a=60, b=60)
         subscription = bench.subscribe()
@@ -183,7 +183,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         _check_shares(await bench.drain(subscription, count=20, limit=5), {"a": 1, "b": 1}, 6)
 
     async def test_flood_of_one_tenant(self, bench: Bench) -> None:
-        """Who has five tasks is done in five rounds, however much somebody else has (law 4; OPEN-A1)."""
+        """A tenant with five tasks is served in five rounds, however many tasks another tenant has (law 4; OPEN-A1)."""
         await bench.fair()
         for start in range(0, 2000, 500):
             await fill(bench, flood=500, start=start)
@@ -210,7 +210,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_cancelled_leave_at_once(self, bench: Bench) -> None:
-        """Who gave up has no turns any more, and takes no room (laws 4, 6; B3)."""
+        """Cancelled tasks have no turns, and take no room (laws 4, 6; B3)."""
         await bench.fair()
         await bench.limit(capacity=9)
         await fill(bench, a=3, b=3, c=3)

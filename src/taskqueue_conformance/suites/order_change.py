@@ -19,7 +19,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """``order``, changed."""
 
     async def test_to_fair(self, bench: Bench) -> None:
-        """Of what waits already, the next hand-out is the next tenant's (laws 4, 9; B12)."""
+        """Of what waits already, the next delivery is the next tenant's (laws 4, 9; B12)."""
         await fill(bench, a=4, b=2, c=3)
         subscription = bench.subscribe()
         assert await bench.drain(subscription, count=1) == ["a0"]
@@ -41,7 +41,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.expect(done=8)
 
     async def test_returned_and_swapped(self, bench: Bench) -> None:
-        """What was handed back comes before what was not, of its tenant or of all, as the order has it (laws 3, 4)."""
+        """What was released comes before what was not, of its tenant or of all, as the order has it (laws 3, 4)."""
         await bench.fair()
         await fill(bench, a=3, b=3)
         subscription = bench.subscribe()
@@ -78,7 +78,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert [d.task.id for d in taken if d.task.tenant == "a"] == ["a8", "a9", "a0"]
 
     async def test_in_flight_and_swapped(self, bench: Bench) -> None:
-        """Whatever order a task was handed out in, it is settled, lost or retried as ever (laws 1, 2, 3; B12)."""
+        """Whatever order a task was delivered in, it is settled, lost or retried as ever (laws 1, 2, 3; B12)."""
         await bench.fair()
         await fill(bench, a=3, b=3)
         subscription = bench.subscribe()
@@ -115,14 +115,14 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         taken = await bench.drain(bench.subscribe(), count=10)
         assert taken == [*(f"a{n}" for n in range(6)), "b0", "b1", "b7", "a7"]
 
-    async def test_swap_wakes_nobody_in_vain(self, bench: Bench) -> None:
+    async def test_swap_wakes(self, bench: Bench) -> None:
         """A receive that waits for a tenant's place has it when the order that limits tenants goes (laws 5, 9; F7)."""
         await bench.fair(tenant_max_inflight=1)
         await fill(bench, a=3)
         subscription = bench.subscribe()
         assert ids(await bench.take(subscription, 3)) == ["a0"]
         waiting = await bench.start(subscription.receive(5, None))
-        assert not waiting.done(), "handed out beyond the tenant's limit (law 5)"
+        assert not waiting.done(), "delivered beyond the tenant's limit (law 5)"
         await bench.arrange(order=Order.FIFO, tenant_max_inflight=0)
         assert ids((await bench.outcome(waiting)).deliveries) == ["a1", "a2"]
 

@@ -63,7 +63,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await bench.drain(subscription, count=3) == ["e1", "e2", "e3"]
 
     async def test_its_old_place(self, bench: Bench) -> None:
-        """Who was held takes the place of when it became available: nobody has overtaken it for good (law 4)."""
+        """A task that was held back returns to its place: the time when it became available (law 4)."""
         await _publish(bench, e=3)
         subscription = await bench.subscribed("t1", "t2", "t3")
         first, second = await bench.take(subscription, 2)
@@ -73,7 +73,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert ids(taken) == ["e1", "t2", "t3"]
 
     async def test_held_while_returned(self, bench: Bench) -> None:
-        """Whatever is handed back or lost is next again, and only then the others are (laws 3, 4; fault F2)."""
+        """Whatever is released or lost is next again, and only then the others are (laws 3, 4; fault F2)."""
         await _publish(bench, e=2)
         subscription = bench.subscribe()
         for lost in (False, True, False):
@@ -130,7 +130,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
-        """A dead letter holds up nobody; redriven, it comes behind those of its entity (laws 3, 4; R8)."""
+        """A dead letter blocks no other task; a redriven one goes behind those of its ordering key (laws 3, 4; R8)."""
 
         async def bury(subscription: Subscription, delivery: Delivery) -> None:
             await bench.bury(subscription, delivery)
@@ -191,7 +191,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_scheduled_hold_nothing(self, bench: Bench) -> None:
-        """A task that is not due yet holds up nobody; once due it waits for its turn (laws 4, 8; R8)."""
+        """A task that is not due yet blocks no other task; once due it waits for its turn (laws 4, 8; R8)."""
         await bench.publish("e0", ordering_key="e", not_before=bench.now + bench.short)
         await _publish(bench, e=2, start=1)
         subscription = bench.subscribe()
@@ -206,7 +206,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_retry_of_one_that_is_held(self, bench: Bench) -> None:
-        """It waits for its time, holding up nobody, and comes behind those who waited by then (laws 4, 6, 8)."""
+        """A retried task blocks no other task, and comes after those that wait when it is due (laws 4, 6, 8)."""
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         first = await bench.one(subscription)
@@ -275,7 +275,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         subscription = await bench.subscribed("e0", "e1", "e2", tenant="a", ordering_key="e")
         assert await bench.drain(subscription, count=2) == ["e0", "e1"]
         received = await subscription.receive(5, 0)
-        assert received.deliveries == (), "handed out without a token (law 5)"
+        assert received.deliveries == (), "delivered without a token (law 5)"
         assert received.due_at is not None, "an empty answer must tell when a limit opens"
         waiting = await bench.start(subscription.receive(5, None))
         await bench.advance(0.5)

@@ -48,7 +48,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(waiting=1, done=1)
 
     async def test_progress_prolongs(self, bench: Bench) -> None:
-        """Who reports progress is never ended, however long it takes (law 3; OPEN-C3, C18)."""
+        """A task that reports progress is never taken back, however long it takes (law 3; OPEN-C3, C18)."""
         await bench.limit(max_processing_time=2 * bench.short)
         subscription, delivery = await bench.running("long")
         for step in range(8):
@@ -61,7 +61,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(done=1)
 
     async def test_last_progress_counts(self, bench: Bench) -> None:
-        """Who stops reporting is ended that long after its last word (law 3; C18)."""
+        """A delivery ends `max_processing_time` after its last progress (law 3; C18)."""
         await bench.limit(max_processing_time=4 * bench.short)
         await bench.publish("hung")
         delivery = await bench.one(bench.subscribe())
@@ -74,13 +74,13 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(waiting=1)
 
     async def test_change_acts_on_what_follows(self, bench: Bench) -> None:
-        """A delivery keeps the time that it was handed out with (law 9; C18)."""
+        """A delivery keeps the time that it was delivered with (law 9; C18)."""
         subscription, before = await bench.running("before", "after")
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.one(subscription)
         await bench.limit(max_processing_time=None)
         await bench.advance(2 * bench.short)
-        assert await _recovered(bench) == 1, "one was handed out under the limit"
+        assert await _recovered(bench) == 1, "one was delivered under the limit"
         assert ids(await bench.take(subscription, 9)) == ["after"]
         assert await subscription.ack(before) == (Settled.OK,)
 
@@ -97,8 +97,8 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.take(subscription) == []
 
     @needs(Capability.REVOCATION)
-    async def test_worker_is_told(self, bench: Bench) -> None:
-        """The receipt of what hung is told as revoked, and no other (law 2; C18)."""
+    async def test_worker_is_notified(self, bench: Bench) -> None:
+        """The receipt of a hung delivery is reported as revoked, and no other (law 2; C18)."""
         await bench.limit(max_processing_time=2 * bench.short)
         subscription = await bench.subscribed("hung", "fine")
         hung, fine = await bench.take(subscription, 2)
@@ -126,7 +126,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(two, 9)) == ["next"]
 
     async def test_settled_is_over(self, bench: Bench) -> None:
-        """What was acked, handed back, buried or retried in time is not taken back from its next holder (law 2)."""
+        """What was acked, released, buried or retried in time is not taken back from its next holder (law 2)."""
         await bench.limit(max_processing_time=3 * bench.short)
         await bench.publish("acked", "returned")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -136,13 +136,13 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await subscription.redeliver(returned)
         delivery = await bench.one(two)
         await bench.advance(2 * bench.short)
-        assert await _recovered(bench) == 0, "its time began with the second hand-out"
+        assert await _recovered(bench) == 0, "its time began with the second delivery"
         assert await two.ack(delivery) == (Settled.OK,)
         await bench.expect(done=2)
 
     @needs(Capability.HANDOVER, Capability.REVOCATION)
     async def test_adopted_has_its_time(self, bench: Bench) -> None:
-        """A delivery that goes over to another subscription is ended at the same time, and told there (law 2)."""
+        """An adopted delivery ends at the same time, and its new subscription learns it (law 2)."""
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.publish("hung")
         old, new = bench.subscribe(), bench.subscribe()
@@ -156,7 +156,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
     async def test_many_hang(self, bench: Bench) -> None:
-        """However many hang, and whoever looks: each is lost once, and none beside it (laws 1, 3, 10; C18)."""
+        """However many deliveries hang, each is lost once, and no other (laws 1, 3, 10; C18)."""
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.publish(*(f"t{n}" for n in range(150)))
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -174,7 +174,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 async def _recovered(bench: Bench) -> int:
-    """Do the housekeeping until there is nothing left to do; return how many deliveries were taken back."""
+    """Do the maintenance until there is nothing left to do; return how many deliveries were taken back."""
     recovered = 0
     for _ in range(20):
         done = await bench.control.maintain()

@@ -1,4 +1,4 @@
-"""The capability ``flow``, part three: how many are handed out in a time."""
+"""The capability ``flow``, part three: how many are delivered in a time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         _check_rate(taken, _FAST)
 
     async def test_redeliveries_take_tokens(self, bench: Bench) -> None:
-        """What was handed back takes a token like any other; its attempt is the same (laws 3, 5; F3)."""
+        """What was released takes a token like any other; its attempt is the same (laws 3, 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed("t1")
         taken = []
@@ -103,7 +103,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert [(item.attempt, item.losses) for item in taken] == [(1, 0), (1, 0), (1, 1)]
 
     async def test_expired_take_no_tokens(self, bench: Bench) -> None:
-        """What expires instead of being handed out leaves its token to the next (laws 5, 8; F3)."""
+        """What expires instead of being delivered leaves its token to the next (laws 5, 8; F3)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"late{n}" for n in range(5)), deadline=bench.now + bench.short)
         await bench.advance(bench.short)
@@ -114,7 +114,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(taken) == ["t0", "t1", "t2"]
 
     async def test_shared_by_all(self, bench: Bench) -> None:
-        """However many receive at the same moment, they get what one would get (laws 5, 10; F5)."""
+        """Concurrent receives together get as many tasks as one would (laws 5, 10; F5)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(5)]
@@ -147,7 +147,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids((await bench.outcome(waiting)).deliveries) == ["late"]
 
     async def test_earliest_date(self, bench: Bench) -> None:
-        """An empty answer tells of the next token or the next scheduled task, whichever is first (law 5)."""
+        """An empty answer contains the time of the next token or scheduled task, whichever is first (law 5)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(4)))
         subscription = bench.subscribe(KEY, OTHER)
@@ -214,9 +214,9 @@ def _check_opening(received: Received, at: float) -> None:
 
 
 def _check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
-    """Check that no window of the store's time has more hand-outs than a full bucket and what came in it."""
+    """Check that no window of the store's time has more deliveries than a full bucket and what came in it."""
     times = sorted(delivery.delivered_at for delivery in deliveries)
     for index, start in enumerate(times):
         for count, end in enumerate(times[index:], 1):
             allowed = limit.max_tokens + (end - start) * limit.max_tokens / limit.period
-            assert count <= allowed + 0.01, f"{count} hand-outs in {end - start:.3f} s (law 5)"
+            assert count <= allowed + 0.01, f"{count} deliveries in {end - start:.3f} s (law 5)"

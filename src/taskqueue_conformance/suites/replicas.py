@@ -28,7 +28,7 @@ class ReplicasSuite(Harness):
 
     @needs("shared")
     async def test_wakes_across(self, bench: Bench) -> None:
-        """A receive that waits at one replica is woken by a publish, a hand-back and a close at another (E1)."""
+        """A receive that waits at one replica is woken by a publish, a release and a close at another (E1)."""
         other = await bench.replica()
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         waiting = await other.start(there.receive(1, None))
@@ -78,8 +78,8 @@ class ReplicasSuite(Harness):
         ]
 
     @needs(Capability.CONTROL, "shared")
-    async def test_housekeeping_at_once(self, bench: Bench) -> None:
-        """Every replica may do the housekeeping at the same time: each task is expired once (law 10; OPEN-A3)."""
+    async def test_maintenance_at_once(self, bench: Bench) -> None:
+        """Every replica may do the maintenance at the same time: each task is expired once (law 10; OPEN-A3)."""
         other = await bench.replica()
         controls = [bench.control, other.control]
         await bench.publish(*(f"t{n}" for n in range(20)), deadline=bench.now + bench.short)

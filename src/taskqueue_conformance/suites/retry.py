@@ -1,4 +1,4 @@
-"""Retries: a new attempt at a later time, by whoever decides, once per token."""
+"""Retries: a new attempt at a later time, by decided by any client, once per token."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class RetrySuite(Harness):
         subscription, delivery = await _running(bench)
         await subscription.ack(delivery)
         confirmation = await bench.backend.publisher.schedule_retry(
-            delivery.task, bench.now + bench.short, error="verdict"
+            delivery.task, bench.now + bench.short, error="failed later"
         )
         assert confirmation.status is ACCEPTED
         assert confirmation.task_id == "t1"
@@ -128,7 +128,7 @@ class RetrySuite(Harness):
         assert delivery.task == task
 
     async def test_default_token(self, bench: Bench) -> None:
-        """Without a token, one retry is taken per attempt handed out (law 7)."""
+        """Without a token, one retry is taken per attempt delivered (law 7)."""
         subscription, delivery = await _running(bench)
         await subscription.ack(delivery)
         for expected in (ACCEPTED, DUPLICATE, DUPLICATE):
@@ -156,7 +156,7 @@ class RetrySuite(Harness):
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_place_in_the_lane(self, bench: Bench) -> None:
-        """A retry is no hand-back: when due it goes behind what became available before (law 4; REV-E1)."""
+        """A retry is no release: when due it goes behind what became available before (law 4; REV-E1)."""
         subscription, delivery = await _running(bench)
         await bench.publish("t2", "t3")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "failed"))

@@ -24,7 +24,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
 
     @needs(Capability.CONTROL)
     async def test_nothing_is_missed(self, bench: Bench) -> None:
-        """Receipts revoked while nobody waits are told by the next call, each once."""
+        """Receipts revoked while no call waits are returned by the next call, each once."""
         control = bench.control
         subscription = await bench.subscribed("t1", "t2", "t3")
         receipts = {
@@ -37,7 +37,9 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
             waiting = await bench.start(bench.revoked(subscription))
             results += await bench.outcome(waiting)
         assert sorted(results) == sorted((receipts["t1"], receipts["t3"]))
-        assert not (await bench.start(bench.revoked(subscription))).done(), "told twice"
+        assert not (await bench.start(bench.revoked(subscription))).done(), (
+            "reported as revoked twice"
+        )
 
     @needs(Capability.CONTROL)
     async def test_expiry(self, bench: Bench) -> None:
@@ -51,7 +53,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
 
     @needs("atomic_retry")
     async def test_retried_by_others(self, bench: Bench) -> None:
-        """A running task that somebody else retries is revoked (law 2)."""
+        """A running task that another client retries is revoked (law 2)."""
         (task,) = await bench.publish("t1")
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -77,7 +79,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
 
     @needs(Capability.HANDOVER, Capability.CONTROL)
     async def test_adopted_is_not_revoked(self, bench: Bench) -> None:
-        """A receipt that moved is news to nobody; its end is told to its new subscription."""
+        """A receipt that moved is not reported as revoked; its end is reported to its new subscription."""
         control = bench.control
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()

@@ -1,4 +1,4 @@
-"""Settling: a receipt ends once, a stale one changes nothing, a hand-back is no failure."""
+"""Settling: a receipt ends once, a stale one changes nothing, a release is no failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SettleSuite(Harness):
         await bench.expect(done=1)
 
     async def test_redeliver_is_immediate(self, bench: Bench) -> None:
-        """A task handed back is there at once, attempt and losses as they were (law 3; REV-E1, REV-E3, E3, G2)."""
+        """A released task is available at once, with the same attempt and losses (law 3; REV-E1, REV-E3, E3, G2)."""
         subscription, delivery = await bench.running("t1")
         assert await subscription.redeliver(delivery) == (OK,)
         await bench.expect(waiting=1)
@@ -35,7 +35,7 @@ class SettleSuite(Harness):
         assert (again.task.id, again.attempt, again.losses) == ("t1", 1, 0)
 
     async def test_returned_comes_first(self, bench: Bench) -> None:
-        """What is handed back precedes what nobody has had, in its original order (law 4; D2, E5)."""
+        """What is released precedes tasks that were never delivered, in its original order (law 4; D2, E5)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4", "t5")
         delivery, two, three = await bench.take(subscription, 3)
         await subscription.redeliver(three)
@@ -45,7 +45,7 @@ class SettleSuite(Harness):
         assert ids(await bench.take(subscription, 9)) == ["t1", "t2", "t3", "t4", "t5", "t6"]
 
     async def test_returned_comes_first_again_and_again(self, bench: Bench) -> None:
-        """The place in the lane survives many hand-backs (law 4)."""
+        """The place in the lane survives many releases (law 4)."""
         subscription = await bench.subscribed("t1", "t2", "t3")
         for _ in range(5):
             taken = await bench.take(subscription, 2)
@@ -54,19 +54,19 @@ class SettleSuite(Harness):
         assert ids(await bench.take(subscription, 3)) == ["t1", "t2", "t3"]
 
     async def test_returned_stays_in_its_priority(self, bench: Bench) -> None:
-        """A hand-back is first in its own lane and overtakes no higher priority (law 4)."""
+        """A release is first in its own lane and overtakes no higher priority (law 4)."""
         subscription, low = await bench.running("low1", "low2", priority=1)
         await bench.publish("high", priority=8)
         await subscription.redeliver(low)
         assert ids(await bench.take(subscription, 3)) == ["high", "low1", "low2"]
 
     async def test_waiting_burns_nothing(self, bench: Bench) -> None:
-        """However often a task is handed back, it stays attempt 1 and alive: not its failure (law 3; FIX-C3)."""
+        """A task that is released many times stays at attempt 1 and alive (law 3; FIX-C3)."""
         subscription = await bench.subscribed("t1", max_attempts=1)
         for _ in range(30):
             assert await subscription.redeliver(await bench.one(subscription)) == (OK,)
         delivery = await bench.one(subscription)
-        assert (delivery.attempt, delivery.losses) == (1, 0), "a hand-back was counted (law 3)"
+        assert (delivery.attempt, delivery.losses) == (1, 0), "a release was counted (law 3)"
 
     async def test_loss_is_counted(self, bench: Bench) -> None:
         """A loss with its consumer counts as a loss, never as an attempt (law 3; OPEN-A5)."""
@@ -76,7 +76,7 @@ class SettleSuite(Harness):
             assert (delivery.attempt, delivery.losses) == (1, losses)
             assert await subscription.redeliver(delivery, lost=True) == (OK,)
         await subscription.redeliver(await bench.one(subscription))
-        assert (await bench.one(subscription)).losses == 3, "a hand-back changed the losses (law 3)"
+        assert (await bench.one(subscription)).losses == 3, "a release changed the losses (law 3)"
 
     async def test_batch_answers_per_receipt(self, bench: Bench) -> None:
         """A batch settles what is current and names what is not, in order (law 2)."""
@@ -111,12 +111,12 @@ class SettleSuite(Harness):
         await bench.expect(done=1)
 
     async def test_resent_redeliver(self, bench: Bench) -> None:
-        """A hand-back sent again makes no second copy, and does not take the task from its next consumer (law 2)."""
+        """A release sent again makes no second copy, and does not take the task from its next consumer (law 2)."""
         subscription, delivery = await bench.running("t1")
         assert await subscription.redeliver(delivery, delivery) == (OK, OK)
         (again,) = await bench.take(subscription, 2)
         assert await subscription.redeliver(delivery) == (OK,)
-        assert await bench.take(subscription) == [], "a resent hand-back took the task away (law 2)"
+        assert await bench.take(subscription) == [], "a resent release took the task away (law 2)"
         assert await subscription.ack(again) == (OK,)
 
     @needs(Capability.CONTROL)
@@ -136,7 +136,7 @@ class SettleSuite(Harness):
         await bench.expect(cancelled=1, expired=1)
 
     async def test_receipt_from_before_a_redelivery(self, bench: Bench) -> None:
-        """After a hand-back the old receipt ends nothing, delivered anew or not (law 2; OPEN-A7, OPEN-C4)."""
+        """A receipt settles nothing after its release, also once the task runs again (law 2; OPEN-A7, OPEN-C4)."""
         subscription, old = await bench.running("t1")
         await subscription.redeliver(old)
         await bench.stale(subscription.ack(old))
@@ -175,7 +175,7 @@ class SettleSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_receipt_of_another_life(self, bench: Bench) -> None:
-        """A receipt of a forgotten task does not touch a later one with the same id (law 2)."""
+        """A receipt of a forgotten task does not affect a later one with the same id (law 2)."""
         await bench.configure(dedupe_window=bench.short)
         subscription, old = await bench.running("t1")
         await subscription.ack(old)

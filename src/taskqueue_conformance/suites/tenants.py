@@ -26,7 +26,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
     """``tenant_capacity``, ``tenant_max_inflight``, ``tenant_rate_limit``."""
 
     async def test_tenant_is_refused(self, bench: Bench) -> None:
-        """Who has as much waiting as is allowed is refused, and nobody else is (law 6; B5, OPEN-F1)."""
+        """A tenant at its capacity is refused, and no other tenant (law 6; B5, OPEN-F1)."""
         await bench.fair(tenant_capacity=2)
         await fill(bench, a=2, b=1)
         answers = await _publish(bench, "a2", "b1", "a3", "b2", "c0")
@@ -37,8 +37,8 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             _check_refusal(answer, depth=2)
         await bench.expect(waiting=5)
         await bench.publish("n0", "n1")
-        nobodys = bench.task("n2")
-        (answer,) = await bench.backend.publisher.publish(nobodys)
+        without_tenant = bench.task("n2")
+        (answer,) = await bench.backend.publisher.publish(without_tenant)
         assert answer.code is full, "those without a tenant are one (law 6)"
 
     @needs(Capability.FLOW)
@@ -57,7 +57,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.expect(waiting=5)
 
     async def test_known_ids_of_a_full_tenant(self, bench: Bench) -> None:
-        """A tenant that has no room is told what is known of its tasks as ever (laws 6, 7)."""
+        """Known ids of a tenant at its capacity are duplicates and conflicts (laws 6, 7)."""
         await bench.fair(tenant_capacity=1)
         await fill(bench, a=1)
         tasks = [bench.task("a0", tenant="a"), bench.task("a0", tenant="a", payload="other")]
@@ -65,7 +65,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert [answer.status for answer in answers] == [Published.DUPLICATE, Published.CONFLICT]
 
     async def test_tenant_has_room_again(self, bench: Bench) -> None:
-        """A first hand-out, a cancellation, an expiry make room for their tenant; no retry takes any (law 6; B3)."""
+        """A first delivery, a cancellation, an expiry make room for their tenant; no retry takes any (law 6; B3)."""
         await bench.fair(tenant_capacity=2)
         await fill(bench, a=1, b=2)
         await fill(bench, a=1, start=1, deadline=bench.now + bench.short)
@@ -90,7 +90,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await _has_room(bench, "b", ["b5", "b6"])
 
     async def test_tenants_places(self, bench: Bench) -> None:
-        """Who has all its places in flight, over all workers, is passed over (laws 4, 5; OPEN-F1)."""
+        """A tenant with as many tasks in flight as allowed is passed over (laws 4, 5; OPEN-F1)."""
         await bench.fair(tenant_max_inflight=2)
         await fill(bench, a=5, b=3, c=1)
         item, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -105,7 +105,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert ids(await bench.take(item, 9)) == ["d0", "d1"]
 
     async def test_tenants_places_side_by_side(self, bench: Bench) -> None:
-        """Receives at the same moment do not exceed a tenant's limit, nor fall short of it (laws 5, 10; OPEN-F1)."""
+        """Concurrent receives deliver exactly as many tasks as a tenant's limit allows (laws 5, 10; OPEN-F1)."""
         await bench.fair(tenant_max_inflight=3)
         await fill(bench, a=20, b=20, c=2)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
@@ -122,7 +122,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             await frees(bench, end, tenant="a")
 
     async def test_tenants_tokens(self, bench: Bench) -> None:
-        """Who has spent its tokens is passed over, redeliveries included, until the next one (law 5; OPEN-F1, F3)."""
+        """A tenant without tokens is passed over; redeliveries take tokens too (law 5; OPEN-F1, F3)."""
         await bench.fair(tenant_rate_limit=_SLOW)
         await fill(bench, a=5, b=1)
         subscription = bench.subscribe()
@@ -148,7 +148,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             if self.manual_clock:
                 await bench.advance(0.49)
                 await bench.hop(20)
-                assert not waiting.done(), "handed out without a token (law 5)"
+                assert not waiting.done(), "delivered without a token (law 5)"
                 await bench.advance(0.01)
             else:
                 await bench.advance(0.5)
@@ -229,7 +229,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.fair(tenant_rate_limit=_SLOW)
         assert ids(await bench.take(subscription, 9)) == ["a1", "a2"], "a full bucket each (law 5)"
         waiting = await bench.start(subscription.receive(9, None))
-        assert not waiting.done(), "handed out without a token (law 5)"
+        assert not waiting.done(), "delivered without a token (law 5)"
         await bench.fair(tenant_rate_limit=None)
         assert len((await bench.outcome(waiting)).deliveries) == 6
 
@@ -298,7 +298,7 @@ def _check_refusal(answer: Confirmation, *, depth: int) -> None:
 
 
 def _check_rate(deliveries: Sequence[Delivery]) -> None:
-    """Check that no two hand-outs beyond a full bucket are closer than a token's time."""
+    """Check that no two deliveries beyond a full bucket are closer than a token's time."""
     times = [delivery.delivered_at for delivery in deliveries]
     for early, late in zip(times, times[_FAST.max_tokens :], strict=False):
-        assert late - early >= 0.49, f"3 hand-outs in {late - early:.3f} s (law 5)"
+        assert late - early >= 0.49, f"3 deliveries in {late - early:.3f} s (law 5)"

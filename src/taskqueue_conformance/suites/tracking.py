@@ -60,7 +60,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         """Statuses come in the order asked for, ``None`` for what is not known under that key."""
         control = bench.control
         await bench.publish("t1", "t2")
-        statuses = await control.statuses(KEY, "t2", "nobody", "t1", "t2")
+        statuses = await control.statuses(KEY, "t2", "unknown", "t1", "t2")
         assert [status and status.task_id for status in statuses] == ["t2", None, "t1", "t2"]
         assert await control.statuses(OTHER, "t1") == (None,)
         assert await control.statuses(KEY) == ()
@@ -73,11 +73,11 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         assert await control.results(KEY, "t1") == (None,), "a result before the end"
         await subscription.ack(delivery, two, results=[b'{"a": [1, null]}', None])
         await subscription.ack(three)
-        results = await control.results(KEY, "t3", "t1", "t4", "t2", "nobody")
+        results = await control.results(KEY, "t3", "t1", "t4", "t2", "unknown")
         assert results == (None, b'{"a": [1, null]}', None, None, None)
 
     async def test_resent_ack_keeps_the_result(self, bench: Bench) -> None:
-        """The first ack's result stands, whatever is sent after it (law 2)."""
+        """The result of the first ack is kept, whatever is sent later (law 2)."""
         control = bench.control
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
@@ -107,7 +107,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         assert await control.results(KEY, "t1") == (b"1",)
 
     async def test_progress(self, bench: Bench) -> None:
-        """A running task's progress is told, a number or a text, and a stale receipt changes none (law 2)."""
+        """The status shows a running task's progress, a number or a text; a stale receipt changes nothing (law 2)."""
         control = bench.control
         subscription, old = await bench.running("t1")
         await subscription.redeliver(old)

@@ -19,7 +19,7 @@ class WaitingSuite(Harness):
             assert len((await bench.outcome(waiting)).deliveries) == 1
 
     async def test_timeout(self, bench: Bench) -> None:
-        """A receive waits as long as it was told and then answers empty."""
+        """A receive waits for its timeout and then answers empty."""
         waiting = await bench.start(bench.subscribe().receive(1, bench.short))
         assert not waiting.done(), "the wait ended before its time"
         await bench.advance(bench.short)
@@ -42,7 +42,7 @@ class WaitingSuite(Harness):
         assert ids((await bench.outcome(waiting)).deliveries) == ["late"]
 
     async def test_redelivery_wakes(self, bench: Bench) -> None:
-        """A hand-back wakes another consumer at once (REV-E3)."""
+        """A release wakes another consumer at once (REV-E3)."""
         await bench.publish("t1")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         delivery = await bench.one(subscription)
@@ -51,7 +51,7 @@ class WaitingSuite(Harness):
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
 
     async def test_close_wakes(self, bench: Bench) -> None:
-        """What a closing subscription hands back wakes another consumer at once (REV-E3)."""
+        """What a closing subscription releases wakes another consumer at once (REV-E3)."""
         await bench.publish("t1")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         await bench.one(subscription)
