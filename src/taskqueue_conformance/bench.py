@@ -31,7 +31,7 @@ from taskqueue_core.capabilities import (
 )
 from taskqueue_core.clock import ManualClock
 from taskqueue_core.errors import BackendUnavailable, LeaseLost
-from taskqueue_core.tasks import Delivery, Ledger, Published, Settled, State, Task
+from taskqueue_core.tasks import Delivery, Ledger, Published, Received, Settled, State, Task
 
 KEY = "alpha"
 """the queue that tests use unless they need two"""
@@ -158,6 +158,20 @@ class Bench:
         """Publish tasks, and receive the first of them through a subscription to `KEY`."""
         subscription = await self.subscribed(*task_ids, **fields)
         return subscription, await self.one(subscription)
+
+    async def all_running(self, *task_ids: str, **fields: Any) -> tuple[Any, ...]:
+        """Publish tasks and receive them all; return the subscription, then the deliveries."""
+        subscription = await self.subscribed(*task_ids, **fields)
+        return subscription, *await self.take(subscription, len(task_ids))
+
+    async def wakes(
+        self, receive: Coroutine[Any, Any, Received], event: Awaitable[object]
+    ) -> list[str]:
+        """Fail unless a receive waits until an event, and then returns; return the ids of its deliveries."""
+        waiting = await self.start(receive)
+        assert not waiting.done(), "a receive returned at once: expected it to wait"
+        await event
+        return ids((await self.outcome(waiting)).deliveries)
 
     async def stale(self, settlement: Awaitable[object]) -> None:
         """Fail unless a settlement raises `LeaseLost`, because its receipt is stale."""

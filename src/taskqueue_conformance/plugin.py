@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 _KIT = "taskqueue_conformance"
-PARTS = ("bench", "declared", "harness", "model", "slots", "suites")
+PARTS = ("bench", "declared", "harness", "histories", "model", "slots", "suites")
 """the modules and folders of the kit that contain assertions"""
 
 pytest.register_assert_rewrite(*(f"{_KIT}.{part}" for part in PARTS))

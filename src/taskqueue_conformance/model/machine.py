@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.histories import play
 from taskqueue_conformance.model.draws import (
     KEYS,
     WORKERS,
@@ -264,15 +263,4 @@ class MachineSuite(Harness):
 
     def test_machine(self) -> None:
         """No history of calls, limits and time breaks a law (laws 1, 2, 3, 4, 5, 6, 7, 8, 9, 10; C26, D5)."""
-        machine = type("Machine", (QueueMachine,), {"harness": self})
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=self.max_examples,
-                stateful_step_count=50,
-                deadline=None,
-                print_blob=True,
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        play(QueueMachine, self, 50)

@@ -72,6 +72,14 @@ async def running(
     return [lease for lease in bound if lease is not None]
 
 
+async def take_over(bench: Bench) -> tuple[SlotLease, SlotLease]:
+    """Have another holder acquire a slot and take ``job-1`` over; return its first lease and that of the job."""
+    (fresh,) = await take(bench, holder="h2")
+    (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
+    assert over is not None, "a job was not taken over: expected a lease"
+    return fresh, over
+
+
 async def report_observation(
     bench: Bench,
     active: int | None,
@@ -88,6 +96,13 @@ async def report_observation(
     ended = await bench.slots.reconcile(model, server, result, settled=settled)
     assert all(not lease.token and lease.note is None for lease in ended), "a token was shown"
     return [lease.job for lease in ended]
+
+
+async def report_twice(bench: Bench, active: int) -> list[str | None]:
+    """Report the same number of jobs twice, ``bench.short`` apart; return the jobs whose leases ended."""
+    assert await report_observation(bench, active) == [], "the first report must end no lease"
+    await bench.advance(bench.short)
+    return await report_observation(bench, active)
 
 
 async def check_stale(bench: Bench, lease: SlotLease) -> None:

@@ -18,6 +18,7 @@ from taskqueue_conformance.slots.helpers import (
     running,
     serve,
     take,
+    take_over,
 )
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, Permit, SlotLease
@@ -208,9 +209,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         (before,) = await running(bench, "job-1")
         await bench.slots.detach(before, ttl=LONG)
-        (fresh,) = await take(bench, holder="h2")
-        (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        fresh, over = await take_over(bench)
         assert (over.resumed, over.holder, over.state) == (True, "h2", Permit.ASSIGNED)
         assert over.fence > max(before.fence, fresh.fence)
         assert over.token not in (before.token, fresh.token)

@@ -23,6 +23,7 @@ from taskqueue_conformance.slots.helpers import (
     running,
     serve,
     take,
+    take_over,
 )
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, RoomSignal, SlotLease
@@ -201,9 +202,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await _fires(other, lambda: bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
             is Left.TAKEN
         )
-        (fresh,) = await take(other, holder="h2")
-        (over,) = await other.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        _, over = await take_over(other)
         assert (over.resumed, over.note) == (True, b"1")
         await check_stale(bench, lease)
         assert await _fires(other, lambda: bench.slots.release(over)) == (True,)

@@ -14,9 +14,11 @@ from taskqueue_conformance.slots.helpers import (
     glance,
     inspect_pool,
     report_observation,
+    report_twice,
     running,
     serve,
     take,
+    take_over,
 )
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, SlotLease
@@ -127,13 +129,9 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         await running(bench, "job-1")
         await report_observation(bench, 0)
-        (fresh,) = await take(bench, holder="h2")
-        (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        await take_over(bench)
         await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == []
-        await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == ["job-1"]
+        assert await report_twice(bench, 0) == ["job-1"]
 
     async def test_renewals_hide_nothing(self, bench: Bench) -> None:
         """A lease that its holder renews ends all the same when its server has lost the job (C22, C23; fault H4)."""
@@ -151,9 +149,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await report_observation(bench, 0)
         await bench.advance(bench.short)
         await report_observation(bench, 1)
-        assert await report_observation(bench, 0) == []
-        await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == ["job-1"]
+        assert await report_twice(bench, 0) == ["job-1"]
 
     async def test_silence_is_not_the_contrary(self, bench: Bench) -> None:
         """A server that does not answer between two looks does not take back what was missed (C23; fault H4)."""
@@ -253,9 +249,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench)
         await running(bench, "job-1")
         await bench.slots.remove(MODEL, "s1")
-        await report_observation(bench, 0)
-        await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == ["job-1"]
+        assert await report_twice(bench, 0) == ["job-1"]
         assert (await inspect_pool(bench)).endpoints == ()
 
     # notes
@@ -281,18 +275,14 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         await _leave(bench, lease, b'"result"')
-        (fresh,) = await take(bench, holder="h2")
-        (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        _, over = await take_over(bench)
         assert over.note == b'"result"'
 
     async def test_a_note_that_comes_late(self, bench: Bench) -> None:
         """What comes with a stale token is put aside, and replaces nothing (OPEN-C4; fault H3)."""
         await serve(bench, slots=2)
         (before,) = await running(bench, "job-1")
-        (fresh,) = await take(bench, holder="h2")
-        (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        _, over = await take_over(bench)
         assert await _leave(bench, over, b'"good"') is Left.TAKEN
         assert await _leave(bench, before, b'"late"') is Left.LATE
         assert await bench.slots.leave(MODEL, "job-1", "nonsense", b'"later"') is Left.LATE
@@ -317,9 +307,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench)
         (lease,) = await running(bench, "job-1")
         await _leave(bench, lease, b'"of a server"')
-        await report_observation(bench, 0)
-        await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == ["job-1"]
+        assert await report_twice(bench, 0) == ["job-1"]
         assert await bench.slots.late(MODEL, "job-1") == (b'"of a server"',)
         await add(bench, reports=False)
         (lease,) = await running(bench, "job-2", ttl=bench.short)

@@ -7,6 +7,7 @@ import asyncio
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 
@@ -21,7 +22,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         statuses = [answer.status for answer in answers]
         assert statuses == [Published.ACCEPTED] * 3 + [Published.REFUSED] * 2
         for answer in answers[3:]:
-            _check_full(answer, depth=3)
+            check_refused(answer, Refusal.QUEUE_FULL, depth=3)
         await bench.expect(waiting=3)
         assert await bench.state("t4") is None
         assert ids(await bench.take(bench.subscribe(), 9)) == ["t1", "t2", "t3"]
@@ -35,7 +36,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.advance(bench.short)
         await bench.publish("t2")
         (answer,) = await _publish(bench, "t1")
-        _check_full(answer, depth=1)
+        check_refused(answer, Refusal.QUEUE_FULL, depth=1)
         assert await bench.control.results(KEY, "t1") == (b"1",), (
             "a refusal changes nothing (law 6)"
         )
@@ -125,8 +126,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_releases_take_no_room(self, bench: Bench) -> None:
         """What is released, lost or left by a closing consumer comes back to a full queue (laws 3, 6)."""
         await bench.limit(capacity=3)
-        subscription = await bench.subscribed("t1", "t2", "t3")
-        first, second, _ = await bench.take(subscription, 3)
+        subscription, first, second, _ = await bench.all_running("t1", "t2", "t3")
         await _has_room(bench, 3, of=3)
         await subscription.redeliver(first)
         await subscription.redeliver(second, lost=True)
@@ -187,7 +187,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1", "t2", "t3", "t4")
         await bench.limit(capacity=2)
         (answer,) = await _publish(bench, "new")
-        _check_full(answer, depth=4)
+        check_refused(answer, Refusal.QUEUE_FULL, depth=4)
         await bench.limit(capacity=5)
         await _has_room(bench, 1, of=5)
         await bench.limit(capacity=3)
@@ -205,7 +205,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(intake_paused=True)
         answers = await _publish(bench, "t2", "t3")
         for answer in answers:
-            _check_refused(answer, Refusal.INTAKE_PAUSED)
+            check_refused(answer, Refusal.INTAKE_PAUSED)
         subscription = await bench.subscribed("elsewhere", key=OTHER)
         assert ids(await bench.take(subscription, 9)) == ["t1"]
         await bench.expect(in_flight=1)
@@ -237,7 +237,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert len(accepted) == 4
         await bench.limit(capacity=None, intake_paused=True)
         (answer,) = await _publish(other, "late")
-        _check_refused(answer, Refusal.INTAKE_PAUSED)
+        check_refused(answer, Refusal.INTAKE_PAUSED)
 
     @needs("durable")
     async def test_capacity_survives(self, bench: Bench) -> None:
@@ -266,18 +266,4 @@ async def _has_room(bench: Bench, room: int, *, of: int) -> None:
     *accepted, refused = await _publish(bench, *_names(bench, room + 1))
     statuses = [answer.status for answer in accepted]
     assert statuses == [Published.ACCEPTED] * room, f"there must be room for {room} (law 6)"
-    _check_full(refused, depth=of)
-
-
-def _check_full(answer: Confirmation, *, depth: int) -> None:
-    _check_refused(answer, Refusal.QUEUE_FULL)
-    assert answer.depth == depth, f"{answer.depth} tasks count, it must be {depth} (law 6)"
-
-
-def _check_refused(answer: Confirmation, code: Refusal) -> None:
-    assert answer.status is Published.REFUSED, f"{answer}, but there is no room (law 6)"
-    assert answer.code is code, f"refused as {answer.code}, it must be {code}"
-    assert answer.reason, "refused without a reason (law 6)"
-    assert answer.retry_after, "refused without a word on when to try again (law 6)"
-    assert answer.retry_after > 0
-    assert not answer.stored
+    check_refused(refused, Refusal.QUEUE_FULL, depth=of)

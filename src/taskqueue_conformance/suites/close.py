@@ -40,8 +40,7 @@ class ClosingSuite(Harness):
 
     async def test_close_leaves_the_settled_alone(self, bench: Bench) -> None:
         """What was settled before is not released by a close (law 2)."""
-        subscription = await bench.subscribed("t1", "t2")
-        first, second = await bench.take(subscription, 2)
+        subscription, first, second = await bench.all_running("t1", "t2")
         await subscription.ack(first)
         await subscription.redeliver(second)
         other = bench.subscribe(consumer="another")

@@ -39,14 +39,13 @@ class ExpireSuite(Harness):
     @needs(Capability.CONTROL)
     async def test_reported_by_maintenance(self, bench: Bench) -> None:
         """Maintenance expires overdue tasks, and reports each one once (law 8; A23, OPEN-A6)."""
-        control = bench.control
         await bench.publish("waiting", deadline=bench.now + bench.short)
         await bench.publish(
             "scheduled", deadline=bench.now + bench.short, not_before=bench.now + 3600
         )
         await bench.publish("fine", deadline=bench.now + 3600)
         await bench.advance(3 * bench.short)
-        expired = [entry for _ in range(5) for entry in (await control.maintain()).expired]
+        expired = [entry for _ in range(5) for entry in (await bench.control.maintain()).expired]
         assert sorted(entry.task_id for entry in expired) == ["scheduled", "waiting"]
         assert (await bench.subscribe().receive(1, 0)).expired == (), "reported twice"
         assert await bench.state("waiting") is State.EXPIRED
@@ -55,10 +54,9 @@ class ExpireSuite(Harness):
     @needs(Capability.CONTROL)
     async def test_running_task(self, bench: Bench) -> None:
         """Maintenance ends a running task at its deadline too, and its receipt with it (laws 2, 8; A23)."""
-        control = bench.control
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         await bench.advance(bench.short)
-        expired = [entry for _ in range(3) for entry in (await control.maintain()).expired]
+        expired = [entry for _ in range(3) for entry in (await bench.control.maintain()).expired]
         assert expired == [Expired(KEY, "t1", 1)]
         await bench.stale(subscription.ack(delivery))
         await bench.expect(expired=1)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
@@ -72,15 +73,15 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         answers = await _publish(bench, bench.task("t2"), bench.task("t3"))
         for answer, name in zip(answers, ("t2", "t3"), strict=True):
             assert (answer.key, answer.task_id) == (KEY, name)
-            _check_refused(answer, Refusal.QUEUE_FULL, two)
-            assert answer.depth == 1
+            check_refused(answer, Refusal.QUEUE_FULL, depth=1, by=two)
         await bench.one(bench.subscribe(two))
         await bench.limit(two, intake_paused=True)
         (answer,) = await _publish(bench, bench.task("t2"))
-        _check_refused(answer, Refusal.INTAKE_PAUSED, two)
+        check_refused(answer, Refusal.INTAKE_PAUSED, by=two)
         await bench.limit(two, intake_paused=False, moved_to="elsewhere")
         (answer,) = await _publish(bench, bench.task("t2"))
-        _check_refused(answer, Refusal.MOVED)
+        assert (answer.status, answer.code) == (Published.REFUSED, Refusal.MOVED), "(law 6)"
+        assert answer.reason, "refused without a reason (law 6)"
         assert await bench.control.ledger(key) == Ledger(published=1, waiting=1)
         await bench.limit(two, moved_to=None)
         await bench.publish("t2")
@@ -241,10 +242,3 @@ async def _bindable(bench: Bench, of: str, count: int) -> AsyncIterator[str]:
 
 async def _publish(bench: Bench, *tasks: Task) -> tuple[Confirmation, ...]:
     return await bench.backend.publisher.publish(*tasks)
-
-
-def _check_refused(answer: Confirmation, code: Refusal, by: str = "") -> None:
-    assert answer.status is Published.REFUSED, f"{answer}, but a queue has no room (law 6)"
-    assert answer.code is code, f"refused as {answer.code}, it must be {code} (law 6)"
-    assert answer.reason, "refused without a reason (law 6)"
-    assert by in answer.reason, f"{answer.reason!r} does not say that {by!r} refuses (law 6)"

@@ -7,7 +7,7 @@ from math import ceil
 
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
-from taskqueue_conformance.model.ends import held
+from taskqueue_conformance.suites.helpers import held
 from taskqueue_conformance.suites.order import fill
 from taskqueue_core.backend import Capability
 

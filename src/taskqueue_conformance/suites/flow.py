@@ -6,8 +6,17 @@ import asyncio
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
-from taskqueue_conformance.model.ends import End, ack, cancel, close, frees, held, lose, redeliver
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import (
+    End,
+    ack,
+    cancel,
+    close,
+    frees,
+    held,
+    lose,
+    redeliver,
+)
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.tasks import Delivery, Settled
 
@@ -109,10 +118,10 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         await bench.one(subscription)
         for limit, matches in ((2, ["t2"]), (0, ["t3", "t4"])):
-            waiting = await bench.start(subscription.receive(5, None))
-            assert not waiting.done(), "delivered beyond the limit (law 5)"
-            await bench.limit(max_inflight=limit)
-            assert ids((await bench.outcome(waiting)).deliveries) == matches
+            assert (
+                await bench.wakes(subscription.receive(5, None), bench.limit(max_inflight=limit))
+                == matches
+            )
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
         """What runs goes on under a lower limit; the next is delivered once there is a place (laws 3, 5, 9)."""
@@ -132,9 +141,9 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe(KEY, OTHER)
         assert sorted(ids(await bench.take(subscription, 9))) == ["o1", "o2", "o3", "t1"]
         await held(subscription)
-        waiting = await bench.start(subscription.receive(5, None))
-        await bench.publish("o4", key=OTHER)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["o4"]
+        assert await bench.wakes(subscription.receive(5, None), bench.publish("o4", key=OTHER)) == [
+            "o4"
+        ]
 
     async def test_pause(self, bench: Bench) -> None:
         """A paused queue gives nothing and is no error; publishing and settling go on (law 5; F6)."""
@@ -184,15 +193,10 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1", "t2", "t3")
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         delivery = await bench.one(here)
-        waiting = await bench.start(there.receive(1, None))
-        assert not waiting.done(), "delivered beyond the limit (law 5)"
-        await here.ack(delivery)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t2"]
+        assert await bench.wakes(there.receive(1, None), here.ack(delivery)) == ["t2"]
         await bench.limit(max_inflight=0, paused=True)
         await held(there)
-        waiting = await bench.start(there.receive(1, None))
-        await bench.limit(paused=False)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t3"]
+        assert await bench.wakes(there.receive(1, None), bench.limit(paused=False)) == ["t3"]
 
 
 async def _frees(bench: Bench, end: End, *, deadline: float | None = None) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
-from taskqueue_core.tasks import Confirmation, Published, Refusal, State
+from taskqueue_core.tasks import Published, Refusal, State
 
 
 class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
@@ -22,7 +23,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         )
         assert [answer.status for answer in answers[:2]] == [Published.REFUSED] * 2
         for answer in answers[:2]:
-            _check_moved(answer)
+            check_refused(answer, Refusal.MOVED)
         assert answers[2].status is Published.ACCEPTED
         assert await bench.state("t1") is None
         await bench.expect()
@@ -45,7 +46,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             Published.CONFLICT,
             Published.REFUSED,
         ], "the id is looked up first (laws 6, 7)"
-        _check_moved(answers[3])
+        check_refused(answers[3], Refusal.MOVED)
         await bench.expect(done=1, waiting=1)
 
     @needs("atomic_retry")
@@ -82,7 +83,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1")
         await bench.limit(moved_to="elsewhere", intake_paused=True)
         (answer,) = await bench.backend.publisher.publish(bench.task("t2"))
-        _check_moved(answer)
+        check_refused(answer, Refusal.MOVED)
 
     async def test_moved_back(self, bench: Bench) -> None:
         """Without the setting the queue takes tasks again at once (law 9; A20)."""
@@ -98,13 +99,4 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await other.publish("before")
         await bench.limit(moved_to="elsewhere")
         (answer,) = await other.backend.publisher.publish(other.task("after"))
-        _check_moved(answer)
-
-
-def _check_moved(answer: Confirmation) -> None:
-    assert answer.status is Published.REFUSED, f"{answer}, but the queue has moved (law 6)"
-    assert answer.code is Refusal.MOVED, f"refused as {answer.code}, it has moved (law 6)"
-    assert answer.reason, "refused without a reason (law 6)"
-    assert answer.retry_after is None, (
-        "retry_after must be None: a queue that has moved never accepts the task (law 6)"
-    )
+        check_refused(answer, Refusal.MOVED)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import ack, cancel, frees, held
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Published, State, Task
@@ -39,7 +39,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         subscription = bench.subscribe()
         received = await subscription.receive(100, 0)
         assert ids(received.deliveries) == ["e0"]
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(*received.deliveries)
         assert await bench.drain(subscription, count=3, limit=9) == ["e1", "e2", "e3"]
 
@@ -103,7 +103,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         await bench.advance(bench.short)
         (again,) = await bench.eventually(subscription, 1)
         assert (again.task.id, again.attempt) == ("e0", 2)
-        await _held(subscription)
+        await held(subscription)
         await retry(again.task, bench.now)
         (third,) = await bench.eventually(subscription, 1)
         assert (third.task.id, third.attempt) == ("e0", 3)
@@ -114,40 +114,34 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
     async def test_release_wakes(self, bench: Bench) -> None:
         """Each end of the one that ran makes way for a receive that waits for the next (law 4; R8)."""
 
-        async def ack(subscription: Subscription, delivery: Delivery) -> None:
-            await subscription.ack(delivery)
-
-        async def cancel(_: Subscription, delivery: Delivery) -> None:
-            assert await bench.control.cancel(KEY, delivery.task.id)
-
-        async def expire(_: Subscription, __: Delivery) -> None:
+        async def expire(_: Bench, __: Subscription, ___: Delivery) -> None:
             await bench.advance(bench.short)
             await bench.control.maintain()
 
-        await _releases(bench, ack)
-        await _releases(bench, cancel)
-        await _releases(bench, expire, deadline=bench.short)
+        await frees(bench, ack, ordering_key="e")
+        await frees(bench, cancel, ordering_key="e")
+        await frees(bench, expire, deadline=bench.short, ordering_key="e")
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
         """A dead letter blocks no other task; a redriven one goes behind those of its ordering key (laws 3, 4; R8)."""
 
-        async def bury(subscription: Subscription, delivery: Delivery) -> None:
+        async def bury(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.bury(subscription, delivery)
 
-        async def poison(subscription: Subscription, delivery: Delivery) -> None:
+        async def poison(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.configure(max_losses=0)
             await subscription.redeliver(delivery, lost=True)
 
         for end in (bury, poison):
-            await _releases(bench, end)
+            await frees(bench, end, ordering_key="e")
         assert await bench.dead_letters.discard(KEY) == 2
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         await bench.bury(subscription, await bench.one(subscription))
         second = await bench.one(subscription)
         assert await bench.dead_letters.redrive(KEY) == 1
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(second)
         assert await bench.drain(subscription, count=2) == ["e2", "e0"]
 
@@ -178,7 +172,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         delivery = await bench.one(subscription)
         assert await bench.control.purge(KEY) == 3
         await bench.publish("next", ordering_key="e")
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(delivery)
         taken = await bench.take(subscription, 9)
         assert ids(taken) == ["next"]
@@ -200,18 +194,18 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         await bench.advance(bench.short)
         await _publish(bench, e=1, start=3)
         await bench.control.maintain()
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(first)
         assert await bench.drain(subscription, count=3) == ["e2", "e0", "e3"]
 
     @needs(Capability.CONTROL)
-    async def test_retry_of_one_that_is_held(self, bench: Bench) -> None:
+    async def test_retry_of_one_that_isheld(self, bench: Bench) -> None:
         """A retried task blocks no other task, and comes after those that wait when it is due (laws 4, 6, 8)."""
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         first = await bench.one(subscription)
-        held = bench.task("e1", ordering_key="e")
-        answer = await bench.backend.publisher.schedule_retry(held, bench.now + bench.short)
+        waiting = bench.task("e1", ordering_key="e")
+        answer = await bench.backend.publisher.schedule_retry(waiting, bench.now + bench.short)
         assert answer.status is Published.ACCEPTED
         await bench.expect(in_flight=1, scheduled=1, waiting=1)
         await subscription.ack(first)
@@ -219,7 +213,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert second.task.id == "e2"
         await bench.advance(bench.short)
         await bench.control.maintain()
-        await _held(subscription)
+        await held(subscription)
         await _publish(bench, e=1, start=3)
         await subscription.ack(second)
         taken = await bench.eventually(subscription, 1)
@@ -277,9 +271,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         received = await subscription.receive(5, 0)
         assert received.deliveries == (), "delivered without a token (law 5)"
         assert received.due_at is not None, "an empty answer must tell when a limit opens"
-        waiting = await bench.start(subscription.receive(5, None))
-        await bench.advance(0.5)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["e2"]
+        assert await bench.wakes(subscription.receive(5, None), bench.advance(0.5)) == ["e2"]
 
     @needs("durable")
     async def test_entity_survives(self, bench: Bench) -> None:
@@ -290,7 +282,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         subscription = heir.subscribe()
         (delivery,) = await heir.eventually(subscription, 1)
         assert delivery.task.id == "e0"
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(delivery)
         assert await heir.drain(subscription, count=2) == ["e1", "e2"]
 
@@ -332,37 +324,3 @@ async def _publish(
         names = [f"{entity}{n}" for n in range(start, start + count)]
         tasks += await bench.publish(*names, key=key, ordering_key=entity) if names else ()
     return tuple(tasks)
-
-
-async def _held(subscription: Subscription) -> None:
-    """Receive nothing: what waits is held up by what runs."""
-    for _ in range(10):  # a bounded step may ask to be followed by another
-        received = await subscription.receive(5, 0)
-        assert received.deliveries == (), f"{ids(received.deliveries)} before its turn (law 4)"
-        if not received.again:
-            return
-    raise AssertionError("`again` without end, though an entity's task holds up all")
-
-
-async def _releases(
-    bench: Bench,
-    end: Callable[[Subscription, Delivery], Awaitable[None]],
-    *,
-    deadline: float | None = None,
-) -> None:
-    """Have one task in flight and a receive wait for the next of its entity, then ``end`` it."""
-    item, two = bench.subscribe(), bench.subscribe(consumer="another")
-    first, second = f"{end.__name__}1", f"{end.__name__}2"
-    at = None if deadline is None else bench.now + deadline
-    await bench.publish(first, deadline=at, ordering_key="e")
-    await bench.publish(second, ordering_key="e")
-    delivery = await bench.one(item)
-    await _held(two)
-    waiting = await bench.start(two.receive(5, None))
-    assert not waiting.done(), "two of one entity in flight (law 4)"
-    await end(item, delivery)
-    taken = (await bench.outcome(waiting)).deliveries
-    assert ids(taken) == [second]
-    await two.ack(*taken)
-    for subscription in (item, two):
-        await subscription.close()

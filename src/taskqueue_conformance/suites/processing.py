@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
-from taskqueue_conformance.model.ends import held
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import held
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.tasks import Settled, State
 
@@ -33,8 +33,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_late_settlements(self, bench: Bench) -> None:
         """In a batch, the receipt of what hung is stale, and the others are settled (law 2; C18)."""
         await bench.limit(max_processing_time=2 * bench.short)
-        subscription = await bench.subscribed("hung", "fine")
-        hung, fine = await bench.take(subscription, 2)
+        subscription, hung, fine = await bench.all_running("hung", "fine")
         await bench.advance(bench.short)
         assert await bench.control.progress(fine, 0.5)
         await bench.advance(bench.short)
@@ -100,8 +99,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_worker_is_notified(self, bench: Bench) -> None:
         """The receipt of a hung delivery is reported as revoked, and no other (law 2; C18)."""
         await bench.limit(max_processing_time=2 * bench.short)
-        subscription = await bench.subscribed("hung", "fine")
-        hung, fine = await bench.take(subscription, 2)
+        subscription, hung, fine = await bench.all_running("hung", "fine")
         waiting = await bench.start(bench.revoked(subscription))
         await bench.advance(bench.short)
         await bench.control.progress(fine, 0.5)

@@ -121,10 +121,9 @@ class PublishSuite(Harness):
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_known_when_cancelled_and_dead(self, bench: Bench) -> None:
         """Cancelled and dead tasks are known too (law 7)."""
-        control = bench.control
         subscription = bench.subscribe()
         await bench.publish("t1", "t2")
-        assert await control.cancel(KEY, "t1")
+        assert await bench.control.cancel(KEY, "t1")
         await _resent(bench, "t1")
         await bench.bury(subscription, await bench.one(subscription))
         await _resent(bench, "t2")

@@ -34,12 +34,8 @@ class ReplicasSuite(Harness):
         waiting = await other.start(there.receive(1, None))
         await bench.publish("t1")
         (delivery,) = (await other.outcome(waiting)).deliveries
-        waiting = await bench.start(here.receive(1, None))
-        await there.redeliver(delivery)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
-        waiting = await other.start(there.receive(1, None))
-        await here.close()
-        assert ids((await other.outcome(waiting)).deliveries) == ["t1"]
+        assert await bench.wakes(here.receive(1, None), there.redeliver(delivery)) == ["t1"]
+        assert await other.wakes(there.receive(1, None), here.close()) == ["t1"]
 
     @needs("shared")
     async def test_one_copy_across(self, bench: Bench) -> None:
@@ -104,8 +100,7 @@ class ReplicasSuite(Harness):
     @needs("durable")
     async def test_memory_survives(self, bench: Bench) -> None:
         """After a restart settled receipts, duplicates and the ledger are what they were (laws 1, 2, 7)."""
-        subscription = await bench.subscribed("acked", "open")
-        acked, stale = await bench.take(subscription, 2)
+        subscription, acked, stale = await bench.all_running("acked", "open")
         await subscription.ack(acked)
         after = await bench.reopen()
         subscription = after.subscribe()
@@ -120,12 +115,10 @@ class ReplicasSuite(Harness):
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL, "durable")
     async def test_dead_letters_survive(self, bench: Bench) -> None:
         """Dead letters and results are there after a restart (C26)."""
-        dead_letters = bench.dead_letters
-        subscription = await bench.subscribed("dead", "done")
-        dead, done = await bench.take(subscription, 2)
+        subscription, dead, done = await bench.all_running("dead", "done")
         await bench.bury(subscription, dead)
         await subscription.ack(done, results=[b"1"])
-        before = await dead_letters.list(KEY)
+        before = await bench.dead_letters.list(KEY)
         after = await bench.reopen()
         assert await after.dead_letters.list(KEY) == before
         assert await after.control.results(KEY, "done") == (b"1",)

@@ -80,8 +80,7 @@ class SettleSuite(Harness):
 
     async def test_batch_answers_per_receipt(self, bench: Bench) -> None:
         """A batch settles what is current and names what is not, in order (law 2)."""
-        subscription = await bench.subscribed("t1", "t2", "t3")
-        delivery, two, three = await bench.take(subscription, 3)
+        subscription, delivery, two, three = await bench.all_running("t1", "t2", "t3")
         await subscription.redeliver(two)
         assert await subscription.ack(delivery, two, three) == (OK, LOST, OK)
         assert ids(await bench.take(subscription, 3)) == ["t2"]
@@ -122,15 +121,14 @@ class SettleSuite(Harness):
     @needs(Capability.CONTROL)
     async def test_resent_after_the_end(self, bench: Bench) -> None:
         """An end by cancel or deadline leaves the answer of the last settlement as it was (law 2)."""
-        control = bench.control
         await bench.publish("cancelled")
         subscription = await bench.subscribed("expired", deadline=bench.now + bench.short)
         settled = await bench.take(subscription, 2)
         assert await subscription.redeliver(*settled, lost=True) == (OK, OK)
         running = await bench.take(subscription, 2)
-        assert await control.cancel(KEY, "cancelled")
+        assert await bench.control.cancel(KEY, "cancelled")
         await bench.advance(bench.short)
-        await control.maintain()
+        await bench.control.maintain()
         assert await subscription.redeliver(*settled, lost=True) == (OK, OK)
         assert await subscription.redeliver(*running, lost=True) == (LOST, LOST)
         await bench.expect(cancelled=1, expired=1)

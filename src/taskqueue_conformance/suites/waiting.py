@@ -37,27 +37,23 @@ class WaitingSuite(Harness):
         """A publish to any of the keys wakes the receive, with and without a timeout (OPEN-E1)."""
         subscription = bench.subscribe(OTHER, "gamma", KEY)
         await _wakes(bench, subscription)
-        waiting = await bench.start(subscription.receive(5, 3600.0))
-        await bench.publish("late", key=OTHER)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["late"]
+        assert await bench.wakes(
+            subscription.receive(5, 3600.0), bench.publish("late", key=OTHER)
+        ) == ["late"]
 
     async def test_redelivery_wakes(self, bench: Bench) -> None:
         """A release wakes another consumer at once (REV-E3)."""
         await bench.publish("t1")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         delivery = await bench.one(subscription)
-        waiting = await bench.start(two.receive(1, None))
-        await subscription.redeliver(delivery)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+        assert await bench.wakes(two.receive(1, None), subscription.redeliver(delivery)) == ["t1"]
 
     async def test_close_wakes(self, bench: Bench) -> None:
         """What a closing subscription releases wakes another consumer at once (REV-E3)."""
         await bench.publish("t1")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         await bench.one(subscription)
-        waiting = await bench.start(two.receive(1, None))
-        await subscription.close()
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+        assert await bench.wakes(two.receive(1, None), subscription.close()) == ["t1"]
 
     async def test_due_time_wakes(self, bench: Bench) -> None:
         """A scheduled task wakes a waiting receive when it falls due, and not before (law 8)."""
@@ -118,7 +114,4 @@ class WaitingSuite(Harness):
 
 
 async def _wakes(bench: Bench, subscription: Subscription) -> None:
-    waiting = await bench.start(subscription.receive(5, None))
-    assert not waiting.done(), "receive answered although nothing was there"
-    await bench.publish("t1")
-    assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+    assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
