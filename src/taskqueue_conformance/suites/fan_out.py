@@ -80,7 +80,9 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         check_refused(answer, Refusal.INTAKE_PAUSED, by=two)
         await bench.limit(two, intake_paused=False, moved_to="elsewhere")
         (answer,) = await _publish(bench, bench.task("t2"))
-        assert (answer.status, answer.code) == (Published.REFUSED, Refusal.MOVED), "(law 6)"
+        assert (answer.status, answer.code) == (Published.REFUSED, Refusal.MOVED), (
+            "not refused (law 6)"
+        )
         assert answer.reason, "refused without a reason (law 6)"
         assert await bench.control.ledger(key) == Ledger(published=1, waiting=1)
         await bench.limit(two, moved_to=None)
