@@ -16,8 +16,6 @@ from typing import Any, TypeVar, TypeVarTuple
 
 import pytest
 
-__all__ = ["JumpingLoop", "LoopClock", "jump", "pytest_asyncio_loop_factories"]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _QUIET = 0.005

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["free_port"]
-
 
 def free_port() -> int:
     """Return a loopback port that was free a moment ago."""

@@ -1,4 +1,4 @@
-"""Runs all static checks at once, and sums up."""
+"""Runs all static checks at once and prints a summary."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ CHECKS = {
 
 
 def run(command: list[str]) -> tuple[bool, str, float]:
-    """Runs one check: whether it passed, what it printed, and its seconds."""
+    """Run one check; return whether it passed, its output, and its seconds."""
     start = time.monotonic()
     done = subprocess.run(  # noqa: S603 - the commands are those of CHECKS
         command,
@@ -36,7 +36,7 @@ def run(command: list[str]) -> tuple[bool, str, float]:
 
 
 def main(checks: dict[str, list[str]] = CHECKS) -> int:
-    """Runs all checks at once and shows what the failed ones printed; 1 if there are any."""
+    """Run all checks at once and print the output of those that failed; return 1 if any did."""
     failed = []
     with ThreadPoolExecutor(len(checks)) as pool:
         names = {pool.submit(run, command): name for name, command in checks.items()}

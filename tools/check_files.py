@@ -28,12 +28,12 @@ def too_long(root: Path) -> Iterator[str]:
 
 
 def name_of(call: ast.Call) -> str | None:
-    """The last part of the name of what is called."""
+    """Return the last part of the name of the called function."""
     return getattr(call.func, "attr", None) or getattr(call.func, "id", None)
 
 
 def forbidden(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The line and name of each import or call that could turn data into code."""
+    """Find each import or call that could turn data into code; return its line and name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -59,7 +59,7 @@ def unsafe(root: Path) -> Iterator[str]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Prints what is wrong; 1 if anything is."""
+    """Print each problem; return 1 if there are any."""
     problems = [*too_long(root), *unsafe(root)]
     print(*problems, sep="\n", end="\n" if problems else "")
     return 1 if problems else 0

@@ -53,7 +53,7 @@ def misfits(lock: str, project: str, extra: str | None = None) -> Iterator[str]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Prints what is wrong; 1 if anything is."""
+    """Print each problem; return 1 if there are any."""
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
     problems = [*impurities((root / PROGRAMS).read_text(encoding="utf-8"), PROGRAMS)]
     for extra, name in [(None, LOCK), *OTHERS.items()]:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def declared(tree: ast.Module) -> list[str] | None:
-    """The names in `__all__`, or None if it is absent or not a plain list of strings."""
+    """Return the names in `__all__`, or None if it is absent or not a plain list of strings."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
@@ -28,12 +28,12 @@ def declared(tree: ast.Module) -> list[str] | None:
 
 
 def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """Return the syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def origin(package: Path, source: Path, node: ast.ImportFrom) -> Path | None:
-    """The folder or file stem, inside the package, that an import takes from; None if outside."""
+    """Return the folder or file stem, inside the package, of an import; None if it is outside."""
     if node.level:
         base = package.parents[node.level - 2] if node.level > 1 else package
     elif (node.module or "").split(".")[0] == package.relative_to(source).parts[0]:
@@ -57,20 +57,20 @@ def public_names(module: Path) -> list[str] | None:
 
 
 def defined(tree: ast.Module) -> set[str]:
-    """The public functions and classes that the package itself defines."""
+    """Return the public functions and classes that the package itself defines."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     names = {node.name for node in tree.body if isinstance(node, kinds)}
     return {name for name in names if not name.startswith("_")}
 
 
 def assigned(tree: ast.Module) -> set[str]:
-    """The names that the package assigns: it may list them, and need not."""
+    """Return the names that the package assigns: listing them in `__all__` is optional."""
     targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements of the module; those under `if TYPE_CHECKING` name what it loads lazily."""
+    """Return the statements of the module, including those under `if TYPE_CHECKING`, which name its lazy imports."""
     for node in tree.body:
         lazy = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         yield from node.body if lazy and isinstance(node, ast.If) else [node]
@@ -95,7 +95,7 @@ def re_exported(tree: ast.Module, package: Path, source: Path) -> Iterator[tuple
 
 
 def borrowed(tree: ast.Module, source: Path) -> set[str]:
-    """The names that are imported from other packages of the project: it may list them, and need not."""
+    """Return the names imported from other packages of the project: listing them is optional."""
     return {
         alias.asname or alias.name
         for node in tree.body
@@ -106,7 +106,7 @@ def borrowed(tree: ast.Module, source: Path) -> set[str]:
 
 
 def problems(init: Path, source: Path) -> Iterator[str]:
-    """What is wrong with the public names of one package."""
+    """Find the problems of the public names of one package."""
     tree = parse(init)
     imported = dict(re_exported(tree, init.parent, source))
     yield from filter(None, imported.values())
@@ -123,7 +123,7 @@ def problems(init: Path, source: Path) -> Iterator[str]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Prints what is wrong; 1 if anything is."""
+    """Print each problem; return 1 if there are any."""
     found = [
         f"{init.relative_to(root)}: {problem}"
         for init in sorted((root / "src").rglob("__init__.py"))

@@ -72,7 +72,7 @@ class Row:
 
 
 def read_rows(path: Path) -> tuple[int, list[Row]]:
-    """The current part and the rows in their order; BadRowsError unless all is well formed."""
+    """Return the current part and the rows in their order; raise BadRowsError if any is malformed."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         rows = [Row(**row) for row in table["row"]]
@@ -98,7 +98,7 @@ def read_rows(path: Path) -> tuple[int, list[Row]]:
 
 
 def ids_in(text: str, *, families: set[str]) -> Iterator[str]:
-    """The ids that a text names; a bare letter with a number only if its letter is a family."""
+    """Return the ids in a text; a bare letter with a number counts only if its letter is a family."""
     for match in NAMES.finditer(text):
         kind = match.lastgroup
         if kind == "row":
@@ -110,7 +110,7 @@ def ids_in(text: str, *, families: set[str]) -> Iterator[str]:
 
 
 def docstrings(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, str]]:
-    """The ::name and docstring of each class, and of each test function in or outside of one."""
+    """Return the ::name and docstring of each class and of each test function."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield f"{inside}::{node.name}", ast.get_docstring(node) or ""
@@ -132,7 +132,7 @@ def find_tests(root: Path, families: set[str]) -> dict[str, list[str]]:
 
 
 def render(current: int, rows: list[Row], tests: dict[str, list[str]]) -> str:
-    """The page. Tests that name a row of a later part are a beginning and prove it in part."""
+    """Return the page. A test that names a row of a later part proves it only in part."""
     lines = []
     for row in rows:
         due = [f"part {row.part}"] if row.part > current else []
@@ -154,7 +154,7 @@ def gaps(current: int, rows: list[Row], tests: dict[str, list[str]]) -> Iterator
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
-    """Writes the page, or with --check only compares; 1 if it is stale or there are gaps."""
+    """Write the page, or with --check only compare it; return 1 if it is stale or has gaps."""
     try:
         current, rows = read_rows(root / ROWS)
     except BadRowsError as error:

@@ -29,7 +29,7 @@ IMAGE = {
 
 
 def requires(name: str, extra: str) -> Iterator[Requirement]:
-    """What a package needs for an extra (none: without any); ours by pyproject.toml, which may be newer."""
+    """Return the requirements of a package for an extra; for this project, by pyproject.toml, which may be newer."""
     if name == OURS:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
         extras = project["optional-dependencies"]
@@ -42,7 +42,7 @@ def requires(name: str, extra: str) -> Iterator[Requirement]:
 
 
 def needed(roots: Iterable[str]) -> set[str]:
-    """The names of all that these need on Linux, their own left out if they are ours."""
+    """Return the names of all requirements on Linux, without packages of this project."""
     found: set[tuple[str, str]] = set()
     waiting = [Requirement(root) for root in roots]
     while waiting:

@@ -15,7 +15,7 @@ BEGIN, END = "<!-- operations -->\n", "<!-- end of operations -->\n"
 
 
 def table(operations: Sequence[Operation]) -> str:
-    """The table, a heading per tag."""
+    """Return the table, with a heading per tag."""
     lines = []
     for tag in dict.fromkeys(operation.tag for operation in operations):
         lines += [f"\n### {tag.capitalize()}\n", "| operation | verb | |", "| --- | --- | --- |"]

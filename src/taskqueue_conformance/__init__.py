@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendSuite", "Bench", "Harness", "QueueMachine", "needs"]
 
-_HOMES = {
+_MODULES = {
     "BackendSuite": "suite",
     "Bench": "bench",
     "Harness": "harness",
@@ -43,6 +43,6 @@ _HOMES = {
 
 # pytest imports this package for the plugin in every run: what costs time is imported when it is asked for.
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,10 +1,10 @@
-"""One backend under test, with the few moves that most tests are made of."""
+"""One backend under test, with the steps that most tests share."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar, cast
 
@@ -30,8 +30,8 @@ from taskqueue_core.capabilities import (
     slots_of,
 )
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.tasks import Delivery, Ledger, Published, Settled, State, Task
+from taskqueue_core.errors import BackendUnavailable, LeaseLost
+from taskqueue_core.tasks import Delivery, Ledger, Published, Received, Settled, State, Task
 
 KEY = "alpha"
 """the queue that tests use unless they need two"""
@@ -48,10 +48,10 @@ def ids(deliveries: Iterable[Delivery]) -> list[str]:
 
 def check_pool(view: PoolView) -> None:
     """Fail where a pool's books do not balance, or where it shows what is its holders' alone."""
-    assert all(lease.token == "" for lease in view.leases), "a token was shown to everybody"
-    assert all(lease.note is None for lease in view.leases), "a note was shown to everybody"
+    assert all(lease.token == "" for lease in view.leases), "the pool shows a token to every client"
+    assert all(lease.note is None for lease in view.leases), "the pool shows a note to every client"
     fences = [lease.fence for lease in view.leases]
-    assert fences == sorted(set(fences)), f"two leases of one fence, or out of order: {fences}"
+    assert fences == sorted(set(fences)), f"fences must be unique and rise: got: {fences}"
     jobs = Counter((lease.model, lease.job) for lease in view.leases if lease.job is not None)
     assert not jobs or max(jobs.values()) == 1, f"a job has several slots: {jobs}"
     held = Counter((lease.model, lease.server, lease.state) for lease in view.leases)
@@ -141,13 +141,45 @@ class Bench:
         tasks = tuple(self.task(task_id, **fields) for task_id in task_ids)
         for confirmation in await self.backend.publisher.publish(*tasks):
             assert confirmation.status is Published.ACCEPTED, (
-                f"fresh task not accepted: {confirmation}"
+                f"a new task must be accepted (laws 6, 7): got {confirmation}"
             )
         return tasks
 
     def subscribe(self, *keys: str, consumer: str = "worker") -> Subscription:
         """Subscribe to ``keys``, or to `KEY`."""
         return self.backend.subscribe(keys or (KEY,), consumer)
+
+    async def subscribed(self, *task_ids: str, **fields: Any) -> Subscription:
+        """Publish tasks, and subscribe to `KEY`."""
+        await self.publish(*task_ids, **fields)
+        return self.subscribe()
+
+    async def running(self, *task_ids: str, **fields: Any) -> tuple[Subscription, Delivery]:
+        """Publish tasks, and receive the first of them through a subscription to `KEY`."""
+        subscription = await self.subscribed(*task_ids, **fields)
+        return subscription, await self.one(subscription)
+
+    async def all_running(self, *task_ids: str, **fields: Any) -> tuple[Any, ...]:
+        """Publish tasks and receive them all; return the subscription, then the deliveries."""
+        subscription = await self.subscribed(*task_ids, **fields)
+        return subscription, *await self.take(subscription, len(task_ids))
+
+    async def wakes(
+        self, receive: Coroutine[Any, Any, Received], event: Awaitable[object]
+    ) -> list[str]:
+        """Fail unless a receive waits until an event, and then returns; return the ids of its deliveries."""
+        waiting = await self.start(receive)
+        assert not waiting.done(), "a receive returned at once: expected it to wait"
+        await event
+        return ids((await self.outcome(waiting)).deliveries)
+
+    async def stale(self, settlement: Awaitable[object]) -> None:
+        """Fail unless a settlement raises `LeaseLost`, because its receipt is stale."""
+        try:
+            answer = await settlement
+        except LeaseLost:
+            return
+        pytest.fail(f"a stale receipt was accepted (law 2): expected LeaseLost, got {answer}")
 
     async def take(self, subscription: Subscription, limit: int = 1) -> list[Delivery]:
         """Receive without waiting, until there are ``limit`` deliveries or nothing more is to be had."""
@@ -162,7 +194,7 @@ class Bench:
     async def one(self, subscription: Subscription) -> Delivery:
         """Receive the one delivery that must be available."""
         taken = await self.take(subscription)
-        assert taken, "nothing delivered although a task is available"
+        assert taken, "nothing was delivered: expected one delivery, because a task is available"
         return taken[0]
 
     async def drain(self, *subscriptions: Subscription, count: int, limit: int = 1) -> list[str]:
@@ -189,12 +221,14 @@ class Bench:
         return taken
 
     async def redeliver_until_dead(self, subscription: Subscription) -> None:
-        """Lose the one available task until the poison guard buries it."""
+        """Lose the one available task until it is dead."""
         for _ in range(1001):
             outcome = await subscription.redeliver(await self.one(subscription), lost=True)
             if outcome == (Settled.DEAD,):
                 return
-        pytest.fail("a task lost 1001 times is still alive (law 3, max_losses)")
+        pytest.fail(
+            "a task that was lost 1001 times is not dead: expected Settled.DEAD after max_losses losses (law 3)"
+        )
 
     async def bury(
         self, subscription: Subscription, delivery: Delivery, reason: str = "bad"
@@ -228,7 +262,7 @@ class Bench:
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
-        """Change in which order the tasks of a queue are handed out."""
+        """Change in which order the tasks of a queue are delivered."""
         self._require(Capability.ORDER)
         await self.configure(key, **settings)
 
@@ -237,7 +271,7 @@ class Bench:
         await self.arrange(key, order=Order.FAIR, **settings)
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        """Make a bell for room in ``keys``, or in `KEY`."""
+        """Make a signal for room in ``keys``, or in `KEY`."""
         self._require(Capability.FLOW)
         return cast("RoomSignals", self.backend.publisher).room_signal(*(keys or (KEY,)))
 
@@ -248,7 +282,7 @@ class Bench:
         ledger = await self.control.ledger(KEY)
         counts.setdefault("published", sum(counts.values()))
         expected = Ledger(**counts)
-        assert ledger == expected, f"the ledger is {ledger}, it must be {expected} (law 1)"
+        assert ledger == expected, f"the ledger of {KEY!r} is wrong (law 1)"
 
     async def state(self, task_id: str, key: str = KEY) -> State | None:
         """Return a task's state, ``None`` where it is not known."""
@@ -277,7 +311,7 @@ class Bench:
                 while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
                     await asyncio.sleep(0.001)
         except TimeoutError:
-            pytest.fail(f"waited in vain: {what}")
+            pytest.fail(f"timed out, still waiting: {what}")
 
     async def start(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a call and let it come to where it waits."""
@@ -290,7 +324,7 @@ class Bench:
         """Return what a started call answers; fail where it hangs."""
         done, _ = await asyncio.wait({task}, timeout=self._harness.patience)
         if not done:
-            pytest.fail("the call still waits, although what it waits for has happened")
+            pytest.fail("a call still waits: expected it to return after the event")
         return task.result()
 
     async def replica(self) -> Bench:

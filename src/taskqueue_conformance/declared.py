@@ -1,4 +1,4 @@
-"""What a backend declares it keeps; what it does not declare it refuses by its name."""
+"""Declared settings are kept; undeclared ones are refused, by name."""
 
 from __future__ import annotations
 
@@ -31,31 +31,13 @@ class DeclaredSuite(Harness):
     @needs(Capability.CONTROL)
     async def test_limits_are_kept_or_refused(self, bench: Bench) -> None:
         """Limits are settings like others; a backend without ``flow`` refuses each by its name."""
-        if has(bench.backend, Capability.FLOW):
-            confirmed = await bench.configure(**_LIMITS)
-            assert confirmed == QueueSettings(version=1, **_LIMITS)
-            assert await bench.control.settings(KEY) == confirmed
-            return
-        for name, limit in _LIMITS.items():
-            with pytest.raises(InvalidInput) as refused:
-                await bench.configure(**{name: limit})
-            assert refused.value.field == name
-        assert await bench.control.settings(KEY) == QueueSettings()
+        await _kept_or_refused(bench, Capability.FLOW, _LIMITS)
 
     @needs(Capability.CONTROL)
     async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
         """An order is settings like others; a backend without ``order`` refuses each by its name."""
         chosen: dict[str, Any] = {"order": Order.FAIR, **FAIR, "floor_share": 0.25}
-        if has(bench.backend, Capability.ORDER):
-            confirmed = await bench.configure(**chosen)
-            assert confirmed == QueueSettings(version=1, **chosen)
-            assert await bench.control.settings(KEY) == confirmed
-            return
-        for name, value in chosen.items():
-            with pytest.raises(InvalidInput) as refused:
-                await bench.configure(**{name: value})
-            assert refused.value.field == name
-        assert await bench.control.settings(KEY) == QueueSettings()
+        await _kept_or_refused(bench, Capability.ORDER, chosen)
 
     @needs(Capability.CONTROL)
     async def test_binding_is_kept_or_refused(self, bench: Bench) -> None:
@@ -82,3 +64,16 @@ class DeclaredSuite(Harness):
         await bench.publish("t2", tenant="a")
         (delivery,) = await bench.take(bench.subscribe(), 9)
         assert (delivery.task.id, delivery.task.tenant) == ("t2", "a")
+
+
+async def _kept_or_refused(bench: Bench, capability: Capability, chosen: dict[str, Any]) -> None:
+    if has(bench.backend, capability):
+        confirmed = await bench.configure(**chosen)
+        assert confirmed == QueueSettings(version=1, **chosen)
+        assert await bench.control.settings(KEY) == confirmed
+        return
+    for name, value in chosen.items():
+        with pytest.raises(InvalidInput) as refused:
+            await bench.configure(**{name: value})
+        assert refused.value.field == name
+    assert await bench.control.settings(KEY) == QueueSettings()

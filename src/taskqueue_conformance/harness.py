@@ -1,4 +1,4 @@
-"""What the author of a backend writes, and the fixture that every test of the kit runs on."""
+"""The class that the author of a backend subclasses, and the fixture that the tests of the kit use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskqueue_core.backend import Backend, Capabilities
 from taskqueue_core.clock import ManualClock
 
 _FAR = 100_000.0
-"""seconds that do not pass by themselves during a test"""
+"""Seconds that do not pass by themselves during a test."""
 
 
 class Harness:
@@ -29,7 +29,7 @@ class Harness:
     capabilities: ClassVar[Capabilities] = Capabilities()
     """what the backend must declare; tests that need more are not collected"""
     manual_clock: ClassVar[bool] = True
-    """whether the backend lives by the clock it is given; if not, the kit really sleeps"""
+    """whether the backend uses the clock that it is given; if not, the kit sleeps for real"""
     short: ClassVar[float] = 0.5
     """seconds that count as a while: with a manual clock they cost nothing"""
     patience: ClassVar[float] = 5.0

@@ -1,77 +1,33 @@
-"""The pytest plugin of the kit: only tests that apply to a backend are collected, and a run says what was left out.
+"""The pytest plugin of the kit: collects the tests that apply to a backend, and explains their failures.
 
-Failures show their values, and ``-m conformance`` selects the kit's tests.
+``-m conformance`` selects the tests of the kit. A failure names the law, the expected value and the actual one.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import Counter
+from collections.abc import Generator
 from importlib import import_module
 from typing import Any
 
 import pytest
 
-MODULES = (
-    "bench",
-    "declared",
-    "harness",
-    "model.draws",
-    "model.ends",
-    "model.entries",
-    "model.limits",
-    "model.machine",
-    "model.model",
-    "model.moves",
-    "model.shelf",
-    "model.turns",
-    "slots.endpoints",
-    "slots.helpers",
-    "slots.leases",
-    "slots.machine",
-    "slots.model",
-    "slots.notifications",
-    "slots.reconcile",
-    "slots.unused",
-    "suites.capacity",
-    "suites.close",
-    "suites.concurrency",
-    "suites.control",
-    "suites.dead_letters",
-    "suites.deliver",
-    "suites.expire",
-    "suites.fan_out",
-    "suites.floor_share",
-    "suites.flow",
-    "suites.handover",
-    "suites.inputs",
-    "suites.ledger",
-    "suites.moved",
-    "suites.order",
-    "suites.order_change",
-    "suites.ordering_keys",
-    "suites.processing",
-    "suites.publish",
-    "suites.rate",
-    "suites.replicas",
-    "suites.retry",
-    "suites.revocation",
-    "suites.room_signal",
-    "suites.schedule",
-    "suites.settle",
-    "suites.tenants",
-    "suites.tracking",
-    "suites.waiting",
-)
-"""the modules of the kit that hold assertions"""
-
-pytest.register_assert_rewrite(*(f"taskqueue_conformance.{module}" for module in MODULES))
-
-
 _KIT = "taskqueue_conformance"
+PARTS = ("bench", "declared", "harness", "histories", "model", "slots", "suites")
+"""the modules and folders of the kit that contain assertions"""
+
+pytest.register_assert_rewrite(*(f"{_KIT}.{part}" for part in PARTS))
+
 _counted = pytest.StashKey[dict[str, Counter[str]]]()
 """for each class, by its node id: how many tests apply (under ``""``), and how many lack what"""
 _lines = pytest.StashKey[list[str]]()
-"""what the summary says"""
+"""the lines of the summary"""
+_explained = pytest.StashKey[bool]()
+"""whether the test that runs is one of the kit's"""
+_SHORT = 300
+"""the longest representation of two values, in characters, that is shown in one line"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.stash[_counted] = {}
     config.stash[_lines] = []
+    config.stash[_explained] = False
 
 
 def pytest_pycollect_makeitem(
@@ -104,15 +61,59 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Put into words what was left out of the classes that are run."""
+    """Count the tests that were left out of the classes that are run."""
     run = {item.parent.nodeid for item in session.items if item.parent}
     for name, counts in session.config.stash[_counted].items():
         if name in run:
             session.config.stash[_lines].append(_line(name, counts))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Begin the message of a failed test of the kit with the law that the backend breaks."""
+    of_the_kit = _of_the_kit(getattr(item, "cls", None)) and isinstance(item, pytest.Function)
+    item.config.stash[_explained] = of_the_kit
+    try:
+        yield
+    except (Exception, pytest.fail.Exception) as error:
+        if of_the_kit:
+            _explain(error, broken_law(item.function))  # type: ignore[attr-defined] # a Function
+        raise
+    finally:
+        item.config.stash[_explained] = False
+
+
+def pytest_assertrepr_compare(
+    config: pytest.Config, op: str, left: object, right: object
+) -> list[str] | None:
+    """Show the expected value first, then the value that the backend gave."""
+    line = f"expected {right!r}, got {left!r}"
+    if config.stash[_explained] and op in ("==", "is") and len(line) <= _SHORT:
+        return [line]
+    return None
+
+
+def broken_law(test: object) -> str:
+    """Return what a test of the kit proves, and the number of its law: both are in the docstring of the test."""
+    text = " ".join((inspect.getdoc(test) or "").split())
+    numbers = [n for part in re.findall(r"[Ll]aws? ([\d, ]*\d)", text) for n in part.split(", ")]
+    promise = re.sub(r" \([^()]*\b(?:laws? \d|[A-Z]+-?[A-Z]?\d)[^()]*\)", "", text)
+    law = f"law{'s' if numbers[1:] else ''} {' and '.join(numbers)}" if numbers else "contract"
+    return f"{law} (docs/laws.md): {promise}"
+
+
+def _explain(error: BaseException, law: str) -> None:
+    if isinstance(error, AssertionError):
+        message = str(error).replace("assert expected ", "expected ")
+        error.args = (f"{law}\n{message}",)
+    elif isinstance(error, pytest.fail.Exception):
+        error.msg = f"{law}\n{error.msg}"
+    else:
+        error.add_note(law)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what a process of pytest-xdist found to the one that prints."""
+    """Send the lines of the summary from a process of pytest-xdist to the process that prints them."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[_KIT] = session.config.stash[_lines]
@@ -120,7 +121,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take what a process of pytest-xdist found: each of them collects all tests."""
+    """Take the lines of the summary from a process of pytest-xdist: each process collects all tests."""
     result = getattr(node, "workeroutput", {}).get(_KIT, [])
     node.config.stash[_lines] = result or node.config.stash[_lines]
 

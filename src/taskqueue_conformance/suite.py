@@ -7,7 +7,7 @@ from taskqueue_conformance.model.machine import MachineSuite
 from taskqueue_conformance.slots.endpoints import SlotServersSuite
 from taskqueue_conformance.slots.leases import SlotLeasesSuite
 from taskqueue_conformance.slots.machine import SlotsMachineSuite
-from taskqueue_conformance.slots.notifications import SlotBellsSuite
+from taskqueue_conformance.slots.notifications import SlotSignalsSuite
 from taskqueue_conformance.slots.reconcile import SlotReconcileSuite
 from taskqueue_conformance.slots.unused import SlotUnusedSuite
 from taskqueue_conformance.suites.capacity import CapacitySuite
@@ -44,7 +44,7 @@ from taskqueue_conformance.suites.waiting import WaitingSuite
 class SlotsSuite(
     SlotsMachineSuite,
     SlotUnusedSuite,
-    SlotBellsSuite,
+    SlotSignalsSuite,
     SlotReconcileSuite,
     SlotServersSuite,
     SlotLeasesSuite,

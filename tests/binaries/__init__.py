@@ -17,18 +17,6 @@ from typing import NamedTuple
 from tests.binaries import npm, wheels
 from tests.binaries.folders import Unavailable
 
-__all__ = [
-    "Browser",
-    "Node",
-    "Unavailable",
-    "c_compiler",
-    "chromium",
-    "curl",
-    "node",
-    "postgres",
-    "store_servers",
-]
-
 _OLDEST_NODE = (20, 10)
 """the first that has a WebSocket client, behind an option"""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from tests import binaries
+from tests.binaries.folders import Unavailable
 from tests.prefect.databases import tables
 from tests.prefect.environment import other_prefect, python_with_prefect
 
@@ -22,7 +23,7 @@ def main() -> int:
         for future in [pool.submit(maker) for maker in makers]:
             try:
                 future.result()
-            except binaries.Unavailable as error:
+            except Unavailable as error:
                 missing = 1
                 print(error, file=sys.stderr)  # noqa: T201 - a command
     return missing

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["ROOT", "Unavailable", "announce", "install", "made", "run"]
-
 ROOT = Path(__file__).parents[2]
 _SECONDS = 900
 """for one command: a registry may be slow"""

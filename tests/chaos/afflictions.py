@@ -19,8 +19,6 @@ from tests.redis.resp import RedisError
 if TYPE_CHECKING:
     from tests.chaos.world import World
 
-__all__ = ["Afflictions"]
-
 _DELAY = 0.02
 _SLICE = 7
 _SQUEEZED = {"max_inflight": 2, "rate_limit": RateLimit(max_tokens=50)}

@@ -7,8 +7,6 @@ import pytest
 from tests.chaos.checker import Figures
 from tests.chaos.world import Outcome, Shape
 
-__all__ = ["CHAOS", "LEASE", "LONG", "PASSES", "SEEDS", "SLACK", "passed", "small"]
-
 LEASE = 1.2
 HOUSEKEEPING = 0.3
 PASSES = 2 * 1.5 * HOUSEKEEPING

@@ -14,8 +14,6 @@ from typing import Any
 from tests.chaos.history import Log, What
 from tests.chaos.programs.common import Setup, perform
 
-__all__ = ["Actor", "Cast"]
-
 _PATIENCE = 20.0
 # Processes are forked from one that has everything loaded: a start takes milliseconds.
 _nursery = multiprocessing.get_context("forkserver")

@@ -13,8 +13,6 @@ from tests.chaos import rules_fate, rules_order, rules_run, rules_time
 from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, History, Terms, Violation
 
-__all__ = ["RULES", "Figures", "Verdict", "check", "figures"]
-
 Rule = Callable[[History, Dump, Terms], Iterator[Violation]]
 
 RULES: dict[str, Rule] = {

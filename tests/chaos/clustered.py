@@ -21,8 +21,6 @@ from tests.redis.clusters import Cluster
 from tests.redis.engines import Engine, find_engine
 from tests.redis.servers import RedisServer
 
-__all__ = ["CLUSTER_KEYS", "Clustered", "Sharded", "standstill"]
-
 _PREFIX = "chaos"
 _PARTITIONS = 8
 CLUSTER_KEYS = ("beta", "epsilon", "gamma", "eta", "alpha", "mu")

@@ -13,8 +13,6 @@ from taskqueue_core.tasks import Ledger
 from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, Known
 
-__all__ = ["dead_ids", "ledgers_of", "live", "take_dump"]
-
 
 async def ledgers_of(backend: Backend, keys: Iterable[str]) -> dict[str, Ledger]:
     """Return the ledger of each queue."""

@@ -15,8 +15,6 @@ import msgspec
 from taskqueue_core.capabilities import Durability
 from tests.redis.losses import LAG, Case, Cut, Loss, build_shim, measure
 
-__all__ = ["CASES", "RESULTS", "Row", "campaign", "table"]
-
 RESULTS = Path(__file__).parent / "results" / "durability.json"
 _SLOW = 0.5
 _LOAD = (0.6, 1.2)

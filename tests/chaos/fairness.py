@@ -19,8 +19,6 @@ from taskqueue_core.tasks import Task
 from tests.chaos.limiting import limit
 from tests.chaos.world import Shape, World
 
-__all__ = ["JAIN", "MANY", "RESULTS", "SLACK", "SLOWER", "Turns", "campaign", "measure", "table"]
-
 RESULTS = Path(__file__).parent / "results" / "fairness.json"
 SLOWER = 2.0
 """how many times longer the 99 may wait beside the one than alone"""

@@ -16,8 +16,6 @@ from taskqueue_core.tasks import Ledger
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Shape
 
-__all__ = ["Fleet", "Onlooker"]
-
 EVERY = 2.0
 """seconds from one pair of kills to the next"""
 _AWAY = 0.3

@@ -19,8 +19,6 @@ import msgspec
 
 from taskqueue_core.tasks import Delivery
 
-__all__ = ["Event", "Log", "What", "merge", "read"]
-
 
 class What(StrEnum):
     """What can happen. Calls and their answers are two events; a call without an answer may or may not have worked."""

@@ -14,8 +14,6 @@ from tests.chaos.history import What
 if TYPE_CHECKING:
     from tests.chaos.world import World
 
-__all__ = ["limit", "pause", "resume", "swap"]
-
 _AGAIN = 0.03
 _OF_FAIR = ("weights", "tenant_capacity", "tenant_max_inflight", "tenant_rate_limit")
 

@@ -11,8 +11,6 @@ import msgspec
 from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, Known
 
-__all__ = ["MUTATIONS", "Mutant", "Mutation"]
-
 
 class Mutant(NamedTuple):
     """A history and its dump, one of them no longer true."""

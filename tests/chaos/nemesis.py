@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = ["MENUS", "Fault", "Offer", "describe", "read_faults", "schedule", "unleash"]
-
 
 class Fault(msgspec.Struct, frozen=True):
     """One fault. The same values have the same effect in every replay."""

@@ -17,8 +17,6 @@ from tests.chaos.history import Event, What
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Outcome, Shape, World
 
-__all__ = ["LONG", "RECOVERY", "RESULTS", "Outage", "Row", "campaign", "suffer", "table"]
-
 RECOVERY = 5.0
 """seconds within which everybody is back once the store is"""
 RESULTS = Path(__file__).parent / "results" / "outages.json"

@@ -10,8 +10,6 @@ import struct
 from collections.abc import Callable
 from typing import Self
 
-__all__ = ["Address", "FaultProxy"]
-
 Address = tuple[str, int]
 _CHUNK = 64 * 1024
 _RESET = struct.pack("ii", 1, 0)

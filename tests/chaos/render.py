@@ -8,8 +8,6 @@ from tests.chaos import durability, fairness, outages
 from tests.chaos.checker import Spread
 from tests.chaos.totals import TOTALS, Totals, read_totals
 
-__all__ = ["BLOCKS", "PAGE", "put", "render", "table"]
-
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reliability.md"
 BEGIN = "<!-- written by `python3 dev.py {command}`: begin -->"

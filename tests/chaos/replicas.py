@@ -18,8 +18,6 @@ from tests.chaos.proxy import Address, FaultProxy
 from tests.chaos.world import Shape, World
 from tests.redis.reserved import PortHold, reserve
 
-__all__ = ["Replicas"]
-
 _SERVERS = 2
 _HOUSEKEEPING = 2.0
 """what servers do, whatever the store is told"""

@@ -18,8 +18,6 @@ from tests.redis.clusters import Sentinels
 from tests.redis.engines import find_engine
 from tests.redis.servers import RedisServer
 
-__all__ = ["Guarded", "Pair"]
-
 
 class Pair(World):
     """A master and a replica, the link between them, and clients who are led to whichever is the master.

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from tests.chaos.history import What
 from tests.chaos.story import LIVE, STATES, Dump, History, Story, Terms, Violation
 
-__all__ = ["r0", "r1", "r2", "r3", "r4", "r5", "r6"]
-
 _ENDS = {"ack": "done", "dead_letter": "dead"}
 
 

@@ -12,8 +12,6 @@ from tests.chaos.history import What
 from tests.chaos.rules_time import in_force
 from tests.chaos.story import Dump, Handout, History, Story, Terms, Violation
 
-__all__ = ["classes", "fair", "floor", "r7", "r8"]
-
 _INF = float("inf")
 _ROUNDING = 0.002
 """the store may keep times in milliseconds"""

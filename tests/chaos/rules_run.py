@@ -10,8 +10,6 @@ from tests.chaos.history import What
 from tests.chaos.rules_time import in_force
 from tests.chaos.story import LIVE, Dump, Handout, History, Story, Terms, Violation
 
-__all__ = ["budget", "duplicates", "logs", "r14", "r15", "r16"]
-
 _FREEZE_THAT_COUNTS = 0.5
 """the part of a lease for which a silent consumer must be silent before anything of its may be taken"""
 

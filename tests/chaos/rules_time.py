@@ -8,8 +8,6 @@ from itertools import zip_longest
 from tests.chaos.history import What
 from tests.chaos.story import Dump, Handout, History, Story, Terms, Violation
 
-__all__ = ["in_flight", "in_force", "r9", "r10", "r11", "r12", "r13"]
-
 _INF = float("inf")
 _ROUNDING = 0.002
 """the store may keep times in milliseconds"""

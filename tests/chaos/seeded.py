@@ -18,8 +18,6 @@ from tests.chaos.nemesis import Fault, describe, schedule
 from tests.chaos.replicas import Replicas
 from tests.chaos.world import Shape, World
 
-__all__ = ["MIX", "Report", "Scenario", "carry_out", "scenario"]
-
 MIX = ("mixed", "mixed", "mixed", "processes", "redis", "limits", "links", "servers", "order")
 """the menus of consecutive seeds"""
 _SECONDS = 1.8

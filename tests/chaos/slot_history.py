@@ -16,20 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = [
-    "IDLE",
-    "LEASE",
-    "PLACES",
-    "SETTLED",
-    "TOGETHER",
-    "Call",
-    "Figures",
-    "Held",
-    "Place",
-    "check",
-    "read",
-]
-
 LEASE = 0.2
 SETTLED = 0.06
 IDLE = 0.05

@@ -11,20 +11,6 @@ import msgspec
 
 from tests.chaos.history import Event, What
 
-__all__ = [
-    "LIVE",
-    "STATES",
-    "Dump",
-    "Handout",
-    "History",
-    "Known",
-    "Publication",
-    "Settlement",
-    "Story",
-    "Terms",
-    "Violation",
-]
-
 LIVE = frozenset({"waiting", "scheduled", "in_flight"})
 STATES = LIVE | {"done", "dead", "expired", "cancelled", "discarded"}
 _INF = float("inf")

@@ -9,8 +9,6 @@ from typing import Any
 from tests.chaos.history import Event, What
 from tests.chaos.story import Dump, Known
 
-__all__ = ["WALL", "RandomRun", "Simulation"]
-
 WALL = 1_000_000.0
 """how far the store's clock is ahead of the monotonic one"""
 _STATES = ("waiting", "scheduled", "in_flight", "done", "dead", "expired", "cancelled", "discarded")

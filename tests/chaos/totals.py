@@ -15,18 +15,6 @@ import msgspec
 from tests.chaos.checker import Spread
 from tests.chaos.seeded import Report, Scenario
 
-__all__ = [
-    "REGRESSIONS",
-    "TOTALS",
-    "Failed",
-    "Totals",
-    "add_regression",
-    "read_regressions",
-    "read_totals",
-    "reset",
-    "updated",
-]
-
 _HERE = Path(__file__).parent
 TOTALS = _HERE / "results" / "totals.json"
 REGRESSIONS = _HERE / "regressions.toml"

@@ -31,8 +31,6 @@ from tests.chaos.story import Dump, Terms
 from tests.redis.engines import Engine, find_engine
 from tests.redis.servers import RedisServer
 
-__all__ = ["CONFIG", "KEYS", "Outcome", "Shape", "World"]
-
 KEYS = ("alpha", "beta", "gamma")
 CONFIG = {"appendfsync": "no"}
 """While a sync goes on Redis answers before it writes: a kill then says something about this machine's disk alone."""

@@ -64,7 +64,7 @@ class StarvesAKey(_Reordering):
 
 
 class ReturnedLast(_Reordering):
-    """A hand-back goes to the end of the queue."""
+    """A release goes to the end of the queue."""
 
     returned: set[str]
 
@@ -121,7 +121,7 @@ class Unchecked(FacadeSubscription):
 
 
 class DropsOnRedeliver(FacadeSubscription):
-    """A hand-back ends the task."""
+    """A release ends the task."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         if lost:
@@ -130,7 +130,7 @@ class DropsOnRedeliver(FacadeSubscription):
 
 
 class BurnsAnAttempt(FacadeSubscription):
-    """A hand-back counts as a failure."""
+    """A release counts as a failure."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         if lost:
@@ -142,7 +142,7 @@ class BurnsAnAttempt(FacadeSubscription):
 
 
 class CountsHandBackAsLoss(FacadeSubscription):
-    """A hand-back counts as a loss, and a loss as a hand-back."""
+    """A release counts as a loss, and a loss as a release."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         return await super().redeliver(*deliveries, lost=not lost)

@@ -36,7 +36,7 @@ class EndsTheHealthy(FacadeControl):
 
 
 class HangsForNothing(Facade):
-    """What hung comes back as if it had been handed back."""
+    """What hung comes back as if it had been released."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)

@@ -93,7 +93,7 @@ class TakeoverLeaks(FacadeSlots):
         for (shown, _), lease in zip(pairs, bound, strict=True):
             if lease is not None and lease.resumed:
                 place = self.pool.models[shown.model][shown.server]
-                self.pool.grant(place, "nobody", self.facade.now(), ttl)
+                self.pool.grant(place, "unknown", self.facade.now(), ttl)
         return bound
 
 
@@ -122,11 +122,11 @@ class TakeoverForgetsNotes(FacadeSlots):
 
 
 class LosesThePool(FacadeSlots):
-    """What was lost with the pool is not made anew."""
+    """What was lost with the pool is not made again."""
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         epoch = self.pool.epoch
-        known = [one if one.token.startswith(epoch) else _nobodys(one) for one in leases]
+        known = [one if one.token.startswith(epoch) else _without_tenant(one) for one in leases]
         return await self.inner.renew(*known, ttl=ttl)
 
 
@@ -296,5 +296,5 @@ class ShowsTokens(FacadeSlots):
         return structs.replace(view, leases=tuple(leases))
 
 
-def _nobodys(lease: SlotLease) -> SlotLease:
+def _without_tenant(lease: SlotLease) -> SlotLease:
     return structs.replace(lease, token="")

@@ -111,12 +111,12 @@ class LyingControl(FacadeControl, ABC):
         self.key = key
         twisted = settings.model_copy(update=self.twist(settings))
         confirmed = await self.inner.configure(key, twisted)
-        self.facade.told[key] = settings.model_copy(update={"version": confirmed.version})
-        return self.facade.told[key]
+        self.facade.values[key] = settings.model_copy(update={"version": confirmed.version})
+        return self.facade.values[key]
 
     async def settings(self, key: str) -> QueueSettings:
         """Tell those that were asked for."""
-        return self.facade.told.get(key) or await self.inner.settings(key)
+        return self.facade.values.get(key) or await self.inner.settings(key)
 
 
 class GivesOneTooMany(LyingControl):
@@ -210,7 +210,7 @@ class OneHoldsUpAll(FacadeSubscription):
 
 
 class RefundsTokens(FacadeSubscription):
-    """What is handed back has cost no token."""
+    """What is released has cost no token."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for delivery in deliveries:

@@ -72,7 +72,7 @@ class StartsAnew(FacadeSubscription):
 
 
 class ReturnedJumps(FacadeSubscription):
-    """A hand-back comes before the other tenants."""
+    """A release comes before the other tenants."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         answers = await super().redeliver(*deliveries, lost=lost)
@@ -94,7 +94,7 @@ class DropsOnSwap(FacadeControl):
 
 
 class SwapsLater(LyingControl):
-    """What waits is handed out in the order in which it came, fair or not."""
+    """What waits is delivered in the order in which it came, fair or not."""
 
     def twist(self, settings: QueueSettings) -> dict[str, Any]:
         changes = settings.order is not queue_of(self.facade, self.key).settings.order
@@ -123,7 +123,7 @@ class GivesTenantsOneTooMany(LyingControl):
 
 
 class RefundsTenants(FacadeSubscription):
-    """What is handed back has cost its tenant no token."""
+    """What is released has cost its tenant no token."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         for record in _records(self.facade, *deliveries):
@@ -163,7 +163,7 @@ class ForgetsEntities(FacadePublisher):
 
 
 class ReleasesOnHandBack(FacadeSubscription):
-    """A task that was handed back holds its ordering key no more."""
+    """A task that was released holds its ordering key no more."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         answers = await super().redeliver(*deliveries, lost=lost)

@@ -101,7 +101,7 @@ class CountsWrong(FacadeControl):
 
 
 class ExpiresTwice(FacadeControl):
-    """Housekeeping reports an expired task again."""
+    """Maintenance reports an expired task again."""
 
     last: tuple[Any, ...] = ()
 

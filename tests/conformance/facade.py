@@ -129,7 +129,7 @@ class Facade:
         self.retries: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
         self.tokens: set[tuple[str, str, str | None]] = set()
         self.shown: tuple[Delivery, ...] = ()
-        self.told: dict[str, QueueSettings] = {}
+        self.values: dict[str, QueueSettings] = {}
         self.publisher = self.publisher_type(self.inner.publisher, self)
         self.control = self.control_type(self.inner.control, self)
         self.dead_letters = self.dead_letters_type(self.inner.dead_letters, self)

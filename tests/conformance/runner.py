@@ -38,11 +38,11 @@ def outcomes(suite: Harness, *only: str) -> dict[str, str]:
     """Run the async tests of a suite that apply, or ``only`` some: each ``passed`` or ``failed``; no waiting."""
     found = async_tests(suite)
     names = only or [name for name, test in found.items() if missing(type(suite), test) is None]
-    told = {}
+    values = {}
     for name in names:
         with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-            told[name] = runner.run(_outcome(suite, found[name]))
-    return told
+            values[name] = runner.run(_outcome(suite, found[name]))
+    return values
 
 
 def laws(suite: Harness, test: str) -> set[str]:

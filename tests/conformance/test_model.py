@@ -49,7 +49,7 @@ def take_turns(state: QueueMachine) -> None:
 
 
 def limit_tenants(state: QueueMachine) -> None:
-    """A tenant has one place."""
+    """Limit a tenant to one task in flight."""
     state.arrange("alpha", FAIR | {"tenant_max_inflight": 1})
     publish(state, "t1", "t2")
     publish(state, "t5", tenant="b")
@@ -59,7 +59,7 @@ def limit_tenants(state: QueueMachine) -> None:
 
 
 def bound_tenants(state: QueueMachine) -> None:
-    """A tenant and the queue have little room."""
+    """Set small capacities for a tenant and the queue."""
     state.limit("alpha", {"capacity": 2})
     state.arrange("alpha", FAIR | {"tenant_capacity": 1})
     publish(state, "t1", "t2")
@@ -68,7 +68,7 @@ def bound_tenants(state: QueueMachine) -> None:
 
 
 def spend_tokens(state: QueueMachine) -> None:
-    """A tenant has a token in a second."""
+    """Limit a tenant to one token per second."""
     state.arrange("alpha", FAIR | {"tenant_rate_limit": RateLimit(max_tokens=1)})
     publish(state, "t1", "t2", "t3")
     publish(state, "t4", tenant="b")
@@ -80,7 +80,7 @@ def spend_tokens(state: QueueMachine) -> None:
 
 
 def share(state: QueueMachine) -> None:
-    """The lowest priority has half of the hand-outs."""
+    """Give the lowest priority half of the deliveries."""
     state.arrange("alpha", FIFO | {"floor_share": 0.5})
     publish(state, "t1", "t2", "t3")
     publish(state, "t4", "t5", "t6", priority=8)
@@ -88,7 +88,7 @@ def share(state: QueueMachine) -> None:
 
 
 def share_alike(state: QueueMachine) -> None:
-    """The order is strict, after it was not."""
+    """Make the order strict, after it was not."""
     share(state)
     state.close(0)
     state.close(1)
@@ -97,7 +97,7 @@ def share_alike(state: QueueMachine) -> None:
 
 
 def hold(state: QueueMachine) -> None:
-    """An entity of three, the last of a higher priority."""
+    """Publish three tasks with one ordering key, the last with a higher priority."""
     publish(state, "t1", "t2", ordering_key="e")
     publish(state, "t3", ordering_key="e", priority=8)
     state.serve([0, 1])
@@ -116,7 +116,7 @@ def hold(state: QueueMachine) -> None:
 
 
 def expire_a_holder(state: QueueMachine) -> None:
-    """An overdue task holds the ordering key of a task with a higher priority; the receive delivers the other two."""
+    """Have an overdue task hold the ordering key of a task with a higher priority; deliver the other two."""
     publish(state, "t1", ordering_key="e", not_before=1, deadline=1)
     publish(state, "t2")
     state.advance(1)

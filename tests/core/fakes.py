@@ -15,8 +15,6 @@ from taskqueue_core.tasks import (
     Task,
 )
 
-__all__ = ["ScriptedBackend", "accepted"]
-
 
 def accepted(task: Task) -> Confirmation:
     """The usual answer to a publish."""

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests import binaries
-from tests.binaries import Unavailable, folders, npm, wheels
+from tests.binaries import folders, npm, wheels
+from tests.binaries.folders import Unavailable
 
 
 def _version(program: Path, *arguments: str, **variables: str) -> str:

@@ -13,11 +13,9 @@ from taskqueue_dispatch.api import extension
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.context.server import ServerContext
-from tests.dispatch.patience import PATIENCE
-from tests.dispatch.support import settings, until
-from tests.server.support import http, problem, running
-
-__all__ = ["Api", "problem", "serving"]
+from tests.dispatch.patience import PATIENCE, until
+from tests.dispatch.support import settings
+from tests.server.support import http, running
 
 
 class Api:

@@ -14,8 +14,6 @@ from taskqueue_dispatch.names import CALLBACKS, job_id, queue_of
 from tests.dispatch.patience import eventually
 from tests.dispatch.receivers import Call, Receiver
 
-__all__ = ["CANARY", "QUICK", "ended", "failed_once", "ids", "job_for", "quick", "tell"]
-
 QUICK = RetryPolicy(base=0.01, cap=0.02, jitter=0)
 CANARY = "canary-of-the-receiver"
 

@@ -14,8 +14,6 @@ from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.registry import ModelRegistry
 from tests.dispatch.patience import until
 
-__all__ = ["SPELLINGS", "URL", "Failing", "Servers", "free", "registry_of", "settings", "well"]
-
 URL = "http://127.0.0.1:9/generate"
 SPELLINGS = (
     "flux",

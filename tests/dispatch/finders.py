@@ -21,8 +21,6 @@ from taskqueue_dispatch.submit import Reason
 from taskqueue_dispatch.wait_queue import SlotWaiters
 from tests.dispatch.desk import URL, Failing, Servers, free, registry_of, settings, well
 
-__all__ = ["Desk", "awaited", "desk_of", "is_free", "reason"]
-
 
 class Desk:
     """Who finds endpoints in one process. `serve` does what a runner does for who waits."""

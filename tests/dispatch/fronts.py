@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-__all__ = ["CUT", "Flaky", "Reply", "reply"]
-
 Reply = bytes
 CUT = b""
 """the reply of one who cuts the connection"""

@@ -16,8 +16,6 @@ from taskqueue_dispatch.gpu_server.jobs import GpuJob, Handler, JobFailed, JobRe
 from tests.dispatch.gpu_support import SYNC, calling, lease_of, served, task_of
 from tests.dispatch.patience import PATIENCE
 
-__all__ = ["Model", "Served", "serving"]
-
 
 class Model:
     """A model that ends its jobs when it is told to."""

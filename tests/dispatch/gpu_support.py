@@ -20,21 +20,6 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
-__all__ = [
-    "ASYNC",
-    "SYNC",
-    "Talk",
-    "Trap",
-    "calling",
-    "endpoint_of",
-    "lease_of",
-    "response",
-    "said",
-    "served",
-    "task_of",
-    "trap",
-]
-
 SYNC = ModelConfig(poll_endpoint_template="/status/{id}")
 ASYNC = ModelConfig(model_type=ModelType.ASYNC, poll_endpoint_template="/status/{id}")
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

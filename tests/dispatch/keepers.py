@@ -15,9 +15,6 @@ from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.desk import URL, Failing, Servers, settings, well
 
-__all__ = ["HOUR", "LEASE", "Desk", "is_healthy", "running"]
-
-
 LEASE = 300.0
 HOUR = 3600.0
 

@@ -15,8 +15,6 @@ import msgspec
 
 from tests.dispatch.killed_program import Told
 
-__all__ = ["Process", "process", "started"]
-
 _ROOT = Path(__file__).parents[2]
 
 

@@ -23,8 +23,6 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_redis import RedisBackend
 from tests.redis.links import settings_for
 
-__all__ = ["Step", "Told"]
-
 T = TypeVar("T")
 
 

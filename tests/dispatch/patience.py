@@ -7,8 +7,6 @@ from functools import partial
 from tests.redis import backends
 from tests.server import support
 
-__all__ = ["PATIENCE", "eventually", "until"]
-
 PATIENCE = 30.0
 """seconds"""
 until = partial(backends.until, within=PATIENCE)

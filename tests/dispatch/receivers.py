@@ -17,22 +17,6 @@ from taskqueue_core.backend import Backend
 from taskqueue_dispatch.callbacks import Sender
 from taskqueue_dispatch.config import DispatchSettings
 
-__all__ = [
-    "OK",
-    "Call",
-    "Receiver",
-    "answer",
-    "connections",
-    "drip",
-    "fixed",
-    "flood",
-    "hang",
-    "raw",
-    "receiving",
-    "sending",
-    "settings",
-]
-
 LOCAL = "127.0.0.1"
 _LINE = b"\r\n"
 

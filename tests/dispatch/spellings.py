@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from taskqueue_core.limits import LIMITS
 
-__all__ = ["HOSTS", "WHOLE"]
-
 HOSTS = """
 127.0.0.1 127.1 127.0.1 127.0.0.1. 127.000.000.001 127.255.255.254
 2130706433 017700000001 0x7f000001 0x7F.0.0.1 0x7f.1 0177.0.0.1 0177.0.0.01 00000177.1 127.0.0.0x1

@@ -11,9 +11,6 @@ from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.submit import Estimates, Submitter
 from tests.dispatch.desk import URL, registry_of, well
 
-__all__ = ["FLUX", "KEY", "counts", "desk", "hold", "take"]
-
-
 FLUX = Submission(model="flux", payload=b'{"prompt":"a sunset"}')
 KEY = queue_of("flux")
 

@@ -21,20 +21,6 @@ from taskqueue_dispatch.status import JobState
 from taskqueue_dispatch.submit import NoSlots
 from tests.dispatch.patience import PATIENCE, until
 
-__all__ = [
-    "ASKED",
-    "FAST",
-    "Gate",
-    "all_free",
-    "dispatching",
-    "ended",
-    "ledger_of",
-    "send",
-    "serve",
-    "settings",
-    "until",
-]
-
 FAST: dict[str, Any] = {
     "lease": 2.0,
     "safety_pass": 0.2,

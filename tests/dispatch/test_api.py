@@ -12,10 +12,11 @@ from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
 from taskqueue_server.context.waiters import MAX_WAIT
-from tests.dispatch.api import Api, problem, serving
-from tests.dispatch.patience import PATIENCE
-from tests.dispatch.support import Gate, ledger_of, until
+from tests.dispatch.api import Api, serving
+from tests.dispatch.patience import PATIENCE, until
+from tests.dispatch.support import Gate, ledger_of
 from tests.dispatch.test_status import bury_elsewhere
+from tests.server.support import problem
 
 
 class TestSubmit:

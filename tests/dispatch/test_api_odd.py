@@ -15,9 +15,11 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.names import queue_of
 from taskqueue_memory import MemoryBackend
-from tests.dispatch.api import problem, serving
+from tests.dispatch.api import serving
+from tests.dispatch.patience import until
 from tests.dispatch.receivers import Script, answer, raw, receiving
-from tests.dispatch.support import ledger_of, until
+from tests.dispatch.support import ledger_of
+from tests.server.support import problem
 
 CANARY = "s3cret-canary"
 _REGISTER = {"model": "m", "server": "s", "endpoint": "http://127.0.0.1:1/x", "slots": 1}

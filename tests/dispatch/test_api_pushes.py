@@ -15,9 +15,11 @@ from taskqueue_core.capabilities import SlotLease
 from taskqueue_core.limits import LIMITS
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
-from tests.dispatch.api import Api, problem, serving
-from tests.dispatch.support import ASKED, Gate, until
+from tests.dispatch.api import Api, serving
+from tests.dispatch.patience import until
+from tests.dispatch.support import ASKED, Gate
 from tests.server.access import ADMIN, A, bearer, entry, write
+from tests.server.support import problem
 
 PUSHED = ModelConfig(
     model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=60, max_poll_time=120

@@ -25,9 +25,11 @@ from taskqueue_server.dashboard.app import OPERATIONS as PAGES
 from taskqueue_server.metrics.http import OPERATIONS as METRICS
 from taskqueue_server.prefect import OPERATIONS as PREFECT
 from taskqueue_server.routing.operations import Operation, Scope
-from tests.dispatch.api import problem, serving
-from tests.dispatch.support import settings, until
+from tests.dispatch.api import serving
+from tests.dispatch.patience import until
+from tests.dispatch.support import settings
 from tests.server.access import ADMIN, ALL, A, B, bearer, entry, write
+from tests.server.support import problem
 from tests.server.support import settings as server_settings
 
 PUBLIC = {"POST /tasks/callback/{job_id}"}

@@ -15,7 +15,8 @@ from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.api import Api, serving
 from tests.dispatch.fronts import Flaky, Reply, reply
-from tests.dispatch.support import ledger_of, until
+from tests.dispatch.patience import until
+from tests.dispatch.support import ledger_of
 
 JOBS = int(os.environ.get("TASKQUEUE_BURST_JOBS", "2000"))
 CLIENTS = 50

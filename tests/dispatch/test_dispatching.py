@@ -7,17 +7,8 @@ import asyncio
 from taskqueue_core.backend import Backend
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
-from tests.dispatch.support import (
-    ASKED,
-    Gate,
-    all_free,
-    dispatching,
-    ended,
-    ledger_of,
-    send,
-    serve,
-    until,
-)
+from tests.dispatch.patience import until
+from tests.dispatch.support import ASKED, Gate, all_free, dispatching, ended, ledger_of, send, serve
 
 POLLED = ModelConfig(
     model_type=ModelType.ASYNC, poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=60

@@ -14,7 +14,8 @@ from taskqueue_dispatch.gpu_server.jobs import GpuJob
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.status import JobState
-from tests.dispatch.support import ASKED, Gate, dispatching, ended, ledger_of, send, serve, until
+from tests.dispatch.patience import until
+from tests.dispatch.support import ASKED, Gate, dispatching, ended, ledger_of, send, serve
 
 TOLD = ModelConfig(poll_endpoint_template=ASKED, poll_interval=0.05, max_poll_time=60)
 

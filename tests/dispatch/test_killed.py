@@ -16,19 +16,9 @@ from taskqueue_dispatch.names import CALLBACKS
 from tests.dispatch import calling_back, receivers
 from tests.dispatch.killed import process
 from tests.dispatch.killed_program import Step, Told
-from tests.dispatch.patience import PATIENCE
+from tests.dispatch.patience import PATIENCE, until
 from tests.dispatch.receivers import OK, Receiver, receiving, sending
-from tests.dispatch.support import (
-    ASKED,
-    FAST,
-    all_free,
-    dispatching,
-    ended,
-    ledger_of,
-    send,
-    serve,
-    until,
-)
+from tests.dispatch.support import ASKED, FAST, all_free, dispatching, ended, ledger_of, send, serve
 from tests.redis.backends import housekept, opened
 from tests.redis.servers import RedisServer
 

@@ -23,7 +23,8 @@ from taskqueue_server.auth import access
 from taskqueue_server.dashboard import poller
 from taskqueue_server.dashboard.pages import path
 from tests.dashboard.support import PAGE, Gate, browsing, looking, post
-from tests.dispatch.support import send, serve, settings, until
+from tests.dispatch.patience import until
+from tests.dispatch.support import send, serve, settings
 from tests.server.support import Running, http, running
 
 MODEL = "acme/flux <b>bold</b>"

@@ -20,6 +20,7 @@ from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_dispatch.status import JobState
 from taskqueue_dispatch.submit import Queued
+from tests.dispatch.patience import until
 from tests.dispatch.support import (
     Gate,
     all_free,
@@ -29,7 +30,6 @@ from tests.dispatch.support import (
     send,
     serve,
     settings,
-    until,
 )
 
 

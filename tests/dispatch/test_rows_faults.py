@@ -9,17 +9,8 @@ from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from tests.dispatch.killed import process
 from tests.dispatch.killed_program import Told
-from tests.dispatch.support import (
-    ASKED,
-    FAST,
-    Gate,
-    dispatching,
-    ended,
-    ledger_of,
-    send,
-    serve,
-    until,
-)
+from tests.dispatch.patience import until
+from tests.dispatch.support import ASKED, FAST, Gate, dispatching, ended, ledger_of, send, serve
 from tests.redis.backends import housekept, keys_of, opened
 from tests.redis.servers import RedisServer
 

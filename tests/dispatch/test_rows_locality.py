@@ -14,7 +14,8 @@ from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_dispatch.shared_capacity import CapacityTurns
 from tests.dispatch.desk import URL, registry_of, settings
-from tests.dispatch.support import Gate, dispatching, ended, send, until
+from tests.dispatch.patience import until
+from tests.dispatch.support import Gate, dispatching, ended, send
 
 
 async def share(dispatcher: Dispatcher, *gpus: SimulatedGpu) -> None:

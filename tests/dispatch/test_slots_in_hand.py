@@ -12,7 +12,8 @@ from taskqueue_core.capabilities import SlotLease
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
-from tests.dispatch.support import dispatching, ended, ledger_of, send, serve, until
+from tests.dispatch.patience import until
+from tests.dispatch.support import dispatching, ended, ledger_of, send, serve
 
 JOBS = 12
 

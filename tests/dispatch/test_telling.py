@@ -17,8 +17,9 @@ from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.status import JobState
 from tests.dispatch import receivers
+from tests.dispatch.patience import until
 from tests.dispatch.receivers import Receiver, receiving
-from tests.dispatch.support import dispatching, ended, send, serve, until
+from tests.dispatch.support import dispatching, ended, send, serve
 
 SIGNED = "whsec_" + "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0"
 

@@ -8,8 +8,8 @@ from taskqueue_core.backend import Backend
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_dispatch.slot_finder import FoundLeased, FoundQueued, SlotPermit
-from tests.dispatch.patience import PATIENCE
-from tests.dispatch.support import dispatching, ended, send, serve, until
+from tests.dispatch.patience import PATIENCE, until
+from tests.dispatch.support import dispatching, ended, send, serve
 
 
 async def _permit(dispatcher: Dispatcher) -> SlotPermit:

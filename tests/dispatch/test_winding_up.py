@@ -15,8 +15,8 @@ from taskqueue_dispatch.callbacks import sender
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig, ModelType
 from taskqueue_dispatch.service import Dispatcher
-from tests.dispatch.patience import PATIENCE
-from tests.dispatch.support import ASKED, Gate, dispatching, ended, send, serve, settings, until
+from tests.dispatch.patience import PATIENCE, until
+from tests.dispatch.support import ASKED, Gate, dispatching, ended, send, serve, settings
 from tests.redis.backends import opened
 from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer

@@ -12,8 +12,6 @@ from typing import Any
 
 from taskqueue_redis.embedded.watchdog import Watchdog
 
-__all__ = ["PATIENCE", "background", "blocks", "python", "run"]
-
 PATIENCE = 60.0
 """seconds that end a program that hangs"""
 

@@ -74,7 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def running(place: Place) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """What the page starts in the background, by the second word of its command."""
+    """Return the processes that the page starts in the background, by the second word of the command."""
     programs = {}
     with ExitStack() as stack:
         for command, _ in COMMANDS:

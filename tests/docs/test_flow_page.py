@@ -36,7 +36,7 @@ def commands(block: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server as `taskqueue serve` runs it, with commands in this process that find it."""
+    """Run a server as `taskqueue serve` does, for commands in this process."""
     for name in os.environ:
         if name.startswith("TASKQUEUE_"):
             monkeypatch.delenv(name)

@@ -41,7 +41,7 @@ async def _bury(backend: MemoryBackend) -> None:
 
 @pytest.fixture
 def port() -> Iterator[str]:
-    """The page's server, with what has happened before."""
+    """Run the server of the page, with the tasks that it describes."""
     backend = MemoryBackend()
     asyncio.run(_bury(backend))
     with in_thread(ServerProcess(backend, Settings(port=0))) as server:

@@ -66,7 +66,7 @@ def _snippets() -> list[str]:
 
 
 def _passes_the_kit(folder: Path, snippet: str, *only: str) -> None:
-    """Some of the kit: that the stores themselves pass all of it is proved where they are at home."""
+    """Run a part of the kit; other tests prove that the stores pass all of it."""
     (folder / "tests").mkdir()
     (folder / "tests" / "test_conformance.py").write_text(snippet)
     source = ROOT / "examples" / "taskqueue_sqlite" / "src"

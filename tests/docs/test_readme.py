@@ -59,7 +59,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A folder with the README's files, and a port of its own."""
+    """Make a folder with the README's files, and choose a port."""
     for text in blocks(README, "python"):
         name = text.splitlines()[0].removeprefix("# ")
         (tmp_path / name).write_text(text)

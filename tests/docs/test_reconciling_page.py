@@ -24,7 +24,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reconciling.md").read_text()
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """A server, and what finds it."""
+    """Run a server, and give the settings that find it."""
     told = {name: text for name, text in os.environ.items() if not name.startswith("TASKQUEUE_")}
     with in_thread(ServerProcess(MemoryBackend(), Settings(port=0))) as server:
         yield told | {"TASKQUEUE_SERVER_URL": server.url}

@@ -47,7 +47,7 @@ def rows(heading: str) -> list[list[str]]:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis of the test's own."""
+    """Run a Redis for this test."""
     with RedisServer(find_engine(), tmp_path / "redis") as server:
         yield server
 
@@ -95,7 +95,7 @@ def shell(tmp_path: Path, environment: dict[str, str]) -> Shell:
 
 @pytest.fixture
 def server(tmp_path: Path, environment: dict[str, str], redis: RedisServer) -> Iterator[str]:
-    """The page's server, on the test's Redis; gives what it says first."""
+    """Run the server of the page on the test's Redis, and give its first output."""
     (command,) = commands(containing="TASKQUEUE_REDIS_URL=redis://127.0.0.1:6379 taskqueue serve")
     words = ["/bin/sh", "-c", f"exec env {command.replace(':6379', f':{redis.port}')}"]
     quiet = {"stderr": subprocess.DEVNULL}
@@ -157,7 +157,7 @@ def test_settings_table() -> None:
 
 @pytest.fixture
 async def busy(redis: RedisServer) -> RedisServer:
-    """A Redis on which everything has happened to tasks of one queue that can; a consumer still holds some."""
+    """Fill a Redis with tasks of one queue in every state; a consumer still holds some."""
     backend = RedisBackend(settings=RedisSettings(url=SecretStr(redis.url)))
     settings = await backend.control.settings(KEY)
     changed = settings.model_copy(update={"journal": True, "max_inflight": 100})

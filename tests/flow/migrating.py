@@ -30,8 +30,6 @@ from taskqueue_core.migration import (
 from taskqueue_core.tasks import Published, State, Task
 from taskqueue_memory import MemoryBackend
 
-__all__ = ["KEYS", "KilledError", "MemoryHome", "StoreHome", "Story", "cut_after", "migration"]
-
 KEYS = ("alpha", "beta", "gamma")
 
 

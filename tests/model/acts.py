@@ -12,11 +12,9 @@ from tests.model.spec import Gone, Late, Retry
 if TYPE_CHECKING:
     from tests.model.small import Small
 
-__all__ = ["give_up", "leave", "maintain", "receive", "settle"]
-
 
 def receive(token: str, turn: int, limit: int, world: Small) -> Any:
-    """A receive, of a consumer and its turn: what it gave, or None where it was given up."""
+    """Return the answer to a consumer's receive, None if the call was cancelled."""
     before = world.books.clone()
     try:
         told = world.books.receive(token, turn, limit)
@@ -32,7 +30,7 @@ def receive(token: str, turn: int, limit: int, world: Small) -> Any:
 def settle(
     name: Name, receipt: Receipt, attempt: int, verb: str, world: Small, *, known: bool = True
 ) -> str:
-    """A settlement with a receipt, by one of the verbs."""
+    """Settle a receipt with one of the verbs."""
     books, (token, fence) = world.books, receipt
     due = (books.now // AGE + 1) * AGE
     match verb:
@@ -49,7 +47,7 @@ def settle(
 
 
 def maintain(world: Small) -> Any:
-    """A pass of housekeeping."""
+    """Run a pass of maintenance."""
     world.books.promote_due()
     world.fates.promoted(world.books)
     expired = world.books.expire()
@@ -59,7 +57,7 @@ def maintain(world: Small) -> Any:
 
 
 def give_up(token: str, most: int, world: Small) -> Any:
-    """The part of housekeeping that takes from a silent consumer what it has."""
+    """Take back the deliveries of a silent consumer, as maintenance does."""
     world.books.give_up(token)
     for name, fate in tuple(world.fates.items()):
         if fate.holder and fate.holder.token == token:
@@ -68,7 +66,7 @@ def give_up(token: str, most: int, world: Small) -> Any:
 
 
 def leave(token: str, world: Small) -> Any:
-    """The end of a consumer, in order."""
+    """End a consumer gracefully."""
     world.books.leave(token)
     for name, fate in tuple(world.fates.items()):
         if fate.holder and fate.holder.token == token:

@@ -8,8 +8,6 @@ from typing import Any
 
 from tests.model.books import LEDGER
 
-__all__ = ["COUNTED", "error_of", "normal", "plain"]
-
 _RECORD = struct.Struct(">BBBHHHH7s7s7s8sBB7s")
 _STATES = ("waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded")
 _PLACES = ("", "fresh", "again", "parked")

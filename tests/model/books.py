@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
-__all__ = ["LEDGER", "LIVE", "OVER", "Books", "Consumer", "Flow", "Name", "Record", "Terms"]
-
 Name = tuple[str, str]
 """key and id"""
 

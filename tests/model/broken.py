@@ -12,8 +12,6 @@ from tests.model.players import Plan, Todo
 from tests.model.small import Small, Step
 from tests.model.spec import Publish, Received, Retry, Spec
 
-__all__ = ["MISTAKES", "AcksFromAnybody", "Hasty"]
-
 
 class AcksFromAnybody(Spec):
     """Takes an ack without looking at its token."""

@@ -11,8 +11,6 @@ from tests.model.players import Held
 if TYPE_CHECKING:
     from tests.model.small import Small
 
-__all__ = ["key_of"]
-
 _ABSENT = Record(state="")
 
 

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple, Protocol
 
-__all__ = ["Broken", "Explored", "World", "explore"]
-
 
 class Broken(Exception):
     """A law does not hold: which, and what was seen."""

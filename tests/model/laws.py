@@ -14,8 +14,6 @@ from tests.model.books import LEDGER, OVER, Name, Record
 from tests.model.explore import Broken
 from tests.model.spec import Received, Spec
 
-__all__ = ["Fate", "Fates", "Receipt"]
-
 
 class Receipt(NamedTuple):
     """What its holder shows for a delivery."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.model.players import Plan, Todo
 
-__all__ = ["LARGE", "SMALL"]
-
 _ACK = ("ack",)
 _A1, _A2, _B1 = Todo("a", "a1", _ACK), Todo("a", "a2", _ACK), Todo("b", "b1", _ACK)
 _EVERY = ("ack", "redeliver", "retry", "bury", "lost")

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from tests.model.books import Name
 from tests.model.laws import Receipt
 
-__all__ = ["AGE", "Held", "Plan", "Todo", "Worker"]
-
 AGE = 1_000_000
 """until what is for later is due: more than all steps take together"""
 

@@ -15,8 +15,6 @@ from tests.model.books import OVER, Flow, Name, Record, Terms
 from tests.model.spec import Gone, Late, Publish, Retry, Spec
 from tests.model.tracing import Call
 
-__all__ = ["Mismatch", "Replay", "replay"]
-
 _FLOWS = 6
 """numbers of limits that the specification knows; those that follow are about time and order"""
 

@@ -18,8 +18,6 @@ from tests.model.laws import Fate, Fates, Receipt
 from tests.model.players import AGE, Held, Plan, Todo, Worker
 from tests.model.spec import Gone, Publish, Spec
 
-__all__ = ["Small", "Step"]
-
 Step = tuple[str, "Small | Broken"]
 
 
@@ -135,7 +133,7 @@ class Small:
     # Publishers and operators
 
     def publishing(self, todo: Todo) -> Iterator[Step]:
-        """A task is published, or once more."""
+        """Publish a task, or publish it again."""
         name = todo.key, todo.id
         due = AGE if todo.delayed else 0
         task = Publish(todo.id, "", todo.priority, due, 2 * AGE if todo.mortal else 0)
@@ -153,7 +151,7 @@ class Small:
         yield from self.call(f"publish {todo.id}", act, learn, _nothing, waits=waits)
 
     def cancelling(self, name: Name) -> Iterator[Step]:
-        """An operator cancels a task."""
+        """Cancel a task, as an operator."""
 
         def act(world: Small) -> Any:
             answer = world.books.cancel(name)
@@ -168,7 +166,7 @@ class Small:
         yield from self.call(f"cancel {name[1]}", act, learn, _nothing)
 
     def redriving(self, name: Name) -> Iterator[Step]:
-        """An operator makes a dead task waiting again."""
+        """Redrive a dead task, as an operator."""
 
         def act(world: Small) -> Any:
             answer = world.books.redrive(name)
@@ -209,7 +207,7 @@ class Small:
     # Workers
 
     def taking(self, which: int) -> Iterator[Step]:
-        """A worker receives, or looks at what an answer that was lost has brought."""
+        """Receive as a worker, or take the deliveries of an answer that was lost."""
         worker = self.workers[which]
         if worker.doubt:
             yield from self.looking(which)
@@ -236,7 +234,7 @@ class Small:
             yield f"{worker.token} receives, but its request is late", world
 
     def looking(self, which: int) -> Iterator[Step]:
-        """A worker asks what it has; what it does not know of it takes, or hands back where its acks may be undone."""
+        """List a worker's deliveries; adopt the unknown ones, or release them where acks may be undone."""
         worker = self.workers[which]
         undone = worker.doubt == 2
 
@@ -261,7 +259,7 @@ class Small:
         yield from self.call(f"{worker.token} asks what it has", act, learn, _nothing)
 
     def settling(self, which: int, held: Held) -> Iterator[Step]:
-        """A worker settles what it holds, in any of the ways, or once more as before."""
+        """Settle a worker's delivery with any verb, or repeat its last settlement."""
         worker = self.workers[which]
         todo = next(one for one in self.plan.todo if (one.key, one.id) == held.name)
         for verb in (held.verb,) if held.verb else todo.verbs:
@@ -299,7 +297,7 @@ class Small:
                 )
 
     def ending(self, which: int) -> Iterator[Step]:
-        """A worker is killed, or ends in order."""
+        """Kill a worker, or end it gracefully."""
         worker = self.workers[which]
         if self.crashes:
             world = self.copy()
@@ -315,7 +313,7 @@ class Small:
             yield from self.call(f"{worker.token} leaves", act, learn, _nothing)
 
     def arriving(self, token: str, turn: int) -> Iterator[Step]:
-        """A receive that nobody waits for reaches the store."""
+        """Let a receive reach the store after its caller has gone."""
         act = partial(receive, token, turn, self.plan.limit)
         for told, world in self.call(
             f"the late receive of {token} arrives", act, _ignore, _nothing

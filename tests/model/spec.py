@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from tests.model.books import OVER, Books, Consumer, Name, Record, Terms
 
-__all__ = ["Gone", "Late", "Publish", "Received", "Retry", "Spec"]
-
 
 class Gone(Exception):
     """The consumer is not known, or not any more."""

@@ -8,8 +8,6 @@ from tests.chaos.world import Outcome, World
 from tests.model.replay import Replay, replay
 from tests.model.tracing import TRACED, Call, install, traces
 
-__all__ = ["TracedWorld"]
-
 _PARTITION = "{chaos:0}"
 
 

@@ -16,8 +16,6 @@ from hiredis import Reader
 from taskqueue_redis.scripts import runner
 from tests.redis.servers import RedisServer
 
-__all__ = ["TRACED", "Call", "install", "traced", "traces"]
-
 TRACED = "TASKQUEUE_TRACED"
 """the variable that has the processes of a chaos run wrap their scripts"""
 _KEY = ":trace"

@@ -26,8 +26,6 @@ from tests.mutants.selecting import Measured, TestMap
 from tests.mutants.trial import ARGUMENTS, End, Trials, forget_modules, run_tests
 from tests.mutants.verdicts import caught_by
 
-__all__ = ["try_mutants"]
-
 _SHARED = ("module", "class", "package")
 _SLOW = 4.0
 """seconds of a test that is too slow to be of use"""

@@ -13,8 +13,6 @@ import msgspec
 from tests.mutants.copies import ROOT
 from tests.mutants.suites import EVERY_TEST, Suite
 
-__all__ = ["Branches", "measure"]
-
 _SETTINGS = """
 [run]
 branch = true

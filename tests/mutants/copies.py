@@ -8,8 +8,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["ROOT", "Copy"]
-
 ROOT = Path(__file__).parents[2]
 _COPIED = (
     "src", "tests", "docs", "examples", "tools", "deploy", "benchmarks", "dev.py", "pyproject.toml", "README.md",

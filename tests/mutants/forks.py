@@ -12,8 +12,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Self
 
-__all__ = ["Fork", "Report"]
-
 Report = Callable[..., None]
 """sends what it is called with"""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["Loaded"]
-
 _Key = tuple[str, str, int]
 """a file, a qualified name, and a first line"""
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from tests.mutants.changes import Mutant, Where
 
-__all__ = ["Measured", "TestMap"]
-
 _MOST_TESTS = 40
 _MOST_OF_SCRIPT = 200
 """as many of a script, of which is not known which of its lines a test runs"""

@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 from tests.mutants.changes import Mutant
 
-__all__ = ["EVERY_TEST", "QUICK", "QUICK_TESTS", "SUITES", "Suite", "sample_of"]
-
-
 EVERY_TEST = ("-m", "not chaos and not soak")
 """arguments of pytest: also the long tests, as a test that is marked as one still counts"""
 

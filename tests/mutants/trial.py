@@ -19,8 +19,6 @@ from tests.mutants.live import Loaded
 from tests.mutants.selecting import TestMap
 from tests.mutants.suites import EVERY_TEST
 
-__all__ = ["ARGUMENTS", "End", "Trials", "Verdict", "forget_modules", "run_tests"]
-
 _OURS = ("tests", "taskqueue_core", "taskqueue_server", "taskqueue_worker", "taskqueue_remote", "taskqueue_cli",
          "taskqueue_conformance", "taskqueue_dispatch", "taskqueue_memory", "taskqueue_prefect", "taskqueue_redis",
          "taskqueue_spark", "pyspark_taskqueue")  # fmt: skip

@@ -13,8 +13,6 @@ from tests.mutants.changes import Mutant
 from tests.mutants.copies import ROOT
 from tests.mutants.trial import Verdict
 
-__all__ = ["Run", "caught_by", "caught_in", "compare", "table"]
-
 
 class _Area(msgspec.Struct):
     digest: str

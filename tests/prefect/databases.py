@@ -21,8 +21,6 @@ from tests.binaries.folders import ROOT, made
 from tests.redis.reserved import reserve
 from tests.redis.servers import Startable, wait_until
 
-__all__ = ["Database", "tables"]
-
 _SPEED = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 """it need not outlive the machine"""
 

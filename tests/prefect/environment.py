@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tests.binaries.folders import ROOT, Unavailable, announce, install, made, run
 
-__all__ = ["EXAMPLES", "OTHER", "PROGRAMS", "ROOT", "other_prefect", "python_with_prefect"]
-
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 EXAMPLES = ROOT / "examples" / "prefect_socket"

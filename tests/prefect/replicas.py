@@ -16,14 +16,10 @@ from uuid import uuid4
 import httpx2
 
 from taskqueue_redis.embedded.watchdog import Watchdog
-from tests.prefect.environment import PROGRAMS, ROOT
+from tests.binaries.folders import ROOT
+from tests.prefect.environment import PROGRAMS
 from tests.redis.reserved import reserve
 from tests.redis.servers import RedisServer, Startable, wait_until
-
-__all__ = [
-    "GRACE", "LEASE", "SAID", "SECONDS", "SECRET",
-    "Application", "Process", "Replica", "Site", "executed", "key", "started", "worker",
-]  # fmt: skip
 
 SECONDS = 60.0
 LEASE = 2.0

@@ -16,8 +16,6 @@ from taskqueue_prefect import task_runs
 from taskqueue_prefect.delivery import SharedQueueDelivery
 from tests.prefect.support import KEY, task_run
 
-__all__ = ["STATE", "A", "B", "Odd", "Place", "place"]
-
 A, B = "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a55", "0f4c1b1e-6c1f-4c39-9a1c-0d0f6b1f7a56"
 STATE = "a2b7b1f0-55f4-4b1c-8f55-3f2c9a0d7c11"
 SAID: dict[str, str] = {}

@@ -16,18 +16,6 @@ from taskqueue_core.tasks import State, TaskStatus
 from taskqueue_redis import RedisBackend
 from tests.server.support import SECONDS, Running, eventually
 
-__all__ = [
-    "KEY",
-    "PATH",
-    "Taker",
-    "done",
-    "publish_runs",
-    "status",
-    "task_run",
-    "untouched",
-    "url_of",
-]
-
 KEY = "add-1a2b3c4d"
 PATH = "/api/task_runs/subscriptions/scheduled"
 DEADLY = {1000, 1001}

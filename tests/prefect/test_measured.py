@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.prefect.environment import ROOT
+from tests.binaries.folders import ROOT
 
 PAGE = ROOT / "docs" / "prefect.md"
 LONG = re.compile(r"8 runs of 8 s.*: executions")

@@ -16,7 +16,8 @@ import httpx2
 import pytest
 
 from taskqueue_redis.embedded.watchdog import Watchdog
-from tests.prefect.environment import EXAMPLES, ROOT
+from tests.binaries.folders import ROOT
+from tests.prefect.environment import EXAMPLES
 from tests.prefect.replicas import Site
 from tests.redis.engines import find_engine
 from tests.redis.reserved import reserve

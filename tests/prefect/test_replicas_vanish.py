@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from taskqueue_redis import RedisBackend
+from tests.binaries.folders import ROOT
 from tests.prefect.databases import Database
-from tests.prefect.environment import ROOT
 from tests.prefect.replicas import GRACE, SECONDS, Replica, Site, key
 from tests.prefect.support import Taker, done
 from tests.redis.servers import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from taskqueue_prefect.settings import ALIASES, BACKEND, PREFIXES, PrefectSettings
-from tests.prefect.environment import ROOT
+from tests.binaries.folders import ROOT
 
 PAGE = (ROOT / "docs" / "prefect.md").read_text()
 PREFIX = str(PrefectSettings.model_config["env_prefix"])

@@ -15,21 +15,6 @@ from taskqueue_redis import RedisBackend
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer
 
-__all__ = [
-    "HOUSEKEEPING",
-    "KEY",
-    "LEASE",
-    "PATIENCE",
-    "fall_silent",
-    "housekept",
-    "keys_of",
-    "opened",
-    "publish",
-    "stream",
-    "take",
-    "until",
-]
-
 KEY = "work"
 LEASE = 1.0
 """the shortest that is allowed"""

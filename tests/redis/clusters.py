@@ -11,8 +11,6 @@ from typing import Any
 from tests.redis.engines import Engine
 from tests.redis.servers import RedisServer, Startable, wait_until
 
-__all__ = ["Cluster", "Sentinels", "follow", "in_step"]
-
 _SLOTS = 16_384
 _CLUSTER = {
     "cluster-enabled": "yes",

@@ -11,8 +11,6 @@ from taskqueue_redis.embedded.server import EmbeddedRedis
 from tests.redis.engines import Engine
 from tests.redis.resp import Resp
 
-__all__ = ["alive", "ask", "binary_of", "call", "children"]
-
 
 def binary_of(engine: Engine) -> Binary:
     """Return what `EmbeddedRedis` takes."""

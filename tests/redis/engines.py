@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from taskqueue_redis.embedded.binaries import inspect, wheel_binary
 from taskqueue_redis.setup.checks import MINIMUM
-from tests.binaries import Unavailable, store_servers
-
-__all__ = ["MAIN", "NAMES", "OLDEST", "VARIABLE", "Engine", "find_engine"]
+from tests.binaries import store_servers
+from tests.binaries.folders import Unavailable
 
 VARIABLE = "TASKQUEUE_TEST_REDIS_SERVERS"
 MAIN = "valkey-9.1"

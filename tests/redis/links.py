@@ -13,18 +13,6 @@ from taskqueue_redis.config import RedisSettings
 from taskqueue_redis.connection.client import Link
 from tests.chaos.proxy import FaultProxy
 
-__all__ = [
-    "KEY",
-    "SHORT",
-    "Answers",
-    "Puppet",
-    "linked",
-    "linked_by_proxy",
-    "linked_to_puppet",
-    "raw",
-    "settings_for",
-]
-
 KEY = "{t:0}"
 SHORT = {"connect_timeout": 0.5, "answer_timeout": 0.5, "operation_timeout": 2.0}
 Answers = Callable[[int, Sequence[bytes]], "bytes | None"]

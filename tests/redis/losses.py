@@ -25,8 +25,6 @@ from tests.redis.engines import find_engine
 from tests.redis.links import settings_for
 from tests.redis.servers import RedisServer, wait_until
 
-__all__ = ["LAG", "Case", "Cut", "Loss", "build_shim", "measure"]
-
 SHIM = Path(__file__).parent / "shim" / "powercut.c"
 KEY = "k"
 LAG = 0.5

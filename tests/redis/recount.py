@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.redis.servers import RedisServer
 
-__all__ = ["recounted"]
-
 _STATES = (
     "", "waiting", "scheduled", "done", "dead", "expired", "cancelled", "discarded",
 )  # fmt: skip

@@ -9,8 +9,6 @@ import socket
 import tempfile
 from pathlib import Path
 
-__all__ = ["PortHold", "reserve"]
-
 # The bus port of a cluster's node is 10,000 above its own. Both stay below 32,768, where Linux
 # begins to take ports for outgoing connections, so that a server can be restarted on its port.
 _BLOCK = range(20_000, 22_700)

@@ -6,8 +6,6 @@ import socket
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["Address", "RedisError", "Resp"]
-
 Address = tuple[str, int] | Path
 
 

@@ -16,8 +16,6 @@ from tests.redis.engines import Engine
 from tests.redis.reserved import reserve
 from tests.redis.resp import RedisError, Resp
 
-__all__ = ["RedisServer", "Startable", "wait_until"]
-
 _PATIENCE = 20.0
 _BASE = {
     "bind": "127.0.0.1",

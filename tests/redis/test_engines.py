@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.binaries import Unavailable
+from tests.binaries.folders import Unavailable
 from tests.redis.clusters import Cluster, follow, in_step
 from tests.redis.conftest import MakeServer
 from tests.redis.engines import Engine, find_engine

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ITEMS", "LATER"]
-
 _S = "server/test_"
 _E = "dispatch/test_egress"
 _C = "dispatch/test_callback"

@@ -12,8 +12,6 @@ from taskqueue_core.tasks import Health
 from taskqueue_memory import MemoryBackend
 from tests.clock import LoopClock
 
-__all__ = ["Flaky", "Plain"]
-
 VERBS = ("receive", "ack", "redeliver", "dead_letter", "adopt", "close")
 
 

@@ -17,8 +17,6 @@ from taskqueue_server.api.table import OPERATIONS
 from taskqueue_server.routing import openapi
 from taskqueue_server.worker_socket import asyncapi
 
-__all__ = ["FOLDER", "described"]
-
 FOLDER = Path(__file__).with_name("golden")
 _VERSION = "0"
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from taskqueue_server import ServerProcess
 
-__all__ = ["in_thread"]
-
 _SECONDS = 60.0
 
 

@@ -13,8 +13,6 @@ from tests.server.observed import Observed
 from tests.server.rude import BINARY, CLOSE, CONT, PING, PONG, TEXT, RawSocket, frame
 from tests.server.test_session_fuzz import BROKEN, FIELDS, KINDS, STRINGS
 
-__all__ = ["Noise"]
-
 _BURST = 40
 
 

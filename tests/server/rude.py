@@ -10,8 +10,6 @@ from typing import Any, Self
 
 import msgspec
 
-__all__ = ["BINARY", "CLOSE", "CONT", "PING", "PONG", "TEXT", "RawSocket", "frame"]
-
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 _RESET = struct.pack("ii", 1, 0)
 _SECONDS = 10.0

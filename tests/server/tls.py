@@ -6,8 +6,6 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Files", "make_files"]
-
 _NAMES = "subjectAltName=IP:127.0.0.1,DNS:localhost"
 _PAST = f"""
 [ca]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 import pyarrow as pa
 
-__all__ = ["lines_of"]
-
 
 def lines_of(table: pa.Table) -> list[bytes]:
     """Return a line per row, without its shard and when it is due."""

@@ -9,8 +9,6 @@ from pyspark.sql import SparkSession
 
 from taskqueue_spark.session import SMALL_DATA
 
-__all__ = ["compiling"]
-
 _AS_SPARK_HAS_IT = {
     "spark.sql.codegen.factoryMode": "FALLBACK",
     "spark.sql.codegen.wholeStage": "true",

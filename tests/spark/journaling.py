@@ -11,8 +11,6 @@ from typing import Any
 from tests.redis.clusters import Cluster
 from tests.redis.servers import RedisServer
 
-__all__ = ["START", "Store", "line"]
-
 START = 1_790_000_000_000_000
 """a time in microseconds"""
 

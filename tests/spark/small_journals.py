@@ -15,10 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from taskqueue_spark.columns import TRANSITIONS
 
-__all__ = [
-    "EPOCH", "Row", "SmallJournal", "at", "histories", "nearest", "plan_of", "random_journal", "window_keys",
-]  # fmt: skip
-
 EPOCH = datetime(2025, 3, 1, 12, tzinfo=UTC)
 Row = dict[str, Any]
 STATES = {

@@ -20,8 +20,6 @@ from pyspark.sql import SparkSession
 
 from taskqueue_spark.java import ensure_java
 
-__all__ = ["LIGHT", "PATIENCE", "cluster", "connect", "taskqueue"]
-
 PATIENCE = 300.0
 _QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 LIGHT = {

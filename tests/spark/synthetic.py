@@ -12,19 +12,6 @@ import pyarrow.compute as pc
 
 from taskqueue_spark.columns import TRANSITIONS
 
-__all__ = [
-    "Made",
-    "Plan",
-    "cut",
-    "doubled",
-    "made",
-    "moved",
-    "removed",
-    "renumbered",
-    "repeated",
-    "swapped",
-]
-
 _START = 1_790_000_000_000_000
 _EVENTS = {  # a letter: the event, the state after it, and the seconds since the one before, about
     "p": ("published", "waiting", 0.0),

@@ -1,4 +1,4 @@
-"""What the state machine draws: few of everything, so that it meets."""
+"""The values that the state machine draws: few of each kind, so that they collide."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ tasks = st.fixed_dictionaries(
 """fields of tasks; times in units from now"""
 owners = st.integers(0, len(WORKERS) - 1)
 tellers = st.sampled_from([None] * len(WORKERS) + list(range(len(WORKERS))))
-"""``None``: whoever owns the delivery"""
+"""``None``: the owner of the delivery"""
 _tokens = st.sampled_from([None, None, None, RateLimit(max_tokens=1)])
 bounds: dict[str, st.SearchStrategy[Any]] = {
     "capacity": st.sampled_from([None, None, 2, 4]),

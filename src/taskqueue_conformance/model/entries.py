@@ -1,4 +1,4 @@
-"""One entry of the model: where it is, since when, and what may be said of it."""
+"""One entry of the model: its state, since when, and what a backend may report about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Entry:
         self.task = task
         self.state = State.WAITING
         self.attempt: int | None = 1
-        """``None``: a retry of a task that the store may not know; the next delivery tells"""
+        """``None``: a retry of a task that the store may not know; the next delivery shows it"""
         self.losses = 0
         self.handed = 0
         self.priors = {0}
@@ -31,9 +31,9 @@ class Entry:
         self.owed = False
         """it must have expired unseen: the report is still to come"""
         self.fresh = False
-        """accepted, and neither handed out nor retried since"""
+        """accepted, and neither delivered nor retried since"""
         self.holds: bool | None = False
-        """it has its ordering key: it was handed out and has not ended; ``None``: who knows"""
+        """it has its ordering key: it was delivered and has not ended; ``None``: who knows"""
         self.uncounted = False
         """it was not waiting when the order became fair, and may not count for its tenant until it does"""
         self.patience: float | None = None

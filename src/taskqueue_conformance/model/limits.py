@@ -32,7 +32,7 @@ class _Tokens:
         for bucket in (self._least, self._most):
             bucket.fill(self.limit, at)
             bucket.tokens -= 1
-        assert self._most.tokens > -_SLACK, f"{name} was handed out without a token (law 5)"
+        assert self._most.tokens > -_SLACK, f"{name} was delivered without a token (law 5)"
         self._least.tokens = max(0.0, self._least.tokens)
 
     def opens_at(self, now: float) -> float | None:
@@ -54,7 +54,7 @@ class Limits:
         self._of_tenants: dict[str | None, _Tokens] = {}
 
     def configured(self, settings: QueueSettings, span: Span) -> None:
-        """Other settings came into force at some moment of ``span``."""
+        """Record new settings, in force since some moment of ``span``."""
         self._tokens.configured(settings.rate_limit, span)
         if settings.tenant_rate_limit is None:
             self._of_tenants = {}
@@ -65,7 +65,7 @@ class Limits:
     # publish
 
     def answers(self, waiting: Span, of_tenant: Span) -> set[Published]:
-        """Return what a new task may be answered where so many, at least and at most, were never handed out."""
+        """Return what a new task may be answered where so many, at least and at most, were never delivered."""
         allowed = set()
         if not (self._full(waiting[0], of_tenant[0])):
             allowed.add(Published.ACCEPTED)
@@ -74,7 +74,7 @@ class Limits:
         return allowed
 
     def check_refusal(self, answer: Confirmation, waiting: Span, of_tenant: Span) -> None:
-        """A new task was refused, as one may be."""
+        """Fail if the refusal of a new task is not allowed."""
         settings, allowed = self.settings, set()
         if settings.intake_paused:
             allowed.add(Refusal.INTAKE_PAUSED)
@@ -106,28 +106,28 @@ class Limits:
     def handed_out(
         self, name: str, tenant: str | None, at: float, in_flight: int, of_tenant: int
     ) -> None:
-        """A task was handed out at that time, while so many were surely in flight."""
+        """Record a delivery at a time when at least so many others were in flight."""
         settings = self.settings
-        assert not settings.paused, f"{name} was handed out of a paused queue (law 5)"
+        assert not settings.paused, f"{name} was delivered of a paused queue (law 5)"
         for bound, running, whose in (
             (settings.max_inflight, in_flight, "of the queue"),
             (settings.tenant_max_inflight, of_tenant, f"of the tenant {tenant!r}"),
         ):
             assert not bound or running < bound, (
-                f"{name} was handed out as number {running + 1} {whose}, "
+                f"{name} was delivered as number {running + 1} {whose}, "
                 f"{bound} may be in flight (law 5)"
             )
         self._tokens.take(name, at)
         self._of_tenant(tenant).take(name, at)
 
     def may_want_place(self, in_flight: int, of_tenant: int) -> bool:
-        """Whether nothing of a tenant need be handed out for now, however many tokens there are."""
+        """Whether nothing of a tenant need be delivered for now, however many tokens there are."""
         bound = self.settings.max_inflight
         full = bound > 0 and in_flight >= bound
         return self.settings.paused or full or self.may_want_own_place(of_tenant)
 
     def may_want_own_place(self, of_tenant: int) -> bool:
-        """Whether nothing of a tenant need be handed out while it has so many in flight."""
+        """Whether nothing of a tenant need be delivered while it has so many in flight."""
         bound = self.settings.tenant_max_inflight
         return bound > 0 and of_tenant >= bound
 

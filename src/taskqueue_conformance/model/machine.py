@@ -1,4 +1,4 @@
-"""Random histories: a Hypothesis state machine drives the backend and holds it against the model.
+"""Random histories: a Hypothesis state machine calls the backend and compares it with the model.
 
 A failure prints the shortest history that shows it, a call a line, with what the backend answered.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.histories import play
 from taskqueue_conformance.model.draws import (
     KEYS,
     WORKERS,
@@ -104,14 +103,14 @@ class QueueMachine(Moves):
 
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def redeliver(self, owner: int, chosen: list[int]) -> None:
-        """Hand deliveries back."""
+        """Release deliveries."""
         if deliveries := self.chosen(*chosen):
             self.settle("redeliver", deliveries, self.subscriptions[owner].redeliver(*deliveries))
 
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(teller=tellers, index=places)
     def lose(self, teller: int | None, index: int) -> None:
-        """Hand a delivery back as lost: only its owner can tell."""
+        """Redeliver a delivery as lost: only its owner may."""
         for delivery in self.chosen(index):
             owner = self.model.owners[delivery.receipt]
             teller = owner if teller is None else teller
@@ -241,7 +240,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.CONTROL))
     @rule(units=st.integers(0, 5))
     def maintain(self, units: int) -> None:
-        """Let time pass or not, and do the housekeeping until nothing is left to do."""
+        """Let time pass or not, and do the maintenance until nothing is left to do."""
         if not self.model.entries:
             return
         self.run(self.bench.advance(units * self.unit))
@@ -255,7 +254,7 @@ class QueueMachine(Moves):
                 break
         self.model.maintained(span)
         late = [entry.name for entry in self.model.entries.values() if entry.surely_late(span)]
-        assert not late, f"housekeeping left {late} alive after their deadlines (law 8)"
+        assert not late, f"maintenance left {late} alive after their deadlines (law 8)"
         self.done(f"{expired} expired")
 
 
@@ -264,15 +263,4 @@ class MachineSuite(Harness):
 
     def test_machine(self) -> None:
         """No history of calls, limits and time breaks a law (laws 1, 2, 3, 4, 5, 6, 7, 8, 9, 10; C26, D5)."""
-        machine = type("Machine", (QueueMachine,), {"harness": self})
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=self.max_examples,
-                stateful_step_count=50,
-                deadline=None,
-                print_blob=True,
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        play(QueueMachine, self, 50)

@@ -1,8 +1,8 @@
-"""A backend as plain dictionaries: what the state machine holds the real one against.
+"""A backend as plain dictionaries: what the state machine compares the real one with.
 
-The model does not predict; it follows. Each method takes what the backend answered, fails where no correct backend
-could have answered so, and notes what follows. ``span`` is the store's time before and after the call: what lies
-within it may have gone either way.
+The model does not predict; it follows. Each method takes the backend's answer, fails if no correct backend could give
+it, and records the consequences. ``span`` is the store's time before and after the call: an event within it may count
+as before or after the call.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Model(Shelf):
     # publish
 
     def published(self, task: Task, answer: Confirmation, span: Span) -> None:
-        """A task was published."""
+        """Record a publish."""
         entry = self.entries.get((task.key, task.id))
         limits = self.limits[task.key]
         waiting = self.waiting(task, span), self.waiting(task, span, of_tenant=True)
@@ -78,7 +78,7 @@ class Model(Shelf):
         token: str | None,
         settles: Delivery | None,
     ) -> None:
-        """A retry was asked for; ``None`` stands for `LeaseLost`."""
+        """Record a scheduled retry; the answer ``None`` means `LeaseLost`."""
         entry = self.entries.get((task.key, task.id))
         name = token or f"attempt:{settles.attempt if settles else entry.handed if entry else 0}"
         stale = settles is not None and (entry is None or entry.receipt != settles.receipt)
@@ -113,7 +113,7 @@ class Model(Shelf):
     def received(
         self, owner: int, keys: Iterable[str], limit: int, answer: Received, span: Span
     ) -> None:
-        """A subscription over ``keys`` received."""
+        """Record a receive of a subscription over ``keys``."""
         held_up = self.held_up_by(answer.expired, span)
         self.expired(answer.expired, span)
         assert len(answer.deliveries) <= limit, "more deliveries than the limit"
@@ -180,7 +180,7 @@ class Model(Shelf):
         answer: Delivery | None,
         span: Span,
     ) -> None:
-        """A subscription adopted what one of ``rivals`` (of the same worker) held, or did not."""
+        """Record that a subscription adopted a delivery of one of ``rivals`` (of the same worker), or did not."""
         entry = self._held(delivery)
         right = entry is not None and self.owners[delivery.receipt] in rivals
         if not (entry is not None and entry.maybe_late(span)):
@@ -193,11 +193,11 @@ class Model(Shelf):
                 delivery.receipt,
                 delivery.attempt,
                 delivery.losses,
-            ), "the adopted delivery differs from the one that was handed out"
+            ), "the adopted delivery differs from the one that was delivered"
             self.owners[delivery.receipt] = owner
 
     def progressed(self, delivery: Delivery, span: Span, *, answer: bool) -> None:
-        """Progress was reported of a delivery, current or not."""
+        """Record progress of a delivery, current or not."""
         entry = self._held(delivery)
         if entry is None or not entry.maybe_late(span):
             assert answer is (entry is not None), (
@@ -211,7 +211,7 @@ class Model(Shelf):
     def settled(
         self, verb: str, delivery: Delivery, answer: Settled, span: Span, *, foreign: bool = False
     ) -> None:
-        """One settlement was answered; a ``foreign`` one was not the caller's to make."""
+        """Record a settlement; the caller of a ``foreign`` one does not own the delivery."""
         entry = None if foreign else self._held(delivery)
         if entry is None:
             self._settled_before(verb, delivery, answer, span)
@@ -237,7 +237,7 @@ class Model(Shelf):
             if doomed:
                 self._end(entry, State.DEAD, span, verb)
             else:
-                self._hand_back(entry, verb)
+                self._release(entry, verb)
 
     def _settled_before(self, verb: str, delivery: Delivery, answer: Settled, span: Span) -> None:
         entry = self.entries[delivery.task.key, delivery.task.id]
@@ -252,16 +252,16 @@ class Model(Shelf):
             )
 
     def closed(self, owner: int) -> None:
-        """A subscription was closed."""
+        """Record the close of a subscription."""
         for entry in self.entries.values():
             if entry.receipt is not None and self.owners[entry.receipt] == owner:
-                self._hand_back(entry, "redeliver")
+                self._release(entry, "redeliver")
                 entry.settled.append(("", ""))
 
     # operate
 
     def redriven(self, entries: Iterable[Entry], span: Span) -> None:
-        """Dead entries were redriven together: no order among them is promised."""
+        """Record that dead entries were redriven together: the contract promises no order among them."""
         number = self._number()
         for entry in entries:
             spent = entry.attempt or 0
@@ -270,11 +270,11 @@ class Model(Shelf):
             entry.offer(span, number)
 
     def ended(self, entry: Entry, state: State, span: Span) -> None:
-        """An entry was cancelled or discarded."""
+        """Record that an entry was cancelled or discarded."""
         self._end(entry, state, span, None)
 
     def expired(self, reports: Iterable[Expired], span: Span) -> None:
-        """Entries were reported as expired."""
+        """Record entries that were reported as expired."""
         for report in reports:
             entry = self.entries.get((report.key, report.task_id))
             assert entry is not None, f"{report} was never published"
@@ -287,7 +287,7 @@ class Model(Shelf):
             entry.owed = False
 
     def configured(self, key: str, settings: QueueSettings, span: Span) -> None:
-        """Other settings came into force."""
+        """Record new settings."""
         limits = self.limits[key]
         if limits.settings.order is not settings.order:
             for entry in self.entries.values():
@@ -296,7 +296,7 @@ class Model(Shelf):
         self.turns[key].reset()
 
     def maintained(self, span: Span) -> None:
-        """Housekeeping left nothing to do: what hung by then was taken back."""
+        """Record complete maintenance: it took back every delivery that had hung."""
         for entry in self.entries.values():
             if entry.surely_hung(span):
                 self._lose(entry, span)
@@ -348,19 +348,19 @@ class Model(Shelf):
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         return entry if entry is not None and entry.receipt == delivery.receipt else None
 
-    def _hand_back(self, entry: Entry, verb: str) -> None:
+    def _release(self, entry: Entry, verb: str) -> None:
         self._end_receipt(entry, verb)
         entry.state, entry.returned, entry.uncounted = State.WAITING, True, False
 
     def _lose(self, entry: Entry, span: Span) -> None:
-        """What hung is lost with its consumer, whom its receipt does not help any more."""
+        """Record that a hung delivery was taken back from its consumer."""
         entry.losses += 1
         entry.settled.append(("", ""))
         if self._settings is not None and entry.losses > self._settings.max_losses:
             self._end(entry, State.DEAD, span, None)
         else:
             self._end_receipt(entry, None)
-            self._hand_back(entry, "")
+            self._release(entry, "")
 
     def _end(self, entry: Entry, state: State, span: Span, verb: str | None) -> None:
         self._end_receipt(entry, verb)

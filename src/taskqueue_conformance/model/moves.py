@@ -1,16 +1,13 @@
-"""What the rules of the state machine are made of."""
+"""The steps that the rules of the state machine share."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import note
-from hypothesis.stateful import RuleBasedStateMachine
 
-from taskqueue_conformance.bench import Bench
-from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.histories import BackendMachine
 from taskqueue_conformance.model.draws import KEYS
 from taskqueue_conformance.model.entries import Entry, Span
 from taskqueue_conformance.model.model import Model
@@ -25,29 +22,17 @@ _WINDOW = 6
 _MAX_LOSSES = 2
 
 
-class Moves(RuleBasedStateMachine):
+class Moves(BackendMachine):
     """A backend with its model, and the calls that are held against each other."""
 
-    harness: ClassVar[Harness]
-
     def __init__(self) -> None:
-        """Open an event loop of its own."""
+        """Open a backend, and an empty model."""
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.opened = Bench.opened(self.harness)
-        self.bench: Bench = self.runner.run(self.opened.__aenter__())
         self.unit = self.bench.short / 2
         self.slack = 0.0 if self.harness.manual_clock else self.unit / 5
         self.subscriptions: list[Subscription] = []
         self.deliveries: list[Delivery] = []
         self.model = Model(None)
-
-    def teardown(self) -> None:
-        """Close the backend and the loop."""
-        try:
-            self.runner.run(self.opened.__aexit__(None, None, None))
-        finally:
-            self.runner.close()
 
     async def prepare(self) -> QueueSettings | None:
         """Set short windows where settings can be set."""
@@ -66,7 +51,7 @@ class Moves(RuleBasedStateMachine):
         *,
         foreign: bool = False,
     ) -> None:
-        """Settle deliveries, and have the model judge the answers."""
+        """Settle deliveries, and compare the answers with the model."""
         start, _ = self.span()
         try:
             answers = self.run(call)
@@ -88,7 +73,7 @@ class Moves(RuleBasedStateMachine):
         return [self.deliveries[-1 - index % count] for index in indexes] if count else []
 
     def schedule(self, task: Task, delay: int, token: str | None, settles: Delivery | None) -> None:
-        """Schedule a retry, and have the model judge the answer."""
+        """Schedule a retry, and compare the answer with the model."""
         publisher, at = self.bench.backend.publisher, self.bench.now + delay * self.unit
         answer: Published | None = None
         start, _ = self.span()
@@ -138,10 +123,6 @@ class Moves(RuleBasedStateMachine):
         """Return the store's time, as a span."""
         now = self.bench.now
         return now - self.slack, now + self.slack
-
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call to its end."""
-        return self.runner.run(call)
 
     def timed(self, call: Coroutine[Any, Any, T]) -> tuple[T, Span]:
         """Run a call to its end; return the store's time before and after, too."""

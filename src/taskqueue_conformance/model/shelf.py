@@ -1,4 +1,4 @@
-"""What may be had of the model's entries, and what must be had first."""
+"""Which entries of the model may be delivered, and which must come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who of those that could be served is next in one queue of the model: what no order allows."""
+"""The order of tenants and priorities in one queue of the model: which deliveries no order allows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from taskqueue_conformance.model.entries import Entry
 from taskqueue_core.capabilities import Order, QueueSettings
 
 _SLACK = 1e-3
-"""of a hand-out: what a store may round"""
+"""of a delivery: what a store may round"""
 _ROUNDS = 2
 """so many turns a tenant may have while another one waits: one, and one that was to come before the other joined"""
 
@@ -18,17 +18,17 @@ class Turns:
     """What each tenant has had while others waited, and what the lowest priority may have coming to it at most."""
 
     def __init__(self) -> None:
-        """Start with nothing handed out."""
+        """Start with nothing delivered."""
         self._turns: dict[tuple[int, str | None], Counter[str | None]] = {}
         """by priority and by the tenant that waits: who had a turn since"""
         self._owed = 1.0
 
     def reset(self) -> None:
-        """Somebody may have left and joined again, or the order is another one."""
+        """Forget all turns: a tenant may have left and joined again, or the order has changed."""
         self._turns = {}
 
     def served(self, entry: Entry, others: Sequence[Entry], settings: QueueSettings) -> None:
-        """An entry was handed out while others could have been, for sure."""
+        """Record a delivery at a time when ``others`` were certainly available."""
         for other in others:
             alike = other.task.tenant == entry.task.tenant or settings.order is Order.FIFO
             if alike and other.task.priority == entry.task.priority:

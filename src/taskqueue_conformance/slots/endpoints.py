@@ -1,4 +1,4 @@
-"""The capability ``slots``, part two: endpoints that come, change and go, and whose slots are given first."""
+"""The capability ``slots``, part two: registering, changing and removing endpoints, and the order of their slots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
     """`SlotPool.register`, what changes an endpoint, ``inspect_pool``, ``configure``, and the order of ``acquire``."""
 
     async def test_registered(self, bench: Bench) -> None:
-        """What is registered is told, and found by model in the order of its registration (C12; OPEN-C5)."""
+        """Registered endpoints are listed by model, in the order of registration (C12; OPEN-C5)."""
         names = [("b", "s-1"), (MODEL, "s1"), (MODEL, "s-2 {x}"), ("b", "s0"), (OTHER_MODEL, "s1")]
         for model, server in names:
             made = endpoint(server, slots=3, model=model, priority=7, together=9)
@@ -210,7 +210,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert next_one.server == "a"
 
     async def test_where_the_model_is_loaded(self, bench: Bench) -> None:
-        """A server that was given the model last comes before others of its priority; a switch is told (A18, A19)."""
+        """The server that ran the model last comes first in its priority; a lease shows a switch (A18, A19)."""
         for server in ("s1", "s2"):
             await serve(bench, server, 4)
             await serve(bench, server, 4, model=OTHER_MODEL)
@@ -268,7 +268,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await take(bench, 3, model=OTHER_MODEL)
 
     async def test_forgotten_with_the_last_one(self, bench: Bench) -> None:
-        """With its last endpoint it is forgotten what a server had, and how many it bore together (A19)."""
+        """With its last endpoint it is forgotten what a server had, and how many jobs it ran together (A19)."""
         await serve(bench, slots=2, together=1)
         await bench.slots.release(*await running(bench, "job-1"))
         await bench.slots.remove(MODEL, "s1")
@@ -292,7 +292,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await pool.configure(MODEL, largest)
         assert (await pool.documents())[MODEL] == largest
 
-    async def test_what_a_pool_is_told_is_checked(self, bench: Bench) -> None:
+    async def test_arguments_are_checked(self, bench: Bench) -> None:
         """What is not acceptable is named, whatever the verb, and changes nothing."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")

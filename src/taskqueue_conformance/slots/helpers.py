@@ -1,4 +1,4 @@
-"""The few moves that the tests of slots are made of, and what must be true of a pool at every instant."""
+"""Steps that the tests of slots share, and a check that holds for a pool at every moment."""
 
 from __future__ import annotations
 
@@ -72,6 +72,14 @@ async def running(
     return [lease for lease in bound if lease is not None]
 
 
+async def take_over(bench: Bench) -> tuple[SlotLease, SlotLease]:
+    """Have another holder acquire a slot and take ``job-1`` over; return its first lease and that of the job."""
+    (fresh,) = await take(bench, holder="h2")
+    (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
+    assert over is not None, "a job was not taken over: expected a lease"
+    return fresh, over
+
+
 async def report_observation(
     bench: Bench,
     active: int | None,
@@ -90,6 +98,13 @@ async def report_observation(
     return [lease.job for lease in ended]
 
 
+async def report_twice(bench: Bench, active: int) -> list[str | None]:
+    """Report the same number of jobs twice, ``bench.short`` apart; return the jobs whose leases ended."""
+    assert await report_observation(bench, active) == [], "the first report must end no lease"
+    await bench.advance(bench.short)
+    return await report_observation(bench, active)
+
+
 async def check_stale(bench: Bench, lease: SlotLease) -> None:
     """Fail where a token that is not good (any more) does anything, by whichever verb."""
     pool, before = bench.slots, await inspect_pool(bench)
@@ -97,7 +112,7 @@ async def check_stale(bench: Bench, lease: SlotLease) -> None:
     assert await pool.renew(lease, ttl=LONG) == (None,), "a stale token was renewed"
     assert await pool.detach(lease, ttl=LONG) == (None,), "a stale token has detached a lease"
     assert await pool.assign((lease, "stale-job"), ttl=LONG) == (None,), "a stale token took a job"
-    await pool.acquire(lease.model, "nobody", ttl=LONG, limit=0, releasing=[lease])
+    await pool.acquire(lease.model, "unknown", ttl=LONG, limit=0, releasing=[lease])
     if lease.job is not None:
         remaining = await pool.leave(lease.model, lease.job, lease.token, b'"stale"')
         assert remaining is Left.LATE, "a stale token has left a note"

@@ -1,4 +1,4 @@
-"""The capability ``slots``, part one: one slot in one hand, by a token that is good or is not."""
+"""The capability ``slots``, part one: each slot has one holder, identified by its token."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from taskqueue_conformance.slots.helpers import (
     running,
     serve,
     take,
+    take_over,
 )
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, Permit, SlotLease
@@ -44,13 +45,13 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (endpoint.held, endpoint.free, endpoint.unassigned) == (3, 0, 3)
 
     async def test_unknown_models_have_none(self, bench: Bench) -> None:
-        """A model that nobody serves has no slots, and that is no error either (B9)."""
+        """A model without an endpoint has no slots, and that is no error either (B9)."""
         await serve(bench)
         assert await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG) == ()
         assert (await inspect_pool(bench, OTHER_MODEL)).endpoints == ()
 
     async def test_states_of_a_lease(self, bench: Bench) -> None:
-        """A lease is unassigned, then bound to its job, then detached; it is told so, with one token (B8)."""
+        """A lease is unassigned, then bound to its job, then detached, and keeps its token (B8)."""
         await serve(bench, slots=2)
         (lease,) = await take(bench)
         (bound,) = await bench.slots.assign((lease, "job-1"), ttl=LONG)
@@ -98,7 +99,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await bench.slots.renew(now, ttl=LONG))[0] is not None
 
     async def test_made_up_tokens(self, bench: Bench) -> None:
-        """A token that nobody was given, or half of one, is stale (OPEN-C4)."""
+        """A token that was never issued, or half of one, is stale (OPEN-C4)."""
         await serve(bench)
         (lease,) = await take(bench)
         epoch, fence, random = lease.token.split(".")
@@ -169,7 +170,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await glance(bench)).overdue == 1
         assert await bench.slots.release(detached) == (True,)
 
-    async def test_time_frees_where_nobody_can_be_asked(self, bench: Bench) -> None:
+    async def test_time_frees_where_no_server_reports(self, bench: Bench) -> None:
         """Where a server does not report what it runs a job's lease ends by its time (C18, C20; OPEN-C3)."""
         await serve(bench, slots=2, reports=False)
         assigned, detached = await running(bench, "job-1", "job-2", ttl=bench.short)
@@ -208,9 +209,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         (before,) = await running(bench, "job-1")
         await bench.slots.detach(before, ttl=LONG)
-        (fresh,) = await take(bench, holder="h2")
-        (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        fresh, over = await take_over(bench)
         assert (over.resumed, over.holder, over.state) == (True, "h2", Permit.ASSIGNED)
         assert over.fence > max(before.fence, fresh.fence)
         assert over.token not in (before.token, fresh.token)
@@ -221,7 +220,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release(over) == (True,)
 
     async def test_taking_over_again(self, bench: Bench) -> None:
-        """Who took a slot over and got no answer asks the same again, and gets it (fault H2)."""
+        """A dispatcher that took a slot over and lost the answer repeats the call, and gets the slot (fault H2)."""
         await serve(bench, slots=2)
         await running(bench, "job-1")
         (fresh,) = await take(bench, holder="h2")
@@ -280,7 +279,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (endpoint.unassigned, endpoint.assigned, endpoint.free) == (1, 0, 1)
 
     async def test_idle_slots_are_taken(self, bench: Bench) -> None:
-        """Slots that others hold for nothing go to who needs them, the oldest first, and no more than needed (B9)."""
+        """Idle slots go to a dispatcher that needs them, the oldest first, and no more than needed (B9)."""
         await serve(bench, slots=4)
         (lease,) = await take(bench, holder="h2")
         (old,) = await take(bench)
@@ -297,7 +296,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert None not in leases, "a slot of its own, a young one or one with a job was taken"
 
     async def test_free_slots_before_idle_ones(self, bench: Bench) -> None:
-        """Who would take idle slots takes the free ones first, and others of those only that are missing (B9)."""
+        """A dispatcher that may take idle slots takes free ones first, then as many idle ones as it lacks (B9)."""
         await serve(bench, slots=4)
         older, _ = idle = await take(bench, 2)
         await bench.advance(2 * bench.short)
@@ -313,14 +312,14 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await add(bench, slots=2, reports=False)
         idle = await take(bench, 2)
         await bench.advance(2 * bench.short)
-        assert not (await add(bench, slots=2)).usable, "nobody has looked at it"
+        assert not (await add(bench, slots=2)).usable, "no server has reported yet"
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=2, idle=bench.short) == ()
         await serve(bench, slots=1)
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=2, idle=bench.short) == ()
         assert None not in await bench.slots.renew(*idle, ttl=LONG)
 
     async def test_leases_of_a_lost_pool(self, bench: Bench) -> None:
-        """A job whose slot the pool has lost whole gets one anew, above the slots too (C23; fault H9)."""
+        """A job whose slot the pool has lost whole gets a new one, above the slots too (C23; fault H9)."""
         await serve(bench)
         (there,) = await running(bench, "job-0")
         for state in (Permit.ASSIGNED, Permit.DETACHED):
@@ -343,7 +342,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(await report_observation(bench, 0)) == 3
 
     async def test_what_a_lost_pool_leaves_lost(self, bench: Bench) -> None:
-        """No slot is made for nobody's job, for one that has a slot, or where nothing is registered (fault H9)."""
+        """No slot is made without a job, for one that has a slot, or where nothing is registered (fault H9)."""
         await serve(bench)
         (there,) = await running(bench, "job-0")
         idle = _of_an_earlier_pool(there, state=Permit.UNASSIGNED, job=None)
@@ -355,7 +354,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         for lease in lost:
             await check_stale(bench, lease)
 
-    async def test_only_a_renewal_makes_leases_anew(self, bench: Bench) -> None:
+    async def test_only_a_renewal_restores_leases(self, bench: Bench) -> None:
         """To the other verbs a token of a lost pool is stale: the renewal comes first (fault H9)."""
         await serve(bench)
         (there,) = await running(bench, "job-0")

@@ -1,23 +1,21 @@
-"""Random histories of a pool of slots, held against its model."""
+"""Random histories of a pool of slots, compared with its model."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from hypothesis import HealthCheck, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     rule,
-    run_state_machine_as_test,
 )
 
-from taskqueue_conformance.bench import Bench, check_pool
+from taskqueue_conformance.bench import check_pool
 from taskqueue_conformance.harness import Harness
+from taskqueue_conformance.histories import BackendMachine, play
 from taskqueue_conformance.selection import needs
 from taskqueue_conformance.slots.helpers import MODEL, OTHER_MODEL
 from taskqueue_conformance.slots.model import Held, SlotModel
@@ -49,28 +47,16 @@ _seen = st.builds(
 )
 
 
-class SlotMachine(RuleBasedStateMachine):
+class SlotMachine(BackendMachine):
     """Dispatchers, an operator, servers and time. After each step the pool must look as the model does."""
 
-    harness: ClassVar[Harness]
-
     def __init__(self) -> None:
-        """Open an event loop of its own."""
+        """Open a backend, and an empty model."""
         super().__init__()
-        self.runner = asyncio.Runner()
-        self.opened = Bench.opened(self.harness)
-        self.bench: Bench = self.runner.run(self.opened.__aenter__())
         self.model = SlotModel(self.bench.now)
         self.given: list[SlotLease] = []
         self.fence = 0
         self.notes = 0
-
-    def teardown(self) -> None:
-        """Close the backend and the loop."""
-        try:
-            self.runner.run(self.opened.__aexit__(None, None, None))
-        finally:
-            self.runner.close()
 
     # the operator
 
@@ -322,16 +308,7 @@ class SlotsMachineSuite(Harness, needs=(Capability.SLOTS,)):
     @needs("manual_clock")
     def test_slot_machine(self) -> None:
         """No history of calls, of what servers say and of time breaks a promise (B6, B8, C20, C22; faults H1, H4)."""
-        machine = type("Machine", (SlotMachine,), {"harness": self})
-        chosen = settings(
-            max_examples=self.max_examples,
-            stateful_step_count=40,
-            deadline=None,
-            print_blob=True,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        )
-        run_state_machine_as_test(machine, settings=chosen)
+        play(SlotMachine, self, 40)
 
 
 def _shape(lease: SlotLease | Held) -> tuple[object, ...]:

@@ -95,7 +95,7 @@ class SlotModel:
         )
 
     def expected_info(self, position: Known) -> EndpointInfo:
-        """Return an endpoint as it must be told."""
+        """Return an endpoint as the pool must show it."""
         states = [item.state for item in self.leases_of(position)]
         over = [
             item for item in self.leases_of(position) if item.job and item.expires_at <= self.now

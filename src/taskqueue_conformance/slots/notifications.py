@@ -1,4 +1,4 @@
-"""The capability ``slots``, part four: bells, several at once, and several replicas."""
+"""The capability ``slots``, part four: signals, several at once, and several replicas."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from taskqueue_conformance.slots.helpers import (
     running,
     serve,
     take,
+    take_over,
 )
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, RoomSignal, SlotLease
@@ -30,69 +31,69 @@ from taskqueue_core.capabilities import Left, RoomSignal, SlotLease
 T = TypeVar("T")
 
 
-class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
+class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
     """`SlotPool.signal`, and the pool in the hands of many."""
 
-    # bells
+    # signals
 
-    async def test_a_released_slot_rings(self, bench: Bench) -> None:
-        """A slot that is given back rings at once for who waits for one of its model (B7, C19)."""
+    async def test_a_released_slot_notifies(self, bench: Bench) -> None:
+        """A slot that is given back notifies at once a waiting dispatcher of its model (B7, C19)."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")
-        await _bell_rings(bench, lambda: bench.slots.release(lease))
+        await _fires(bench, lambda: bench.slots.release(lease))
         (lease,) = await running(bench, "job-2")
         giving = bench.slots.acquire(MODEL, "h1", ttl=LONG, limit=0, releasing=[lease])
-        await _bell_rings(bench, partial(_awaited, giving))
+        await _fires(bench, partial(_awaited, giving))
 
-    async def test_a_takeover_rings(self, bench: Bench) -> None:
-        """The slot that is free because its job has another one rings (B7, B8)."""
+    async def test_a_takeover_notifies(self, bench: Bench) -> None:
+        """The slot that is free because its job has another one fires the signal (B7, B8)."""
         await serve(bench, slots=2)
         await running(bench, "job-1")
         (fresh,) = await take(bench)
-        await _bell_rings(bench, lambda: bench.slots.assign((fresh, "job-1"), ttl=LONG))
+        await _fires(bench, lambda: bench.slots.assign((fresh, "job-1"), ttl=LONG))
 
-    async def test_new_room_rings(self, bench: Bench) -> None:
-        """A new endpoint, a healthy one, more slots, and the end of a rest or a drain ring (B7, B10, C12, C19)."""
+    async def test_new_room_notifies(self, bench: Bench) -> None:
+        """A new or healthy endpoint, more slots, the end of a rest or drain fire the signal (B7, B10, C12, C19)."""
         await add(bench)
-        await _bell_rings(bench, lambda: report_observation(bench, 0))
+        await _fires(bench, lambda: report_observation(bench, 0))
         await running(bench, "job-1")
-        await _bell_rings(bench, lambda: add(bench, slots=2))
-        await _bell_rings(bench, lambda: add(bench, "s2", reports=False))
+        await _fires(bench, lambda: add(bench, slots=2))
+        await _fires(bench, lambda: add(bench, "s2", reports=False))
         await bench.slots.drain(MODEL, "s2")
-        await _bell_rings(bench, lambda: bench.slots.drain(MODEL, "s2", draining=False))
+        await _fires(bench, lambda: bench.slots.drain(MODEL, "s2", draining=False))
         await bench.slots.rest(MODEL, "s2", LONG)
-        await _bell_rings(bench, lambda: bench.slots.rest(MODEL, "s2", 0))
+        await _fires(bench, lambda: bench.slots.rest(MODEL, "s2", 0))
 
-    async def test_a_reconciled_slot_rings(self, bench: Bench) -> None:
-        """A slot that is free because its server lacks the job rings (B7, C22)."""
+    async def test_a_reconciled_slot_notifies(self, bench: Bench) -> None:
+        """A slot that is free because its server lacks the job fires the signal (B7, C22)."""
         await serve(bench)
         await running(bench, "job-1")
         await report_observation(bench, 0)
         await bench.advance(bench.short)
-        await _bell_rings(bench, lambda: report_observation(bench, 0))
+        await _fires(bench, lambda: report_observation(bench, 0))
 
-    async def test_a_slot_of_time_rings(self, bench: Bench) -> None:
-        """A slot that time made free rings once a step comes across it (B7)."""
+    async def test_a_slot_of_time_notifies(self, bench: Bench) -> None:
+        """A slot that became free by time fires the signal with the next step that finds it (B7)."""
         await serve(bench)
         await take(bench, ttl=bench.short)
         await bench.advance(bench.short)
-        await _bell_rings(bench, bench.slots.inspect)
+        await _fires(bench, bench.slots.inspect)
 
-    async def test_a_note_rings(self, bench: Bench) -> None:
-        """A note that is left rings, for its holder may wait for nothing else (C7, C19)."""
+    async def test_a_note_notifies(self, bench: Bench) -> None:
+        """A note fires the signal: its holder may wait for nothing else (C7, C19)."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")
-        await _bell_rings(bench, lambda: bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
+        await _fires(bench, lambda: bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
 
-    async def test_room_of_a_shared_server_rings(self, bench: Bench) -> None:
-        """A slot given back rings for the other models of its server, where it bears so many together (B7, C2)."""
+    async def test_room_of_a_shared_server_notifies(self, bench: Bench) -> None:
+        """A released slot fires the signal for the other models that share its server (B7, C2)."""
         await serve(bench, slots=1, together=1)
         await serve(bench, slots=1, model=OTHER_MODEL, together=1)
         (lease,) = await running(bench, "job-1")
-        await _bell_rings(bench, lambda: bench.slots.release(lease), OTHER_MODEL)
+        await _fires(bench, lambda: bench.slots.release(lease), OTHER_MODEL)
 
-    async def test_idle_slots_of_a_shared_server_ring(self, bench: Bench) -> None:
-        """A slot that ends where no jobs may go rings for the other models of its server (B7, C2, C12)."""
+    async def test_idle_slots_of_a_shared_server_fire(self, bench: Bench) -> None:
+        """A slot that ends where no jobs may go fires the signal for the other models of its server (B7, C2, C12)."""
         await serve(bench, model=OTHER_MODEL, together=1)
         verbs: list[Callable[[], Awaitable[object]]] = [
             lambda: bench.slots.drain(MODEL, "s1"),
@@ -103,21 +104,21 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         for verb in verbs:
             await serve(bench, together=1)
             await take(bench)
-            await _bell_rings(bench, verb, OTHER_MODEL)
+            await _fires(bench, verb, OTHER_MODEL)
             await bench.slots.release(*await take(bench, model=OTHER_MODEL))
             await bench.advance(bench.short)
 
-    async def test_a_bell_of_several_models(self, bench: Bench) -> None:
-        """A bell of several models rings for each of them, whatever they are called (B7; OPEN-C5)."""
+    async def test_a_signal_of_several_models(self, bench: Bench) -> None:
+        """A signal of several models wakes for each of them, whatever their names (B7; OPEN-C5)."""
         await serve(bench)
         await serve(bench, model=OTHER_MODEL)
         for model in (MODEL, OTHER_MODEL):
             (lease,) = await running(bench, "job-1", model=model)
             giving = bench.slots.release(lease)
-            await _bell_rings(bench, partial(_awaited, giving), MODEL, OTHER_MODEL)
+            await _fires(bench, partial(_awaited, giving), MODEL, OTHER_MODEL)
 
     async def test_nothing_is_missed_between(self, bench: Bench) -> None:
-        """What happened since the bell was opened or last waited for rings without delay (B7, C19)."""
+        """A change since the signal was opened or last waited for ends the next wait at once (B7, C19)."""
         await serve(bench)
         async with bench.slots.slot_signal(MODEL) as signal:
             for number in range(4):
@@ -125,8 +126,8 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
                 await bench.slots.release(lease)
                 await bench.outcome(await bench.start(signal.wait(LONG)))
 
-    async def test_a_silent_bell_ends(self, bench: Bench) -> None:
-        """Where nothing comes free the wait ends after its time; until then it does not ring on and on (C19)."""
+    async def test_a_silent_signal_ends(self, bench: Bench) -> None:
+        """Where nothing comes free the wait ends after its time; until then it does not fire again and again (C19)."""
         await serve(bench)
         await running(bench, "job-1")
         async with bench.slots.slot_signal(MODEL) as signal:
@@ -159,7 +160,7 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await glance(bench)).held == 1
 
     async def test_a_cancelled_acquire_loses_nothing(self, bench: Bench) -> None:
-        """Who was cancelled while it reached for slots keeps none of them for longer than its ttl (B7; fault H2)."""
+        """A cancelled acquire keeps no slot for longer than its ttl (B7; fault H2)."""
         await serve(bench, slots=3)
         for hops in range(6):
             acquire = bench.slots.acquire(MODEL, f"h{hops}", ttl=bench.short, limit=3)
@@ -198,15 +199,13 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await glance(other)).usable
         (lease,) = await running(bench, "job-1")
         assert (
-            await _bell_rings(other, lambda: bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
+            await _fires(other, lambda: bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
             is Left.TAKEN
         )
-        (fresh,) = await take(other, holder="h2")
-        (over,) = await other.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        _, over = await take_over(other)
         assert (over.resumed, over.note) == (True, b"1")
         await check_stale(bench, lease)
-        assert await _bell_rings(other, lambda: bench.slots.release(over)) == (True,)
+        assert await _fires(other, lambda: bench.slots.release(over)) == (True,)
 
     @needs("shared")
     async def test_replicas_look_in_turn(self, bench: Bench) -> None:
@@ -237,8 +236,8 @@ class SlotBellsSuite(Harness, needs=(Capability.SLOTS,)):
         assert await after.slots.release(lease) == (True,)
 
 
-async def _bell_rings(bench: Bench, bring: Callable[[], Awaitable[T]], *models: str) -> T:
-    """Have a bell ring by what ``bring`` does, and not before; return its answer."""
+async def _fires(bench: Bench, bring: Callable[[], Awaitable[T]], *models: str) -> T:
+    """Fail unless ``bring`` fires the signal, and nothing before it; return its answer."""
     async with bench.slots.slot_signal(*(models or (MODEL,))) as signal:
         waiting = await _silent(bench, signal, LONG)
         answer = await bring()
@@ -251,12 +250,12 @@ async def _awaited(call: Awaitable[T]) -> T:
 
 
 async def _silent(bench: Bench, signal: RoomSignal, timeout: float) -> asyncio.Task[None]:
-    """Wait for the bell, which may ring in vain a few times before it is silent."""
+    """Wait for the signal, which may fire without cause a few times before."""
     waiting = await bench.start(signal.wait(timeout))
     for _ in range(4):
         if waiting.done():
             waiting = await bench.start(signal.wait(timeout))
-    assert not waiting.done(), "it rings all the time"
+    assert not waiting.done(), "the signal fires without cause, again and again"
     return waiting
 
 

@@ -1,4 +1,4 @@
-"""The capability ``slots``, part three: leases held against what servers say, and notes for their holders."""
+"""The capability ``slots``, part three: leases compared with the servers' reports, and notes for their holders."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from taskqueue_conformance.slots.helpers import (
     glance,
     inspect_pool,
     report_observation,
+    report_twice,
     running,
     serve,
     take,
+    take_over,
 )
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Left, SlotLease
@@ -39,7 +41,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await report_observation(bench, 1) == []
         await take(bench)
 
-    async def test_nobody_to_ask(self, bench: Bench) -> None:
+    async def test_unknown_endpoint(self, bench: Bench) -> None:
         """What was seen of an endpoint that is not there changes nothing, and is no error."""
         assert await report_observation(bench, 3) == []
         assert await report_observation(bench, None, server="s9") == []
@@ -51,7 +53,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await report_observation(bench, None) == []
         assert (await glance(bench)).healthy
 
-    async def test_work_that_nobody_holds(self, bench: Bench) -> None:
+    async def test_work_without_a_lease(self, bench: Bench) -> None:
         """A server that runs more than is held gets jobs once that was so for a while: it is others' (fault H9)."""
         for server, last in (("s1", 2), ("s2", 1)):
             await add(bench, server, 2)
@@ -127,13 +129,9 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2)
         await running(bench, "job-1")
         await report_observation(bench, 0)
-        (fresh,) = await take(bench, holder="h2")
-        (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        await take_over(bench)
         await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == []
-        await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == ["job-1"]
+        assert await report_twice(bench, 0) == ["job-1"]
 
     async def test_renewals_hide_nothing(self, bench: Bench) -> None:
         """A lease that its holder renews ends all the same when its server has lost the job (C22, C23; fault H4)."""
@@ -151,9 +149,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await report_observation(bench, 0)
         await bench.advance(bench.short)
         await report_observation(bench, 1)
-        assert await report_observation(bench, 0) == []
-        await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == ["job-1"]
+        assert await report_twice(bench, 0) == ["job-1"]
 
     async def test_silence_is_not_the_contrary(self, bench: Bench) -> None:
         """A server that does not answer between two looks does not take back what was missed (C23; fault H4)."""
@@ -165,12 +161,12 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await report_observation(bench, 0) == ["job-1"]
 
     async def test_by_name(self, bench: Bench) -> None:
-        """Where the server tells its jobs, those that it lacks are missed, however many it runs (C22; fault H3)."""
+        """If the server names its jobs, those that it lacks are missed, however many it runs (C22; fault H3)."""
         await serve(bench, slots=3)
         await running(bench, "job-1", "job-2", "job-3")
-        await report_observation(bench, 3, "job-1", "job-3", "somebody's / own")
+        await report_observation(bench, 3, "job-1", "job-3", "another job")
         await bench.advance(bench.short)
-        assert await report_observation(bench, 3, "job-3", "somebody's / own", "more") == ["job-2"]
+        assert await report_observation(bench, 3, "job-3", "another job", "more") == ["job-2"]
         await bench.advance(bench.short)
         assert await report_observation(bench, 3, "job-3") == ["job-1"]
         assert {lease.job for lease in (await inspect_pool(bench)).leases} == {"job-3"}
@@ -186,7 +182,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await report_observation(bench, 1, "job-2") == ["job-1"]
 
     async def test_fewer_than_held(self, bench: Bench) -> None:
-        """Where the server tells a number only, those that ran out first are missed, as many as lack (C22, C23)."""
+        """If the server reports only a number, the leases that ran out first are missed, as many as lack (C22, C23)."""
         await serve(bench, slots=5)
         first, second, third, _ = await running(bench, "job-1", "job-2", "job-3", "job-4")
         await take(bench)
@@ -253,9 +249,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench)
         await running(bench, "job-1")
         await bench.slots.remove(MODEL, "s1")
-        await report_observation(bench, 0)
-        await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == ["job-1"]
+        assert await report_twice(bench, 0) == ["job-1"]
         assert (await inspect_pool(bench)).endpoints == ()
 
     # notes
@@ -277,22 +271,18 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await inspect_pool(bench)
 
     async def test_a_note_outlives_its_holder(self, bench: Bench) -> None:
-        """Who takes a job's slot over gets the note that was left for the holder before (C7, C23; fault H2)."""
+        """The next holder of a job's slot gets the note that was left for the previous one (C7, C23; fault H2)."""
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         await _leave(bench, lease, b'"result"')
-        (fresh,) = await take(bench, holder="h2")
-        (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        _, over = await take_over(bench)
         assert over.note == b'"result"'
 
     async def test_a_note_that_comes_late(self, bench: Bench) -> None:
         """What comes with a stale token is put aside, and replaces nothing (OPEN-C4; fault H3)."""
         await serve(bench, slots=2)
         (before,) = await running(bench, "job-1")
-        (fresh,) = await take(bench, holder="h2")
-        (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
-        assert over is not None
+        _, over = await take_over(bench)
         assert await _leave(bench, over, b'"good"') is Left.TAKEN
         assert await _leave(bench, before, b'"late"') is Left.LATE
         assert await bench.slots.leave(MODEL, "job-1", "nonsense", b'"later"') is Left.LATE
@@ -312,14 +302,12 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await _leave(bench, lease, b'"late"') is Left.LATE
         assert await bench.slots.late(MODEL, "job-1") == (b'"late"',)
 
-    async def test_a_note_that_nobody_fetched(self, bench: Bench) -> None:
+    async def test_a_note_that_was_not_fetched(self, bench: Bench) -> None:
         """A note whose lease is ended by its server's word, or by time, is put aside: it may be a result (C7, C26)."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")
         await _leave(bench, lease, b'"of a server"')
-        await report_observation(bench, 0)
-        await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == ["job-1"]
+        assert await report_twice(bench, 0) == ["job-1"]
         assert await bench.slots.late(MODEL, "job-1") == (b'"of a server"',)
         await add(bench, reports=False)
         (lease,) = await running(bench, "job-2", ttl=bench.short)

@@ -1,4 +1,4 @@
-"""The capability ``flow``, part one: what is refused at the door, and what never is."""
+"""The capability ``flow``, part one: which tasks a full queue refuses, and which never."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 
@@ -15,13 +16,13 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``capacity`` and ``intake_paused``."""
 
     async def test_surplus_is_refused(self, bench: Bench) -> None:
-        """Exactly what is too much is refused, at once, with a reason; it left no trace (law 6; B5, B13, OPEN-A2)."""
+        """A publish beyond the capacity is refused, with a reason, and stores nothing (law 6; B5, B13, OPEN-A2)."""
         await bench.limit(capacity=3)
         answers = await _publish(bench, "t1", "t2", "t3", "t4", "t5")
         statuses = [answer.status for answer in answers]
-        assert statuses == [Published.ACCEPTED] * 3 + [Published.REFUSED] * 2, "(law 6)"
+        assert statuses == [Published.ACCEPTED] * 3 + [Published.REFUSED] * 2
         for answer in answers[3:]:
-            _check_full(answer, depth=3)
+            check_refused(answer, Refusal.QUEUE_FULL, depth=3)
         await bench.expect(waiting=3)
         assert await bench.state("t4") is None
         assert ids(await bench.take(bench.subscribe(), 9)) == ["t1", "t2", "t3"]
@@ -30,13 +31,12 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_refused_though_it_may_come_again(self, bench: Bench) -> None:
         """After its window a task may come again; while it is refused the result of its first time stays (law 6)."""
         await bench.limit(capacity=1, dedupe_window=bench.short / 2, result_ttl=3600)
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription), results=[b"1"])
+        subscription, delivery = await bench.running("t1")
+        await subscription.ack(delivery, results=[b"1"])
         await bench.advance(bench.short)
         await bench.publish("t2")
         (answer,) = await _publish(bench, "t1")
-        _check_full(answer, depth=1)
+        check_refused(answer, Refusal.QUEUE_FULL, depth=1)
         assert await bench.control.results(KEY, "t1") == (b"1",), (
             "a refusal changes nothing (law 6)"
         )
@@ -72,12 +72,10 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             ], "the id is looked up first (laws 6, 7)"
         await bench.expect(waiting=2)
 
-    async def test_first_hand_out_makes_room(self, bench: Bench) -> None:
-        """A task takes room until it is handed out, however long it runs then (law 6)."""
+    async def test_first_delivery_makes_room(self, bench: Bench) -> None:
+        """A task takes room until it is delivered, however long it runs then (law 6)."""
         await bench.limit(capacity=2)
-        await bench.publish("t1", "t2")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1", "t2")
         await _has_room(bench, 1, of=2)
         await subscription.ack(delivery)
         await _has_room(bench, 0, of=2)
@@ -95,15 +93,14 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_purged_make_room(self, bench: Bench) -> None:
         """After a purge the whole room is there again, and not more (law 6)."""
         await bench.limit(capacity=3)
-        await bench.publish("returned", "waiting")
-        subscription = bench.subscribe()
-        await subscription.redeliver(await bench.one(subscription))
+        subscription, delivery = await bench.running("returned", "waiting")
+        await subscription.redeliver(delivery)
         await bench.publish("scheduled", not_before=bench.now + 3600)
         assert await bench.control.purge(KEY) == 3
         await _has_room(bench, 3, of=3)
 
     async def test_expired_make_room(self, bench: Bench) -> None:
-        """What expires before it was handed out makes room, whoever finds it (laws 6, 8)."""
+        """A task that expires before its first delivery makes room (laws 6, 8)."""
         await bench.limit(capacity=2)
         subscription = bench.subscribe()
         for find in (lambda: subscription.receive(1, 0), bench.control.maintain):
@@ -116,7 +113,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert (await bench.control.ledger(KEY)).expired == 4
 
     async def test_scheduled_take_room(self, bench: Bench) -> None:
-        """A scheduled task takes room from its publish until it is handed out, due or not (laws 6, 8)."""
+        """A scheduled task takes room from its publish until it is delivered, due or not (laws 6, 8)."""
         await bench.limit(capacity=2)
         await bench.publish("scheduled", not_before=bench.now + bench.short)
         await _has_room(bench, 1, of=2)
@@ -126,12 +123,10 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.take(subscription, 2)
         await _has_room(bench, 2, of=2)
 
-    async def test_hand_backs_take_no_room(self, bench: Bench) -> None:
-        """What is handed back, lost or left by a closing consumer comes back to a full queue (laws 3, 6)."""
+    async def test_releases_take_no_room(self, bench: Bench) -> None:
+        """What is released, lost or left by a closing consumer comes back to a full queue (laws 3, 6)."""
         await bench.limit(capacity=3)
-        await bench.publish("t1", "t2", "t3")
-        subscription = bench.subscribe()
-        first, second, _ = await bench.take(subscription, 3)
+        subscription, first, second, _ = await bench.all_running("t1", "t2", "t3")
         await _has_room(bench, 3, of=3)
         await subscription.redeliver(first)
         await subscription.redeliver(second, lost=True)
@@ -139,7 +134,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(waiting=6)
         taken = await bench.take(bench.subscribe(), 3)
         assert ids(taken) == ["t1", "t2", "t3"]
-        assert [delivery.attempt for delivery in taken] == [1, 1, 1], "(law 3)"
+        assert [delivery.attempt for delivery in taken] == [1, 1, 1]
         await _has_room(bench, 0, of=3)
 
     async def test_retries_take_no_room(self, bench: Bench) -> None:
@@ -166,8 +161,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert "done" in ids(taken)
         await _has_room(bench, 2, of=2)
 
-    async def test_retried_before_its_hand_out(self, bench: Bench) -> None:
-        """A task that is retried before it was ever handed out takes room no more, like any retry (law 6)."""
+    async def test_retried_before_its_delivery(self, bench: Bench) -> None:
+        """A task that is retried before it was ever delivered takes room no more, like any retry (law 6)."""
         await bench.limit(capacity=2)
         task, _ = await bench.publish("t1", "t2")
         await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
@@ -179,9 +174,8 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_redriven_take_no_room(self, bench: Bench) -> None:
         """A redriven task comes back to a full queue (law 6)."""
         await bench.limit(capacity=1)
-        await bench.publish("dead")
-        subscription = bench.subscribe()
-        await bench.bury(subscription, await bench.one(subscription))
+        subscription, delivery = await bench.running("dead")
+        await bench.bury(subscription, delivery)
         await _has_room(bench, 1, of=1)
         assert await bench.dead_letters.redrive(KEY) == 1
         await bench.expect(waiting=2)
@@ -193,7 +187,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1", "t2", "t3", "t4")
         await bench.limit(capacity=2)
         (answer,) = await _publish(bench, "new")
-        _check_full(answer, depth=4)
+        check_refused(answer, Refusal.QUEUE_FULL, depth=4)
         await bench.limit(capacity=5)
         await _has_room(bench, 1, of=5)
         await bench.limit(capacity=3)
@@ -206,14 +200,13 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish(*(f"more{n}" for n in range(20)))
 
     async def test_intake_paused(self, bench: Bench) -> None:
-        """While the intake is paused new tasks are refused and the others handed out (laws 6, 9; B13)."""
+        """While the intake is paused new tasks are refused and the others delivered (laws 6, 9; B13)."""
         await bench.publish("t1")
         await bench.limit(intake_paused=True)
         answers = await _publish(bench, "t2", "t3")
         for answer in answers:
-            _check_refused(answer, Refusal.INTAKE_PAUSED)
-        await bench.publish("elsewhere", key=OTHER)
-        subscription = bench.subscribe()
+            check_refused(answer, Refusal.INTAKE_PAUSED)
+        subscription = await bench.subscribed("elsewhere", key=OTHER)
         assert ids(await bench.take(subscription, 9)) == ["t1"]
         await bench.expect(in_flight=1)
         await bench.limit(intake_paused=False)
@@ -244,7 +237,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert len(accepted) == 4
         await bench.limit(capacity=None, intake_paused=True)
         (answer,) = await _publish(other, "late")
-        _check_refused(answer, Refusal.INTAKE_PAUSED)
+        check_refused(answer, Refusal.INTAKE_PAUSED)
 
     @needs("durable")
     async def test_capacity_survives(self, bench: Bench) -> None:
@@ -273,18 +266,4 @@ async def _has_room(bench: Bench, room: int, *, of: int) -> None:
     *accepted, refused = await _publish(bench, *_names(bench, room + 1))
     statuses = [answer.status for answer in accepted]
     assert statuses == [Published.ACCEPTED] * room, f"there must be room for {room} (law 6)"
-    _check_full(refused, depth=of)
-
-
-def _check_full(answer: Confirmation, *, depth: int) -> None:
-    _check_refused(answer, Refusal.QUEUE_FULL)
-    assert answer.depth == depth, f"{answer.depth} tasks count, it must be {depth} (law 6)"
-
-
-def _check_refused(answer: Confirmation, code: Refusal) -> None:
-    assert answer.status is Published.REFUSED, f"{answer}, but there is no room (law 6)"
-    assert answer.code is code, f"refused as {answer.code}, it must be {code}"
-    assert answer.reason, "refused without a reason (law 6)"
-    assert answer.retry_after, "refused without a word on when to try again (law 6)"
-    assert answer.retry_after > 0
-    assert not answer.stored
+    check_refused(refused, Refusal.QUEUE_FULL, depth=of)

@@ -15,14 +15,16 @@ from taskqueue_core.tasks import Received
 class ClosingSuite(Harness):
     """`Subscription.close`, iteration, and the backend's own end."""
 
-    async def test_close_hands_back(self, bench: Bench) -> None:
+    async def test_close_releases(self, bench: Bench) -> None:
         """A closed subscription's deliveries are there at once, in order, not as lost (law 3; REV-E3, REV-E6)."""
         await bench.publish("t1", "t2", "t3")
         closed, other = bench.subscribe(), bench.subscribe(consumer="another")
         await bench.take(closed, 2)
         await closed.close()
         taken = await bench.take(other, 4)
-        assert ids(taken) == ["t1", "t2", "t3"], "close must hand back what it owns, ahead (law 4)"
+        assert ids(taken) == ["t1", "t2", "t3"], (
+            "close must release its deliveries, ahead of new tasks (law 4)"
+        )
         assert {(delivery.attempt, delivery.losses) for delivery in taken} == {(1, 0)}
 
     async def test_close_leaves_others_alone(self, bench: Bench) -> None:
@@ -37,10 +39,8 @@ class ClosingSuite(Harness):
         await bench.expect(done=1, in_flight=1)
 
     async def test_close_leaves_the_settled_alone(self, bench: Bench) -> None:
-        """What was settled before is not handed back by a close (law 2)."""
-        await bench.publish("t1", "t2")
-        subscription = bench.subscribe()
-        first, second = await bench.take(subscription, 2)
+        """What was settled before is not released by a close (law 2)."""
+        subscription, first, second = await bench.all_running("t1", "t2")
         await subscription.ack(first)
         await subscription.redeliver(second)
         other = bench.subscribe(consumer="another")
@@ -63,8 +63,7 @@ class ClosingSuite(Harness):
 
     async def test_receive_after_close(self, bench: Bench) -> None:
         """A closed subscription receives nothing any more and says so, with and without waiting."""
-        await bench.publish("t1")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1")
         await subscription.close()
         for timeout in (0, None):
             with pytest.raises(SubscriptionClosed):
@@ -126,8 +125,7 @@ class ClosingSuite(Harness):
     async def test_capabilities_are_constant(self, bench: Bench) -> None:
         """What the backend declares does not change while it is used."""
         declared = bench.backend.capabilities
-        await bench.publish("t1")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1")
         received: Received = await subscription.receive(1, 0)
         await subscription.ack(*received.deliveries)
         assert bench.backend.capabilities == declared

@@ -1,4 +1,4 @@
-"""Concurrency: whatever is cancelled wherever, nothing is lost; whoever races, one wins."""
+"""Concurrency: a cancelled call loses nothing, and of calls that race exactly one wins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ConcurrencySuite(Harness):
     """Cancellation at each await, races, and many at once."""
 
     async def test_receive_cancelled(self, bench: Bench) -> None:
-        """A receive cancelled at any point loses nothing: what nobody saw comes back, unharmed (laws 1, 3)."""
+        """A receive cancelled at any point loses nothing: an unseen delivery comes back unchanged (laws 1, 3)."""
         subscription = bench.subscribe()
         for hops in _HOPS:
             await bench.publish(f"t{hops}")
@@ -95,7 +95,7 @@ class ConcurrencySuite(Harness):
         await bench.expect(done=len(_HOPS))
 
     async def test_redeliver_cancelled(self, bench: Bench) -> None:
-        """A hand-back cancelled at any point can be sent again, and the task is there once (law 2)."""
+        """A release cancelled at any point can be sent again, and the task is there once (law 2)."""
         subscription = bench.subscribe()
         for hops in _HOPS:
             await bench.publish(f"t{hops}")
@@ -124,7 +124,7 @@ class ConcurrencySuite(Harness):
             await subscription.ack(again)
 
     async def test_close_cancelled(self, bench: Bench) -> None:
-        """A close cancelled at any point can be called again, and everything is handed back (laws 1, 3)."""
+        """A close cancelled at any point can be called again, and everything is released (laws 1, 3)."""
         for hops in _HOPS:
             names = [f"a{hops}", f"b{hops}"]
             await bench.publish(*names)
@@ -145,7 +145,7 @@ class ConcurrencySuite(Harness):
         assert statuses.count(Published.DUPLICATE) == 19, statuses
         assert len(await bench.take(bench.subscribe(), 3)) == 1
 
-    async def test_two_verdicts_at_once(self, bench: Bench) -> None:
+    async def test_two_settlements_at_once(self, bench: Bench) -> None:
         """Of two different settlements of one receipt exactly one takes effect (law 2; OPEN-C4)."""
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         for number in range(5):

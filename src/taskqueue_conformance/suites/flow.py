@@ -6,8 +6,17 @@ import asyncio
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
-from taskqueue_conformance.model.ends import End, ack, cancel, close, frees, held, lose, redeliver
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import (
+    End,
+    ack,
+    cancel,
+    close,
+    frees,
+    held,
+    lose,
+    redeliver,
+)
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.tasks import Delivery, Settled
 
@@ -16,19 +25,19 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """``max_inflight`` and ``paused``."""
 
     async def test_in_flight_limit(self, bench: Bench) -> None:
-        """All workers together have as many in flight as is allowed; the next receive is empty (law 5; F2)."""
+        """All workers together have at most `max_inflight` tasks in flight (law 5; F2)."""
         await bench.limit(max_inflight=3)
         await bench.publish("t1", "t2", "t3", "t4", "t5")
         item, two, three = (bench.subscribe(consumer=name) for name in ("w", "w", "another"))
         taken = [await bench.take(subscription, 2) for subscription in (item, two, three)]
-        assert [len(deliveries) for deliveries in taken] == [2, 1, 0], "(law 5)"
+        assert [len(deliveries) for deliveries in taken] == [2, 1, 0]
         for subscription in (item, two, three):
             assert (await held(subscription)).due_at is None, "time alone brings nothing"
         await two.ack(taken[1][0])
         assert ids(await bench.take(three, 2)) == ["t4"]
 
     async def test_in_flight_limit_side_by_side(self, bench: Bench) -> None:
-        """Receives at the same moment do not exceed the limit, nor fall short of it (laws 5, 10; F2)."""
+        """Concurrent receives together deliver exactly as many tasks as the limit allows (laws 5, 10; F2)."""
         await bench.limit(max_inflight=7)
         await bench.publish(*(f"t{n}" for n in range(30)))
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
@@ -36,16 +45,14 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(in_flight=7, waiting=23)
 
     async def test_waiting_for_a_place_costs_nothing(self, bench: Bench) -> None:
-        """However often a task was not handed out, its first delivery is the first one (laws 3, 5; FIX-C3)."""
+        """However often a task was not delivered, its first delivery is the first one (laws 3, 5; FIX-C3)."""
         await bench.limit(max_inflight=1)
-        await bench.publish("t1", "t2")
-        subscription = bench.subscribe()
-        first = await bench.one(subscription)
+        subscription, first = await bench.running("t1", "t2")
         for _ in range(10):
             await held(subscription)
         await subscription.ack(first)
         second = await bench.one(subscription)
-        assert (second.task.id, second.attempt, second.losses) == ("t2", 1, 0), "(law 3)"
+        assert (second.task.id, second.attempt, second.losses) == ("t2", 1, 0)
         stats = await bench.control.stats(KEY)
         assert (stats.delivered, stats.redelivered, stats.retried) == (2, 0, 0)
 
@@ -56,7 +63,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
-        """A dead letter, by a verdict or by one loss too many, makes way for a waiting receive (law 5; F2)."""
+        """A dead letter, by request or by one loss too many, makes way for a waiting receive (law 5; F2)."""
 
         async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.bury(subscription, delivery)
@@ -108,19 +115,17 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_in_flight_limit_changes(self, bench: Bench) -> None:
         """A raised or removed limit wakes a waiting receive at once (laws 5, 9; F7)."""
         await bench.limit(max_inflight=1)
-        await bench.publish("t1", "t2", "t3", "t4")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         await bench.one(subscription)
         for limit, matches in ((2, ["t2"]), (0, ["t3", "t4"])):
-            waiting = await bench.start(subscription.receive(5, None))
-            assert not waiting.done(), "handed out beyond the limit (law 5)"
-            await bench.limit(max_inflight=limit)
-            assert ids((await bench.outcome(waiting)).deliveries) == matches
+            assert (
+                await bench.wakes(subscription.receive(5, None), bench.limit(max_inflight=limit))
+                == matches
+            )
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
-        """What runs goes on under a lower limit; the next is handed out once there is a place (laws 3, 5, 9)."""
-        await bench.publish("t1", "t2", "t3", "t4")
-        subscription = bench.subscribe()
+        """What runs goes on under a lower limit; the next is delivered once there is a place (laws 3, 5, 9)."""
+        subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         running = await bench.take(subscription, 3)
         await bench.limit(max_inflight=1)
         for delivery in running:
@@ -136,9 +141,9 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe(KEY, OTHER)
         assert sorted(ids(await bench.take(subscription, 9))) == ["o1", "o2", "o3", "t1"]
         await held(subscription)
-        waiting = await bench.start(subscription.receive(5, None))
-        await bench.publish("o4", key=OTHER)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["o4"]
+        assert await bench.wakes(subscription.receive(5, None), bench.publish("o4", key=OTHER)) == [
+            "o4"
+        ]
 
     async def test_pause(self, bench: Bench) -> None:
         """A paused queue gives nothing and is no error; publishing and settling go on (law 5; F6)."""
@@ -156,7 +161,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(paused=False)
         taken = await bench.take(subscription, 9)
         assert ids(taken) == ["t1", "t2", "running", "t3"], "kept in its order (law 4)"
-        assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1], "(law 3)"
+        assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1]
 
     async def test_pause_and_a_waiting_receive(self, bench: Bench) -> None:
         """A receive that waits gets nothing once a pause is confirmed; its end wakes it (laws 5, 9; F6, F7)."""
@@ -167,7 +172,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t2", not_before=bench.now + bench.short)
         await bench.advance(bench.short)
         await bench.hop(20)
-        assert not waiting.done(), "handed out although paused (law 5)"
+        assert not waiting.done(), "delivered although paused (law 5)"
         await bench.limit(paused=False)
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1", "t2"]
 
@@ -188,15 +193,10 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1", "t2", "t3")
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         delivery = await bench.one(here)
-        waiting = await bench.start(there.receive(1, None))
-        assert not waiting.done(), "handed out beyond the limit (law 5)"
-        await here.ack(delivery)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t2"]
+        assert await bench.wakes(there.receive(1, None), here.ack(delivery)) == ["t2"]
         await bench.limit(max_inflight=0, paused=True)
         await held(there)
-        waiting = await bench.start(there.receive(1, None))
-        await bench.limit(paused=False)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t3"]
+        assert await bench.wakes(there.receive(1, None), bench.limit(paused=False)) == ["t3"]
 
 
 async def _frees(bench: Bench, end: End, *, deadline: float | None = None) -> None:

@@ -50,9 +50,7 @@ class InputsSuite(Harness):
 
     async def test_results_of_an_ack(self, bench: Bench) -> None:
         """Results are one per delivery and JSON; else nothing is settled (law 2)."""
-        await bench.publish("t1", "t2")
-        subscription = bench.subscribe()
-        taken = await bench.take(subscription, 2)
+        subscription, *taken = await bench.all_running("t1", "t2")
         for results in ([b"1"], [b"1", b"2", b"3"], [b"1", b"{broken"], [b"1", b"\xff"]):
             with pytest.raises(InvalidInput):
                 await subscription.ack(*taken, results=results)

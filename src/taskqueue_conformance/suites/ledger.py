@@ -19,7 +19,6 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
     @needs(Capability.DEAD_LETTERS, "atomic_retry")
     async def test_every_arrow(self, bench: Bench) -> None:
         """Each transition moves one entry from one count to another and nothing else (law 1; C26)."""
-        control, dead_letters = bench.control, bench.dead_letters
         subscription = bench.subscribe()
         await bench.expect()
         await bench.publish("t1", "t2", "t3")
@@ -34,66 +33,60 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(waiting=2, scheduled=2)
         await bench.bury(subscription, await bench.one(subscription))
         await bench.expect(waiting=1, scheduled=2, dead=1)
-        await dead_letters.redrive(KEY, "t1")
+        await bench.dead_letters.redrive(KEY, "t1")
         await bench.expect(waiting=2, scheduled=2)
         three, delivery = await bench.take(subscription, 2)
         await bench.bury(subscription, delivery)
-        await dead_letters.discard(KEY)
+        await bench.dead_letters.discard(KEY)
         await bench.expect(in_flight=1, scheduled=2, discarded=1)
-        await control.cancel(KEY, three.task.id)
+        await bench.control.cancel(KEY, three.task.id)
         await bench.expect(cancelled=1, scheduled=2, discarded=1)
         await bench.advance(bench.short)
-        await control.maintain()
+        await bench.control.maintain()
         await bench.expect(cancelled=1, waiting=2, discarded=1)
         await subscription.ack(*await bench.take(subscription, 2))
         await bench.expect(cancelled=1, done=2, discarded=1)
         await bench.backend.publisher.schedule_retry(three.task, bench.now + 3600)
         await bench.expect(cancelled=1, done=2, discarded=1, scheduled=1)
-        assert await control.purge(KEY) == 1
+        assert await bench.control.purge(KEY) == 1
         await bench.expect(cancelled=2, done=2, discarded=1)
 
     async def test_refusals_count_nothing(self, bench: Bench) -> None:
         """Duplicates, conflicts and stale receipts move no count (laws 1, 2, 7)."""
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1")
         await bench.backend.publisher.publish(bench.task("t1"), bench.task("t1", payload="other"))
-        assert await bench.control.ledger(KEY) == Ledger(published=1, in_flight=1), "(law 1)"
+        assert await bench.control.ledger(KEY) == Ledger(published=1, in_flight=1)
         await subscription.ack(delivery)
         await subscription.redeliver(delivery, delivery)
         await subscription.ack(delivery)
-        assert await bench.control.ledger(KEY) == Ledger(published=1, done=1), "(law 1)"
+        assert await bench.control.ledger(KEY) == Ledger(published=1, done=1)
 
     async def test_equals_the_listing(self, bench: Bench) -> None:
         """The counts agree with the statuses of the tasks themselves (law 1)."""
-        control = bench.control
         names = [f"t{n}" for n in range(30)]
         await bench.publish(*names[:20])
-        await bench.publish(*names[20:], not_before=bench.now + 3600)
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*names[20:], not_before=bench.now + 3600)
         taken = await bench.take(subscription, 12)
         await subscription.ack(*taken[:5])
         await subscription.redeliver(*taken[5:8])
-        await control.cancel(KEY, names[25])
+        await bench.control.cancel(KEY, names[25])
         listed = dict.fromkeys(Ledger.__struct_fields__, 0) | {"published": len(names)}
-        for status in await control.statuses(KEY, *names):
+        for status in await bench.control.statuses(KEY, *names):
             assert status is not None
             listed[status.state.value] += 1
-        assert await control.ledger(KEY) == Ledger(**listed)
+        assert await bench.control.ledger(KEY) == Ledger(**listed)
 
     async def test_queues_are_apart(self, bench: Bench) -> None:
         """A queue's ledger counts its own entries only."""
-        control = bench.control
         await bench.publish("t1", "t2")
         await bench.publish("t1", key=OTHER)
         subscription = bench.subscribe(OTHER)
         await subscription.ack(await bench.one(subscription))
-        assert await control.ledger(KEY) == Ledger(published=2, waiting=2)
-        assert await control.ledger(OTHER) == Ledger(published=1, done=1)
+        assert await bench.control.ledger(KEY) == Ledger(published=2, waiting=2)
+        assert await bench.control.ledger(OTHER) == Ledger(published=1, done=1)
 
     async def test_balanced_under_load(self, bench: Bench) -> None:
         """Read at any moment while others publish, take and settle, the ledger balances (law 1)."""
-        control = bench.control
 
         async def produce(name: str) -> None:
             for number in range(20):
@@ -112,11 +105,11 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
 
         async def audit() -> None:
             for _ in range(50):
-                ledger = await control.ledger(KEY)
+                ledger = await bench.control.ledger(KEY)
                 assert ledger.balanced, f"out of balance: {ledger} (law 1)"
                 await bench.hop(1)
 
         producers = [produce(f"p{n}") for n in range(3)]
         await asyncio.gather(*producers, *(consume(f"c{n}") for n in range(3)), audit())
-        ledger = await control.ledger(KEY)
+        ledger = await bench.control.ledger(KEY)
         assert (ledger.published, ledger.in_flight, ledger.imbalance) == (60, 0, 0)

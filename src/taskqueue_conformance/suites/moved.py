@@ -5,8 +5,9 @@ from __future__ import annotations
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
-from taskqueue_core.tasks import Confirmation, Published, Refusal, State
+from taskqueue_core.tasks import Published, Refusal, State
 
 
 class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
@@ -20,18 +21,17 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             bench.task("t2", not_before=bench.now + 3600),
             bench.task("t3", key=OTHER),
         )
-        assert [answer.status for answer in answers[:2]] == [Published.REFUSED] * 2, "(law 6)"
+        assert [answer.status for answer in answers[:2]] == [Published.REFUSED] * 2
         for answer in answers[:2]:
-            _check_moved(answer)
+            check_refused(answer, Refusal.MOVED)
         assert answers[2].status is Published.ACCEPTED
         assert await bench.state("t1") is None
         await bench.expect()
 
     async def test_moved_knows_what_it_had(self, bench: Bench) -> None:
         """Known ids have the answers that they always had, live or ended (law 7; A20)."""
-        await bench.publish("done", "waiting")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription))
+        subscription, delivery = await bench.running("done", "waiting")
+        await subscription.ack(delivery)
         await bench.limit(moved_to="elsewhere")
         tasks = [
             bench.task("done"),
@@ -46,12 +46,12 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             Published.CONFLICT,
             Published.REFUSED,
         ], "the id is looked up first (laws 6, 7)"
-        _check_moved(answers[3])
+        check_refused(answers[3], Refusal.MOVED)
         await bench.expect(done=1, waiting=1)
 
     @needs("atomic_retry")
     async def test_moved_goes_on(self, bench: Bench) -> None:
-        """What is there is handed out, returned, retried and settled as ever (laws 1, 3, 6; A20)."""
+        """What is there is delivered, returned, retried and settled as ever (laws 1, 3, 6; A20)."""
         await bench.limit(capacity=2)
         await bench.publish("t1", "t2")
         await bench.limit(moved_to="elsewhere")
@@ -71,9 +71,8 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     @needs(Capability.DEAD_LETTERS)
     async def test_moved_redrives(self, bench: Bench) -> None:
         """The dead of a queue that has moved come back to it (law 6; A20)."""
-        await bench.publish("dead")
-        subscription = bench.subscribe()
-        await bench.bury(subscription, await bench.one(subscription))
+        subscription, delivery = await bench.running("dead")
+        await bench.bury(subscription, delivery)
         await bench.limit(moved_to="elsewhere")
         assert await bench.dead_letters.redrive(KEY) == 1
         assert ids(await bench.take(subscription, 9)) == ["dead"]
@@ -84,7 +83,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1")
         await bench.limit(moved_to="elsewhere", intake_paused=True)
         (answer,) = await bench.backend.publisher.publish(bench.task("t2"))
-        _check_moved(answer)
+        check_refused(answer, Refusal.MOVED)
 
     async def test_moved_back(self, bench: Bench) -> None:
         """Without the setting the queue takes tasks again at once (law 9; A20)."""
@@ -100,11 +99,4 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await other.publish("before")
         await bench.limit(moved_to="elsewhere")
         (answer,) = await other.backend.publisher.publish(other.task("after"))
-        _check_moved(answer)
-
-
-def _check_moved(answer: Confirmation) -> None:
-    assert answer.status is Published.REFUSED, f"{answer}, but the queue has moved (law 6)"
-    assert answer.code is Refusal.MOVED, f"refused as {answer.code}, it has moved (law 6)"
-    assert answer.reason, "refused without a reason (law 6)"
-    assert answer.retry_after is None, "to wait does not help, so no time may be told (law 6)"
+        check_refused(answer, Refusal.MOVED)

@@ -43,21 +43,21 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.fair()
         await fill(bench, a=4, b=2, c=3)
         taken = ids(await bench.take(bench.subscribe(), 9))
-        assert taken == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "c2", "a3"], "(law 4)"
+        assert taken == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "c2", "a3"]
 
     async def test_turns_go_on_over_receives(self, bench: Bench) -> None:
-        """Whoever receives, and however many: the next tenant is who would be next anyway (law 4; B2, OPEN-B4)."""
+        """The order of the tenants depends neither on the consumer nor on its limit (law 4; B2, OPEN-B4)."""
         await bench.fair()
         await fill(bench, a=6, b=6, c=6)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(3)]
         taken = await bench.drain(*subscriptions[:2], count=4)
         taken += await bench.drain(*subscriptions, count=8, limit=2)
         taken += await bench.drain(subscriptions[2], count=6, limit=5)
-        assert taken == [f"{tenant}{n}" for n in range(6) for tenant in "abc"], "(law 4)"
+        assert taken == [f"{tenant}{n}" for n in range(6) for tenant in "abc"]
 
     @needs("shared")
     async def test_turns_go_on_over_replicas(self, bench: Bench) -> None:
-        """The walk is the queue's, and not of the server that hands out (laws 4, 9; OPEN-B4, B2)."""
+        """The walk is the queue's, and not of the server that delivers (laws 4, 9; OPEN-B4, B2)."""
         other = await bench.replica()
         await bench.fair()
         await fill(bench, a=4)
@@ -68,7 +68,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             for _ in range(4)
             for index, subscription in ((bench, here), (other, there))
         ]
-        assert taken == [f"{tenant}{n}" for n in range(4) for tenant in "ab"], "(law 4)"
+        assert taken == [f"{tenant}{n}" for n in range(4) for tenant in "ab"]
 
     @needs("durable")
     async def test_turns_survive(self, bench: Bench) -> None:
@@ -87,17 +87,17 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert await bench.drain(subscription, count=5) == ["a0", "b0", "a1", "b1", "a2"]
         await fill(bench, c=3)
         taken = await bench.drain(subscription, count=7)
-        assert taken == ["b2", "a3", "c0", "b3", "a4", "c1", "b4"], "(law 4)"
+        assert taken == ["b2", "a3", "c0", "b3", "a4", "c1", "b4"]
 
     async def test_tenant_saves_nothing(self, bench: Bench) -> None:
-        """Who had nothing waiting for a while has no more turns for that than the others (law 4; B2)."""
+        """A tenant that had nothing waiting for a while gets no extra turns later (law 4; B2)."""
         await bench.fair()
         await fill(bench, a=2, b=30)
         subscription = bench.subscribe()
         assert await bench.drain(subscription, count=20, limit=5)
         await fill(bench, a=5, start=2)
         taken = await bench.drain(subscription, count=8)
-        assert taken == ["b18", "a2", "b19", "a3", "b20", "a4", "b21", "a5"], "(law 4)"
+        assert taken == ["b18", "a2", "b19", "a3", "b20", "a4", "b21", "a5"]
 
     async def test_without_a_tenant(self, bench: Bench) -> None:
         """Tasks that name no tenant are together one (law 4)."""
@@ -105,7 +105,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.publish("n0", "n1", "n2", "n3")
         await fill(bench, a=2)
         taken = ids(await bench.take(bench.subscribe(), 9))
-        assert taken == ["n0", "a0", "n1", "a1", "n2", "n3"], "(law 4)"
+        assert taken == ["n0", "a0", "n1", "a1", "n2", "n3"]
 
     async def test_turns_of_each_queue(self, bench: Bench) -> None:
         """A tenant's turns in one queue cost it none in another; queues take turns as ever (law 4)."""
@@ -127,20 +127,20 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.advance(bench.short)
         await bench.publish("a2", "a3", tenant="a")
         taken = ids(await bench.eventually(bench.subscribe(), 7))
-        assert [name for name in taken if name[0] == "a"] == ["a0", "a1", "a2", "a3"], "(law 4)"
+        assert [name for name in taken if name[0] == "a"] == ["a0", "a1", "a2", "a3"]
         assert taken[:6:2] + taken[6:] == ["a0", "a1", "a2", "a3"]
 
     async def test_priorities_come_before_tenants(self, bench: Bench) -> None:
-        """A higher priority comes first, whoever's it is; each priority has turns of its own (law 4; FIX-C1)."""
+        """A higher priority comes first, of any tenant; each priority has turns of its own (law 4; FIX-C1)."""
         await bench.fair()
         await fill(bench, a=3, b=2)
         await bench.publish("B0", "B1", tenant="b", priority=8)
         await bench.publish("C0", "C1", tenant="c", priority=8)
         taken = ids(await bench.take(bench.subscribe(), 9))
-        assert taken == ["B0", "C0", "B1", "C1", "a0", "b0", "a1", "b1", "a2"], "(law 4)"
+        assert taken == ["B0", "C0", "B1", "C1", "a0", "b0", "a1", "b1", "a2"]
 
     async def test_returned_jumps_no_tenant(self, bench: Bench) -> None:
-        """A task that was handed back is the first of its tenant's, when the tenant's turn comes (laws 3, 4)."""
+        """A task that was released is the first of its tenant's, when the tenant's turn comes (laws 3, 4)."""
         for key, lost in ((KEY, False), (OTHER, True)):
             await bench.fair(key)
             await fill(bench, a=3, b=3, key=key)
@@ -148,7 +148,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             await subscription.redeliver(await bench.one(subscription), lost=lost)
             taken = await bench.take(subscription, 6)
             assert ids(taken) == ["b0", "a0", "b1", "a1", "b2", "a2"], f"lost: {lost} (law 4)"
-            assert taken[1].attempt == 1, "(law 3)"
+            assert taken[1].attempt == 1
 
     async def test_returned_task_of_who_had_left(self, bench: Bench) -> None:
         """The last task of a tenant comes back: the tenant joins behind the others (laws 3, 4)."""
@@ -158,10 +158,10 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.one(subscription)
         assert ids(await bench.take(two, 1)) == ["b0"]
         await subscription.close()
-        assert ids(await bench.take(two, 4)) == ["b1", "a0", "b2", "b3"], "(law 4)"
+        assert ids(await bench.take(two, 4)) == ["b1", "a0", "b2", "b3"]
 
     async def test_weights(self, bench: Bench) -> None:
-        """A weight is a share of the hand-outs, spread over them and not in one piece (law 4; OPEN-B4)."""
+        """A weight is a share of the deliveries, spread over them and not in one piece (law 4; OPEN-B4)."""
         weights = {"a": 4, "b": 2}
         await bench.fair(weights=weights)
         await fill(bench, a=60, b=40, c=30)
@@ -169,10 +169,10 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         taken = await bench.drain(subscription, two, count=70, limit=3)
         _check_shares(taken, {**weights, "c": 1})
         gaps = [index for index, name in enumerate(taken) if name[0] == "c"]
-        assert max(b - a for a, b in pairwise(gaps)) <= 14, "(law 4)"
+        assert max(b - a for a, b in pairwise(gaps)) <= 14
 
     async def test_changed_weights(self, bench: Bench) -> None:
-        """Other weights act on the next hand-out, for those who are there already (laws 4, 9; F7)."""
+        """Other weights act on the next delivery, for those who are there already (laws 4, 9; F7)."""
         await bench.fair(weights={"a": 5})
         await fill(bench, a=60, b=60)
         subscription = bench.subscribe()
@@ -183,7 +183,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         _check_shares(await bench.drain(subscription, count=20, limit=5), {"a": 1, "b": 1}, 6)
 
     async def test_flood_of_one_tenant(self, bench: Bench) -> None:
-        """Who has five tasks is done in five rounds, however much somebody else has (law 4; OPEN-A1)."""
+        """A tenant with five tasks is served in five rounds, however many tasks another tenant has (law 4; OPEN-A1)."""
         await bench.fair()
         for start in range(0, 2000, 500):
             await fill(bench, flood=500, start=start)
@@ -210,7 +210,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_cancelled_leave_at_once(self, bench: Bench) -> None:
-        """Who gave up has no turns any more, and takes no room (laws 4, 6; B3)."""
+        """Cancelled tasks have no turns, and take no room (laws 4, 6; B3)."""
         await bench.fair()
         await bench.limit(capacity=9)
         await fill(bench, a=3, b=3, c=3)
@@ -221,7 +221,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, d=5)
         taken = ids(await bench.take(subscription, 9))
         assert sorted(taken) == ["a1", "a2", "c0", "c2", "d0", "d1", "d2", "d3", "d4"]
-        assert taken[:3] == ["c0", "a1", "d0"], "(law 4)"
+        assert taken[:3] == ["c0", "a1", "d0"]
 
     @needs(Capability.FLOW)
     async def test_expired_leave(self, bench: Bench) -> None:
@@ -234,7 +234,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.advance(bench.short)
         subscription = bench.subscribe()
         taken = await bench.eventually(subscription, 4)
-        assert ids(taken) == ["a0", "b2", "c2", "a1"], "(laws 4, 8)"
+        assert ids(taken) == ["a0", "b2", "c2", "a1"]
         assert await bench.state("b0") is State.EXPIRED
         await fill(bench, d=6)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import ack, cancel, frees, held
 from taskqueue_core.backend import Capability, Subscription
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.tasks import Delivery, Published, State, Task
@@ -25,7 +25,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.take(subscription, 2)
         taken += await bench.take(two, 9)
-        assert ids(taken) == ["e0", "f0", "t1", "t2"], "(law 4)"
+        assert ids(taken) == ["e0", "f0", "t1", "t2"]
         await bench.expect(in_flight=4, waiting=3)
         assert await bench.state("e1") is State.WAITING
         await two.ack(taken[0])
@@ -38,8 +38,8 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         await _publish(bench, e=100)
         subscription = bench.subscribe()
         received = await subscription.receive(100, 0)
-        assert ids(received.deliveries) == ["e0"], "(law 4)"
-        await _held(subscription)
+        assert ids(received.deliveries) == ["e0"]
+        await held(subscription)
         await subscription.ack(*received.deliveries)
         assert await bench.drain(subscription, count=3, limit=9) == ["e1", "e2", "e3"]
 
@@ -58,23 +58,22 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         await bench.advance(bench.short)
         subscription = bench.subscribe()
         taken = await bench.eventually(subscription, 3)
-        assert ids(taken) == ["t8", "t2", "e0"], "(law 4)"
+        assert ids(taken) == ["t8", "t2", "e0"]
         await subscription.ack(*taken)
-        assert await bench.drain(subscription, count=3) == ["e1", "e2", "e3"], "(law 4)"
+        assert await bench.drain(subscription, count=3) == ["e1", "e2", "e3"]
 
     async def test_its_old_place(self, bench: Bench) -> None:
-        """Who was held takes the place of when it became available: nobody has overtaken it for good (law 4)."""
+        """A task that was held back returns to its place: the time when it became available (law 4)."""
         await _publish(bench, e=3)
-        await bench.publish("t1", "t2", "t3")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2", "t3")
         first, second = await bench.take(subscription, 2)
         assert ids([first, second]) == ["e0", "t1"]
         await subscription.ack(first)
         taken = await bench.take(subscription, 9)
-        assert ids(taken) == ["e1", "t2", "t3"], "(law 4)"
+        assert ids(taken) == ["e1", "t2", "t3"]
 
     async def test_held_while_returned(self, bench: Bench) -> None:
-        """Whatever is handed back or lost is next again, and only then the others are (laws 3, 4; fault F2)."""
+        """Whatever is released or lost is next again, and only then the others are (laws 3, 4; fault F2)."""
         await _publish(bench, e=2)
         subscription = bench.subscribe()
         for lost in (False, True, False):
@@ -82,11 +81,11 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         await bench.publish("t1")
         other = bench.subscribe(consumer="another")
         taken = await bench.take(other, 9)
-        assert ids(taken) == ["e0", "t1"], "(law 4)"
-        assert (taken[0].attempt, taken[0].losses) == (1, 1), "(law 3)"
+        assert ids(taken) == ["e0", "t1"]
+        assert (taken[0].attempt, taken[0].losses) == (1, 1)
         await other.close()
         taken = await bench.take(subscription, 9)
-        assert ids(taken) == ["e0", "t1"], "(law 4)"
+        assert ids(taken) == ["e0", "t1"]
         await subscription.ack(taken[0])
         assert ids(await bench.take(subscription, 9)) == ["e1"]
 
@@ -100,14 +99,14 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         retry = bench.backend.publisher.schedule_retry
         await retry(delivery.task, at, settles=delivery)
         await bench.publish("t1")
-        assert ids(await bench.take(subscription, 9)) == ["t1"], "(law 4)"
+        assert ids(await bench.take(subscription, 9)) == ["t1"]
         await bench.advance(bench.short)
         (again,) = await bench.eventually(subscription, 1)
         assert (again.task.id, again.attempt) == ("e0", 2)
-        await _held(subscription)
+        await held(subscription)
         await retry(again.task, bench.now)
         (third,) = await bench.eventually(subscription, 1)
-        assert (third.task.id, third.attempt) == ("e0", 3), "(law 4)"
+        assert (third.task.id, third.attempt) == ("e0", 3)
         await subscription.ack(third)
         assert ids(await bench.take(subscription, 9)) == ["e1"]
 
@@ -115,42 +114,36 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
     async def test_release_wakes(self, bench: Bench) -> None:
         """Each end of the one that ran makes way for a receive that waits for the next (law 4; R8)."""
 
-        async def ack(subscription: Subscription, delivery: Delivery) -> None:
-            await subscription.ack(delivery)
-
-        async def cancel(_: Subscription, delivery: Delivery) -> None:
-            assert await bench.control.cancel(KEY, delivery.task.id)
-
-        async def expire(_: Subscription, __: Delivery) -> None:
+        async def expire(_: Bench, __: Subscription, ___: Delivery) -> None:
             await bench.advance(bench.short)
             await bench.control.maintain()
 
-        await _releases(bench, ack)
-        await _releases(bench, cancel)
-        await _releases(bench, expire, deadline=bench.short)
+        await frees(bench, ack, ordering_key="e")
+        await frees(bench, cancel, ordering_key="e")
+        await frees(bench, expire, deadline=bench.short, ordering_key="e")
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
-        """A dead letter holds up nobody; redriven, it comes behind those of its entity (laws 3, 4; R8)."""
+        """A dead letter blocks no other task; a redriven one goes behind those of its ordering key (laws 3, 4; R8)."""
 
-        async def bury(subscription: Subscription, delivery: Delivery) -> None:
+        async def bury(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.bury(subscription, delivery)
 
-        async def poison(subscription: Subscription, delivery: Delivery) -> None:
+        async def poison(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.configure(max_losses=0)
             await subscription.redeliver(delivery, lost=True)
 
         for end in (bury, poison):
-            await _releases(bench, end)
+            await frees(bench, end, ordering_key="e")
         assert await bench.dead_letters.discard(KEY) == 2
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         await bench.bury(subscription, await bench.one(subscription))
         second = await bench.one(subscription)
         assert await bench.dead_letters.redrive(KEY) == 1
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(second)
-        assert await bench.drain(subscription, count=2) == ["e2", "e0"], "(law 4)"
+        assert await bench.drain(subscription, count=2) == ["e2", "e0"]
 
     @needs(Capability.CONTROL)
     async def test_held_ones_end(self, bench: Bench) -> None:
@@ -159,18 +152,16 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         await bench.publish("late", deadline=bench.now + bench.short, ordering_key="e")
         await bench.publish("e3", "e4", ordering_key="e")
         await bench.publish("late2", deadline=bench.now + 2 * bench.short, ordering_key="e")
-        await bench.publish("e5", ordering_key="e")
-        subscription = bench.subscribe()
-        first = await bench.one(subscription)
+        subscription, first = await bench.running("e5", ordering_key="e")
         assert await bench.control.cancel(KEY, "e1")
         assert await bench.control.cancel(KEY, "e4")
         await bench.advance(bench.short)
         expired = (await bench.control.maintain()).expired
-        assert [entry.task_id for entry in expired] == ["late"], "(law 8)"
+        assert [entry.task_id for entry in expired] == ["late"]
         await bench.expect(in_flight=1, cancelled=2, expired=1, waiting=3)
         await bench.advance(bench.short)
         await subscription.ack(first)
-        assert await bench.drain(subscription, count=2) == ["e3", "e5"], "(laws 4, 8)"
+        assert await bench.drain(subscription, count=2) == ["e3", "e5"]
         await bench.expect(done=3, cancelled=2, expired=2)
 
     @needs(Capability.CONTROL)
@@ -181,7 +172,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         delivery = await bench.one(subscription)
         assert await bench.control.purge(KEY) == 3
         await bench.publish("next", ordering_key="e")
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(delivery)
         taken = await bench.take(subscription, 9)
         assert ids(taken) == ["next"]
@@ -194,7 +185,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_scheduled_hold_nothing(self, bench: Bench) -> None:
-        """A task that is not due yet holds up nobody; once due it waits for its turn (laws 4, 8; R8)."""
+        """A task that is not due yet blocks no other task; once due it waits for its turn (laws 4, 8; R8)."""
         await bench.publish("e0", ordering_key="e", not_before=bench.now + bench.short)
         await _publish(bench, e=2, start=1)
         subscription = bench.subscribe()
@@ -203,18 +194,18 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         await bench.advance(bench.short)
         await _publish(bench, e=1, start=3)
         await bench.control.maintain()
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(first)
-        assert await bench.drain(subscription, count=3) == ["e2", "e0", "e3"], "(law 4)"
+        assert await bench.drain(subscription, count=3) == ["e2", "e0", "e3"]
 
     @needs(Capability.CONTROL)
-    async def test_retry_of_one_that_is_held(self, bench: Bench) -> None:
-        """It waits for its time, holding up nobody, and comes behind those who waited by then (laws 4, 6, 8)."""
+    async def test_retry_of_one_that_isheld(self, bench: Bench) -> None:
+        """A retried task blocks no other task, and comes after those that wait when it is due (laws 4, 6, 8)."""
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         first = await bench.one(subscription)
-        held = bench.task("e1", ordering_key="e")
-        answer = await bench.backend.publisher.schedule_retry(held, bench.now + bench.short)
+        waiting = bench.task("e1", ordering_key="e")
+        answer = await bench.backend.publisher.schedule_retry(waiting, bench.now + bench.short)
         assert answer.status is Published.ACCEPTED
         await bench.expect(in_flight=1, scheduled=1, waiting=1)
         await subscription.ack(first)
@@ -222,7 +213,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert second.task.id == "e2"
         await bench.advance(bench.short)
         await bench.control.maintain()
-        await _held(subscription)
+        await held(subscription)
         await _publish(bench, e=1, start=3)
         await subscription.ack(second)
         taken = await bench.eventually(subscription, 1)
@@ -262,28 +253,25 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
             await bench.publish(*(f"{tenant}{n}" for n in range(3)), tenant=tenant)
         subscription = bench.subscribe()
         taken = await bench.take(subscription, 9)
-        assert sorted(ids(taken)) == ["a0", "b0", "b1", "e0"], "(laws 4, 5)"
+        assert sorted(ids(taken)) == ["a0", "b0", "b1", "e0"]
         order = ["e0"]
         while len(order) < 4:
             await subscription.ack(*taken)
             taken = await bench.take(subscription, 9)
             assert taken, f"nothing after {order}"
             order += [name for name in ids(taken) if name[0] == "e"]
-        assert order == ["e0", "e1", "e2", "e3"], "(law 4)"
+        assert order == ["e0", "e1", "e2", "e3"]
 
     @needs(Capability.CONTROL)
     async def test_released_and_out_of_tokens(self, bench: Bench) -> None:
         """A task that is released while its tenant has no token comes with the next one (laws 4, 5; OPEN-F1)."""
         await bench.fair(tenant_rate_limit=RateLimit(max_tokens=2))
-        await bench.publish("e0", "e1", "e2", tenant="a", ordering_key="e")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("e0", "e1", "e2", tenant="a", ordering_key="e")
         assert await bench.drain(subscription, count=2) == ["e0", "e1"]
         received = await subscription.receive(5, 0)
-        assert received.deliveries == (), "handed out without a token (law 5)"
+        assert received.deliveries == (), "delivered without a token (law 5)"
         assert received.due_at is not None, "an empty answer must tell when a limit opens"
-        waiting = await bench.start(subscription.receive(5, None))
-        await bench.advance(0.5)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["e2"], "(law 4)"
+        assert await bench.wakes(subscription.receive(5, None), bench.advance(0.5)) == ["e2"]
 
     @needs("durable")
     async def test_entity_survives(self, bench: Bench) -> None:
@@ -294,7 +282,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         subscription = heir.subscribe()
         (delivery,) = await heir.eventually(subscription, 1)
         assert delivery.task.id == "e0"
-        await _held(subscription)
+        await held(subscription)
         await subscription.ack(delivery)
         assert await heir.drain(subscription, count=2) == ["e1", "e2"]
 
@@ -336,37 +324,3 @@ async def _publish(
         names = [f"{entity}{n}" for n in range(start, start + count)]
         tasks += await bench.publish(*names, key=key, ordering_key=entity) if names else ()
     return tuple(tasks)
-
-
-async def _held(subscription: Subscription) -> None:
-    """Receive nothing: what waits is held up by what runs."""
-    for _ in range(10):  # a bounded step may ask to be followed by another
-        received = await subscription.receive(5, 0)
-        assert received.deliveries == (), f"{ids(received.deliveries)} before its turn (law 4)"
-        if not received.again:
-            return
-    raise AssertionError("`again` without end, though an entity's task holds up all")
-
-
-async def _releases(
-    bench: Bench,
-    end: Callable[[Subscription, Delivery], Awaitable[None]],
-    *,
-    deadline: float | None = None,
-) -> None:
-    """Have one task in flight and a receive wait for the next of its entity, then ``end`` it."""
-    item, two = bench.subscribe(), bench.subscribe(consumer="another")
-    first, second = f"{end.__name__}1", f"{end.__name__}2"
-    at = None if deadline is None else bench.now + deadline
-    await bench.publish(first, deadline=at, ordering_key="e")
-    await bench.publish(second, ordering_key="e")
-    delivery = await bench.one(item)
-    await _held(two)
-    waiting = await bench.start(two.receive(5, None))
-    assert not waiting.done(), "two of one entity in flight (law 4)"
-    await end(item, delivery)
-    taken = (await bench.outcome(waiting)).deliveries
-    assert ids(taken) == [second], "(law 4)"
-    await two.ack(*taken)
-    for subscription in (item, two):
-        await subscription.close()

@@ -95,7 +95,7 @@ class PublishSuite(Harness):
         assert len(await bench.take(bench.subscribe(KEY, OTHER), 3)) == 2
 
     async def test_known_in_every_live_state(self, bench: Bench) -> None:
-        """A task is known while it is scheduled, waiting, in flight and handed back (law 7)."""
+        """A task is known while it is scheduled, waiting, in flight and released (law 7)."""
         subscription = bench.subscribe()
         await bench.publish("scheduled", not_before=bench.now + 3600)
         await _resent(bench, "scheduled")
@@ -121,10 +121,9 @@ class PublishSuite(Harness):
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_known_when_cancelled_and_dead(self, bench: Bench) -> None:
         """Cancelled and dead tasks are known too (law 7)."""
-        control = bench.control
         subscription = bench.subscribe()
         await bench.publish("t1", "t2")
-        assert await control.cancel(KEY, "t1")
+        assert await bench.control.cancel(KEY, "t1")
         await _resent(bench, "t1")
         await bench.bury(subscription, await bench.one(subscription))
         await _resent(bench, "t2")

@@ -1,17 +1,16 @@
-"""The capability ``flow``, part three: how many are handed out in a time."""
+"""The capability ``flow``, part three: how many are delivered in a time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
-from taskqueue_conformance.model.ends import held
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.suites.helpers import check_opening, check_rate, held
 from taskqueue_core.backend import Capability
 from taskqueue_core.rate_limit import IntervalUnit, RateLimit
-from taskqueue_core.tasks import Delivery, Received
+from taskqueue_core.tasks import Delivery
 
 _SLOW = RateLimit(max_tokens=3, interval=1, interval_unit=IntervalUnit.HOURS)
 """no test lasts until the next token comes"""
@@ -26,20 +25,18 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_burst(self, bench: Bench) -> None:
         """The whole bucket may be spent at once; then it says when the next token comes (law 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
-        await bench.publish(*(f"t{n}" for n in range(9)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         taken = await bench.take(subscription, 9)
         assert ids(taken) == ["t0", "t1", "t2"]
         for _ in range(3):
-            _check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
+            check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
         await subscription.ack(*taken)
-        _check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
+        check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
     async def test_refill(self, bench: Bench) -> None:
         """An interval fills the bucket, evenly; more than full it never is (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
-        await bench.publish(*(f"t{n}" for n in range(30)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(30)))
         taken = await bench.take(subscription, 9)
         assert len(taken) >= 4
         for seconds, tokens in ((1, 2), (2, 4), (3, 4), (0.5, 1)):
@@ -47,20 +44,19 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             more = await bench.take(subscription, 9)
             assert len(more) >= tokens, f"{len(more)} in {seconds} s, there were {tokens} tokens"
             taken += more
-        _check_rate(taken, _FAST)
+        check_rate(taken, _FAST)
 
     async def test_a_token_wakes(self, bench: Bench) -> None:
         """A receive that waits for a token has its task when the token comes, and not before (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
-        await bench.publish(*(f"t{n}" for n in range(7)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(7)))
         taken = await bench.take(subscription, 4)
         for _ in range(3):
             waiting = await bench.start(subscription.receive(9, None))
             await bench.advance(0.5)
             taken += (await bench.outcome(waiting)).deliveries
         assert ids(taken) == [f"t{n}" for n in range(7)]
-        _check_rate(taken, _FAST)
+        check_rate(taken, _FAST)
 
     async def test_every_waiting_receive_has_its_token(self, bench: Bench) -> None:
         """Several that wait share what comes, one token each; who gave up keeps none from the others (law 5; F5)."""
@@ -77,13 +73,12 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for waiter in waiting:
             taken += (await bench.outcome(waiter)).deliveries
         assert len(taken) == 7
-        _check_rate(taken, _FAST)
+        check_rate(taken, _FAST)
 
     async def test_work_that_comes_later(self, bench: Bench) -> None:
         """A receive that waits already learns when a task may be had that finds no token (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
-        await bench.publish(*(f"t{n}" for n in range(4)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
         assert (await held(subscription)).due_at is None, (
             "there is nothing that a token would bring"
@@ -93,24 +88,21 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.advance(0.5)
         taken += (await bench.outcome(waiting)).deliveries
         assert ids(taken[4:]) == ["late"]
-        _check_rate(taken, _FAST)
+        check_rate(taken, _FAST)
 
     async def test_redeliveries_take_tokens(self, bench: Bench) -> None:
-        """What was handed back takes a token like any other; its attempt is the same (laws 3, 5; F3)."""
+        """What was released takes a token like any other; its attempt is the same (laws 3, 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
-        await bench.publish("t1")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1")
         taken = []
         for lost in (False, True, False):
             taken.append(await bench.one(subscription))
             await subscription.redeliver(taken[-1], lost=lost)
-        _check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
-        assert [(item.attempt, item.losses) for item in taken] == [(1, 0), (1, 0), (1, 1)], (
-            "(law 3)"
-        )
+        check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
+        assert [(item.attempt, item.losses) for item in taken] == [(1, 0), (1, 0), (1, 1)]
 
     async def test_expired_take_no_tokens(self, bench: Bench) -> None:
-        """What expires instead of being handed out leaves its token to the next (laws 5, 8; F3)."""
+        """What expires instead of being delivered leaves its token to the next (laws 5, 8; F3)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"late{n}" for n in range(5)), deadline=bench.now + bench.short)
         await bench.advance(bench.short)
@@ -121,7 +113,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(taken) == ["t0", "t1", "t2"]
 
     async def test_shared_by_all(self, bench: Bench) -> None:
-        """However many receive at the same moment, they get what one would get (laws 5, 10; F5)."""
+        """Concurrent receives together get as many tasks as one would (laws 5, 10; F5)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(5)]
@@ -139,7 +131,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         taken = [await bench.one(subscription) for subscription in (here, there, here)]
         for subscription in (there, here):
-            _check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
+            check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
     async def test_a_queue_without_tokens_holds_up_no_other(self, bench: Bench) -> None:
         """A queue without a token costs the others of a subscription nothing (law 5; F3)."""
@@ -149,26 +141,25 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe(KEY, OTHER)
         taken = ids(await bench.take(subscription, 20))
         assert sorted(taken) == sorted([*(f"o{n}" for n in range(9)), "t0", "t1", "t2"])
-        waiting = await bench.start(subscription.receive(5, None))
-        await bench.publish("late", key=OTHER)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["late"]
+        assert await bench.wakes(
+            subscription.receive(5, None), bench.publish("late", key=OTHER)
+        ) == ["late"]
 
     async def test_earliest_date(self, bench: Bench) -> None:
-        """An empty answer tells of the next token or the next scheduled task, whichever is first (law 5)."""
+        """An empty answer contains the time of the next token or scheduled task, whichever is first (law 5)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(4)))
         subscription = bench.subscribe(KEY, OTHER)
         first, *_ = await bench.take(subscription, 9)
         await bench.publish("far", key=OTHER, not_before=first.delivered_at + 2 * _TOKEN)
-        _check_opening(await held(subscription), first.delivered_at + _TOKEN)
+        check_opening(await held(subscription), first.delivered_at + _TOKEN)
         await bench.publish("near", key=OTHER, not_before=first.delivered_at + _TOKEN / 2)
-        _check_opening(await held(subscription), first.delivered_at + _TOKEN / 2)
+        check_opening(await held(subscription), first.delivered_at + _TOKEN / 2)
 
     async def test_with_a_limit_in_flight(self, bench: Bench) -> None:
         """Both limits hold together, and no token is spent on what has no place (law 5; F4)."""
         await bench.limit(rate_limit=_SLOW, max_inflight=1)
-        await bench.publish(*(f"t{n}" for n in range(9)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         taken: list[Delivery] = []
         for _ in range(3):
             for _ in range(3):
@@ -176,25 +167,24 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
                 assert (await held(subscription)).due_at is None, "it takes a place, not time"
             await subscription.ack(taken[-1])
         assert ids(taken) == ["t0", "t1", "t2"]
-        _check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
+        check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
     async def test_removing_wakes(self, bench: Bench) -> None:
         """Without its limit the queue is open at once; with one again it has a full bucket (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
-        await bench.publish(*(f"t{n}" for n in range(9)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         assert len(await bench.take(subscription, 9)) == 3
-        waiting = await bench.start(subscription.receive(2, None))
-        await bench.limit(rate_limit=None)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t3", "t4"]
+        assert await bench.wakes(subscription.receive(2, None), bench.limit(rate_limit=None)) == [
+            "t3",
+            "t4",
+        ]
         await bench.limit(rate_limit=_SLOW)
         assert ids(await bench.take(subscription, 9)) == ["t5", "t6", "t7"]
 
     async def test_changed_limit_keeps_its_tokens(self, bench: Bench) -> None:
         """Another limit acts at once: on the tokens that are there, and on when the next one comes (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
-        await bench.publish(*(f"t{n}" for n in range(9)))
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         first, *_ = await bench.take(subscription, 9)
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 6}))
         result = await held(subscription)
@@ -214,19 +204,4 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         heir = await bench.reopen()
         subscription = heir.subscribe()
         assert len(await heir.take(subscription, 9)) == 1
-        _check_opening(await held(subscription), first.delivered_at + _TOKEN)
-
-
-def _check_opening(received: Received, at: float) -> None:
-    value = received.due_at
-    assert value is not None, "an empty answer must tell when a limit lets something through"
-    assert abs(value - at) < 0.01, f"due_at is {value}, it must be {at}"
-
-
-def _check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
-    """Check that no window of the store's time has more hand-outs than a full bucket and what came in it."""
-    times = sorted(delivery.delivered_at for delivery in deliveries)
-    for index, start in enumerate(times):
-        for count, end in enumerate(times[index:], 1):
-            allowed = limit.max_tokens + (end - start) * limit.max_tokens / limit.period
-            assert count <= allowed + 0.01, f"{count} hand-outs in {end - start:.3f} s (law 5)"
+        check_opening(await held(subscription), first.delivered_at + _TOKEN)

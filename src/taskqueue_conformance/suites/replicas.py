@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_core.backend import Capability
-from taskqueue_core.errors import LeaseLost
 from taskqueue_core.tasks import Ledger, Published, Settled
 
 
@@ -31,18 +28,14 @@ class ReplicasSuite(Harness):
 
     @needs("shared")
     async def test_wakes_across(self, bench: Bench) -> None:
-        """A receive that waits at one replica is woken by a publish, a hand-back and a close at another (E1)."""
+        """A receive that waits at one replica is woken by a publish, a release and a close at another (E1)."""
         other = await bench.replica()
         here, there = bench.subscribe(), other.subscribe(consumer="another")
         waiting = await other.start(there.receive(1, None))
         await bench.publish("t1")
         (delivery,) = (await other.outcome(waiting)).deliveries
-        waiting = await bench.start(here.receive(1, None))
-        await there.redeliver(delivery)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
-        waiting = await other.start(there.receive(1, None))
-        await here.close()
-        assert ids((await other.outcome(waiting)).deliveries) == ["t1"]
+        assert await bench.wakes(here.receive(1, None), there.redeliver(delivery)) == ["t1"]
+        assert await other.wakes(there.receive(1, None), here.close()) == ["t1"]
 
     @needs("shared")
     async def test_one_copy_across(self, bench: Bench) -> None:
@@ -81,8 +74,8 @@ class ReplicasSuite(Harness):
         ]
 
     @needs(Capability.CONTROL, "shared")
-    async def test_housekeeping_at_once(self, bench: Bench) -> None:
-        """Every replica may do the housekeeping at the same time: each task is expired once (law 10; OPEN-A3)."""
+    async def test_maintenance_at_once(self, bench: Bench) -> None:
+        """Every replica may do the maintenance at the same time: each task is expired once (law 10; OPEN-A3)."""
         other = await bench.replica()
         controls = [bench.control, other.control]
         await bench.publish(*(f"t{n}" for n in range(20)), deadline=bench.now + bench.short)
@@ -95,9 +88,8 @@ class ReplicasSuite(Harness):
     async def test_tasks_survive(self, bench: Bench) -> None:
         """Waiting, scheduled and running tasks are there after a restart, in order (laws 1, 4; A1)."""
         await bench.publish("t1", "t2", "t3")
-        await bench.publish("due", not_before=bench.now + bench.short)
-        subscription = bench.subscribe()
-        await subscription.redeliver(await bench.one(subscription), lost=True)
+        subscription, delivery = await bench.running("due", not_before=bench.now + bench.short)
+        await subscription.redeliver(delivery, lost=True)
         await bench.one(subscription)
         after = await bench.reopen()
         await after.advance(bench.short)
@@ -108,17 +100,14 @@ class ReplicasSuite(Harness):
     @needs("durable")
     async def test_memory_survives(self, bench: Bench) -> None:
         """After a restart settled receipts, duplicates and the ledger are what they were (laws 1, 2, 7)."""
-        await bench.publish("acked", "open")
-        subscription = bench.subscribe()
-        acked, stale = await bench.take(subscription, 2)
+        subscription, acked, stale = await bench.all_running("acked", "open")
         await subscription.ack(acked)
         after = await bench.reopen()
         subscription = after.subscribe()
         assert await subscription.ack(acked) == (Settled.OK,), (
             "a resent settlement answers ok again"
         )
-        with pytest.raises(LeaseLost):
-            await subscription.ack(stale)
+        await bench.stale(subscription.ack(stale))
         (answer,) = await after.backend.publisher.publish(after.task("acked"))
         assert answer.status is Published.DUPLICATE, "an executed task was taken again (law 7)"
         await after.expect(done=1, waiting=1)
@@ -126,13 +115,10 @@ class ReplicasSuite(Harness):
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL, "durable")
     async def test_dead_letters_survive(self, bench: Bench) -> None:
         """Dead letters and results are there after a restart (C26)."""
-        dead_letters = bench.dead_letters
-        await bench.publish("dead", "done")
-        subscription = bench.subscribe()
-        dead, done = await bench.take(subscription, 2)
+        subscription, dead, done = await bench.all_running("dead", "done")
         await bench.bury(subscription, dead)
         await subscription.ack(done, results=[b"1"])
-        before = await dead_letters.list(KEY)
+        before = await bench.dead_letters.list(KEY)
         after = await bench.reopen()
         assert await after.dead_letters.list(KEY) == before
         assert await after.control.results(KEY, "done") == (b"1",)

@@ -16,47 +16,41 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     @needs(Capability.CONTROL)
     async def test_cancelled_is_revoked(self, bench: Bench) -> None:
         """A cancelled task's receipt is revoked, to one that waits for it already."""
-        control = bench.control
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1")
         waiting = await bench.start(bench.revoked(subscription))
-        await control.cancel(KEY, "t1")
+        await bench.control.cancel(KEY, "t1")
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
     @needs(Capability.CONTROL)
     async def test_nothing_is_missed(self, bench: Bench) -> None:
-        """Receipts revoked while nobody waits are told by the next call, each once."""
-        control = bench.control
-        await bench.publish("t1", "t2", "t3")
-        subscription = bench.subscribe()
+        """Receipts revoked while no call waits are returned by the next call, each once."""
+        subscription = await bench.subscribed("t1", "t2", "t3")
         receipts = {
             delivery.task.id: delivery.receipt for delivery in await bench.take(subscription, 3)
         }
-        await control.cancel(KEY, "t1")
-        await control.cancel(KEY, "t3")
+        await bench.control.cancel(KEY, "t1")
+        await bench.control.cancel(KEY, "t3")
         results: list[str] = []
         while len(results) < 2:
             waiting = await bench.start(bench.revoked(subscription))
             results += await bench.outcome(waiting)
         assert sorted(results) == sorted((receipts["t1"], receipts["t3"]))
-        assert not (await bench.start(bench.revoked(subscription))).done(), "told twice"
+        assert not (await bench.start(bench.revoked(subscription))).done(), (
+            "reported as revoked twice"
+        )
 
     @needs(Capability.CONTROL)
     async def test_expiry(self, bench: Bench) -> None:
         """A running task's receipt is revoked when its deadline ends it (law 8)."""
-        control = bench.control
-        await bench.publish("t1", deadline=bench.now + bench.short)
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         waiting = await bench.start(bench.revoked(subscription))
         await bench.advance(bench.short)
-        await control.maintain()
+        await bench.control.maintain()
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
     @needs("atomic_retry")
     async def test_retried_by_others(self, bench: Bench) -> None:
-        """A running task that somebody else retries is revoked (law 2)."""
+        """A running task that another client retries is revoked (law 2)."""
         (task,) = await bench.publish("t1")
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -67,14 +61,13 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     @needs(Capability.CONTROL)
     async def test_own_settlements_are_no_news(self, bench: Bench) -> None:
         """What the subscription itself settled is not revoked, nor what it never had."""
-        control = bench.control
         await bench.publish("t1", "t2", "t3")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         first, second = await bench.take(subscription, 2)
         third = await bench.one(two)
         await subscription.ack(first)
         await subscription.redeliver(second)
-        await control.cancel(KEY, "t3")
+        await bench.control.cancel(KEY, "t3")
         waiting = await bench.start(bench.revoked(subscription))
         assert not waiting.done(), f"revoked {waiting.result()}"
         other = await bench.start(bench.revoked(two))
@@ -82,8 +75,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
 
     @needs(Capability.HANDOVER, Capability.CONTROL)
     async def test_adopted_is_not_revoked(self, bench: Bench) -> None:
-        """A receipt that moved is news to nobody; its end is told to its new subscription."""
-        control = bench.control
+        """A receipt that moved is not reported as revoked; its end is reported to its new subscription."""
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()
         delivery = await bench.one(old)
@@ -91,7 +83,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
         await bench.adopt(new, delivery.receipt)
         await bench.hop(20)
         assert not before.done(), "an adopted receipt was reported as revoked"
-        await control.cancel(KEY, "t1")
+        await bench.control.cancel(KEY, "t1")
         assert await bench.outcome(after) == (delivery.receipt,)
 
     async def test_close_ends_the_wait(self, bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""The capability ``flow``, part six: a bell for publishers that wait for room."""
+"""The capability ``flow``, part six: a signal for publishers that wait for room."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LONG = 3600.0
 class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     """`RoomSignals`."""
 
-    async def test_room_rings(self, bench: Bench) -> None:
-        """A first hand-out, a cancellation, an expiry and a purge ring at once for who waits for room (law 6; B13)."""
+    async def test_room_notifies(self, bench: Bench) -> None:
+        """A first delivery, a cancellation, an expiry and a purge signal at once a waiting publisher (law 6; B13)."""
 
         async def take() -> None:
             await bench.one(bench.subscribe())
@@ -39,24 +39,24 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for bring in (take, cancel, expire, purge):
             deadline = bench.now + bench.short if bring is expire else None
             await bench.publish(bring.__name__, deadline=deadline)
-            await _rings(bench, bring)
+            await _notifies(bench, bring)
 
-    async def test_resumed_intake_rings(self, bench: Bench) -> None:
-        """The end of a paused intake rings (laws 6, 9; B13)."""
+    async def test_resumed_intake_notifies(self, bench: Bench) -> None:
+        """The end of a paused intake notifies publishers (laws 6, 9; B13)."""
         await bench.limit(intake_paused=True)
-        await _rings(bench, lambda: bench.limit(intake_paused=False))
+        await _notifies(bench, lambda: bench.limit(intake_paused=False))
 
-    async def test_settings_ring(self, bench: Bench) -> None:
-        """A capacity that is raised or lifted rings (laws 6, 9; B13, F7)."""
+    async def test_settings_notify(self, bench: Bench) -> None:
+        """A raised or removed capacity notifies publishers (laws 6, 9; B13, F7)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
-        await _rings(bench, lambda: bench.limit(capacity=2))
+        await _notifies(bench, lambda: bench.limit(capacity=2))
         await bench.publish("t2", "t3")
-        await _rings(bench, lambda: bench.limit(capacity=None))
+        await _notifies(bench, lambda: bench.limit(capacity=None))
 
     @needs(Capability.ORDER)
-    async def test_tenants_room_rings(self, bench: Bench) -> None:
-        """Room for one tenant rings for who waits for it (law 6; B5)."""
+    async def test_tenants_room_notifies(self, bench: Bench) -> None:
+        """Room for one tenant notifies a publisher that waits for it (law 6; B5)."""
         await bench.fair(tenant_capacity=1)
         await bench.publish("a0", tenant="a")
         await bench.publish("b0", tenant="b")
@@ -64,10 +64,10 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         async def take() -> None:
             await bench.take(bench.subscribe(), 2)
 
-        await _rings(bench, take, tenant="b")
+        await _notifies(bench, take, tenant="b")
 
-    async def test_no_ring_is_missed(self, bench: Bench) -> None:
-        """What happened since the bell was opened, or last waited for, rings without delay (law 6)."""
+    async def test_no_notification_is_missed(self, bench: Bench) -> None:
+        """A change since the signal was opened, or last waited for, ends the next wait at once (law 6)."""
         await bench.limit(capacity=1)
         subscription = bench.subscribe()
         async with bench.room_signal() as signal:
@@ -78,7 +78,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
                 await bench.outcome(waiting)
 
     async def test_one_of_several_queues(self, bench: Bench) -> None:
-        """A bell of several queues rings for each of them (law 6)."""
+        """A signal of several queues wakes for each of them (law 6)."""
         await bench.limit(capacity=1)
         await bench.limit(OTHER, capacity=1)
         await bench.publish("t1")
@@ -98,8 +98,8 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.advance(bench.short)
             await bench.outcome(waiting)
 
-    async def test_it_does_not_ring_all_the_time(self, bench: Bench) -> None:
-        """A bell may ring in vain, but where nothing happens it is silent: its publisher does not poll (B13)."""
+    async def test_it_does_not_fire_all_the_time(self, bench: Bench) -> None:
+        """A signal may fire without cause, but not all the time: its publisher does not poll (B13)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal:
@@ -108,10 +108,10 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
                 if not waiting.done():
                     break
                 waiting = await bench.start(signal.wait(_LONG))
-            assert not waiting.done(), "it rings all the time"
+            assert not waiting.done(), "the signal fires without cause, again and again"
 
-    async def test_a_bell_that_is_cancelled(self, bench: Bench) -> None:
-        """A wait that was given up takes no ring from the next one, nor from another bell (law 6)."""
+    async def test_a_cancelled_wait(self, bench: Bench) -> None:
+        """A cancelled wait takes no notification from the next one, nor from another signal (law 6)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal, bench.room_signal() as two:
@@ -125,7 +125,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.outcome(there)
 
     async def test_many_wait_for_room(self, bench: Bench) -> None:
-        """Many publishers that wait by the bell all get in, one after another, however little room there is (law 6)."""
+        """Many publishers that wait for the signal all succeed, one after another, however small it is (law 6)."""
         await bench.limit(capacity=2)
 
         async def publish(number: int) -> None:
@@ -147,8 +147,8 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(done=20)
 
     @needs("shared")
-    async def test_rings_across_replicas(self, bench: Bench) -> None:
-        """Room that comes at one replica rings at another (law 6; E1)."""
+    async def test_notifies_across_replicas(self, bench: Bench) -> None:
+        """Room at one replica notifies publishers at another (law 6; E1)."""
         other = await bench.replica()
         await bench.limit(capacity=1)
         await bench.publish("t1")
@@ -163,7 +163,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 async def _silent(bench: Bench, signal: RoomSignal) -> asyncio.Task[None]:
-    """Start to wait for a bell that may ring in vain a few times before."""
+    """Start to wait for a signal, which may fire without cause a few times before."""
     waiting = await bench.start(signal.wait(_LONG))
     for _ in range(5):
         if not waiting.done():
@@ -172,7 +172,7 @@ async def _silent(bench: Bench, signal: RoomSignal) -> asyncio.Task[None]:
     return waiting
 
 
-async def _rings(
+async def _notifies(
     bench: Bench, bring: Callable[[], Awaitable[object]], *, tenant: str | None = None
 ) -> None:
     """Have a publisher wait for a queue that is full, ``bring`` room: it must wake, and find it."""

@@ -10,7 +10,7 @@ class ScheduleSuite(Harness):
     """``not_before``."""
 
     async def test_never_early(self, bench: Bench) -> None:
-        """A scheduled task is not delivered before its time, and is from its very time on (law 8)."""
+        """A scheduled task is delivered from its time on, and not before (law 8)."""
         at = bench.now + bench.short
         await bench.publish("t1", not_before=at)
         await bench.expect(scheduled=1)
@@ -51,14 +51,13 @@ class ScheduleSuite(Harness):
     async def test_priority_counts_when_due(self, bench: Bench) -> None:
         """A due task takes its place by its priority (law 4)."""
         await bench.publish("high", not_before=bench.now + bench.short, priority=9)
-        await bench.publish("low1", "low2", priority=1)
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("low1", "low2", priority=1)
         assert ids([await bench.one(subscription)]) == ["low1"]
         await bench.advance(bench.short)
         assert ids(await bench.take(subscription, 3)) == ["high", "low2"]
 
     async def test_redelivered_is_not_put_off(self, bench: Bench) -> None:
-        """A task that was due once is available at once when handed back."""
+        """A task that was due once is available at once when released."""
         await bench.publish("t1", not_before=bench.now + bench.short)
         await bench.advance(bench.short)
         subscription = bench.subscribe()
@@ -73,7 +72,7 @@ class ScheduleSuite(Harness):
         assert ids(await bench.take(bench.subscribe(), 301)) == names
 
     async def test_due_at(self, bench: Bench) -> None:
-        """An empty answer tells when the next task falls due, so that nobody need poll."""
+        """An empty answer contains the time when the next task is due, so that consumers need not poll."""
         soon = bench.now + bench.short
         await bench.publish("far", not_before=bench.now + 3600)
         await bench.publish("near", not_before=soon)

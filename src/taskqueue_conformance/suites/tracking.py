@@ -17,8 +17,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     @needs("atomic_retry")
     async def test_states(self, bench: Bench) -> None:
         """A task's status follows it through its life, with attempt, losses and the last failure (C26)."""
-        await bench.publish("t1", not_before=bench.now + bench.short)
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", not_before=bench.now + bench.short)
         assert (await _status(bench)).state is State.SCHEDULED
         await bench.advance(bench.short)
         await bench.control.maintain()
@@ -43,92 +42,77 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
     @needs(Capability.DEAD_LETTERS)
     async def test_dead_state(self, bench: Bench) -> None:
         """A dead task says why, a redriven one waits, a discarded one is discarded."""
-        control, dead_letters = bench.control, bench.dead_letters
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await bench.bury(subscription, await bench.one(subscription), "poison")
+        subscription, delivery = await bench.running("t1")
+        await bench.bury(subscription, delivery, "poison")
         status = await _status(bench)
         assert status.state is State.DEAD
         assert status.error, "a dead task must say why"
-        await dead_letters.redrive(KEY, "t1")
+        await bench.dead_letters.redrive(KEY, "t1")
         assert (await _status(bench)).state is State.WAITING
         await bench.bury(subscription, await bench.one(subscription))
-        await dead_letters.discard(KEY, "t1")
-        (last,) = await control.statuses(KEY, "t1")
+        await bench.dead_letters.discard(KEY, "t1")
+        (last,) = await bench.control.statuses(KEY, "t1")
         assert last is not None
         assert last.state is State.DISCARDED
 
     async def test_many_and_unknown(self, bench: Bench) -> None:
         """Statuses come in the order asked for, ``None`` for what is not known under that key."""
-        control = bench.control
         await bench.publish("t1", "t2")
-        statuses = await control.statuses(KEY, "t2", "nobody", "t1", "t2")
+        statuses = await bench.control.statuses(KEY, "t2", "unknown", "t1", "t2")
         assert [status and status.task_id for status in statuses] == ["t2", None, "t1", "t2"]
-        assert await control.statuses(OTHER, "t1") == (None,)
-        assert await control.statuses(KEY) == ()
+        assert await bench.control.statuses(OTHER, "t1") == (None,)
+        assert await bench.control.statuses(KEY) == ()
 
     async def test_results(self, bench: Bench) -> None:
         """Results are kept byte by byte, one per acked delivery, none where none was given."""
-        control = bench.control
-        await bench.publish("t1", "t2", "t3", "t4")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         delivery, two, three = await bench.take(subscription, 3)
-        assert await control.results(KEY, "t1") == (None,), "a result before the end"
+        assert await bench.control.results(KEY, "t1") == (None,), "a result before the end"
         await subscription.ack(delivery, two, results=[b'{"a": [1, null]}', None])
         await subscription.ack(three)
-        results = await control.results(KEY, "t3", "t1", "t4", "t2", "nobody")
+        results = await bench.control.results(KEY, "t3", "t1", "t4", "t2", "unknown")
         assert results == (None, b'{"a": [1, null]}', None, None, None)
 
     async def test_resent_ack_keeps_the_result(self, bench: Bench) -> None:
-        """The first ack's result stands, whatever is sent after it (law 2)."""
-        control = bench.control
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        """The result of the first ack is kept, whatever is sent later (law 2)."""
+        subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
         await subscription.ack(delivery, results=[b"2"])
-        assert await control.results(KEY, "t1") == (b"1",)
+        assert await bench.control.results(KEY, "t1") == (b"1",)
 
     async def test_result_ttl(self, bench: Bench) -> None:
         """A result is kept for ``result_ttl`` and no longer."""
-        control = bench.control
         await bench.configure(result_ttl=2 * bench.short)
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription), results=[b"1"])
+        subscription, delivery = await bench.running("t1")
+        await subscription.ack(delivery, results=[b"1"])
         await bench.advance(bench.short)
-        await control.maintain()
-        assert await control.results(KEY, "t1") == (b"1",)
+        await bench.control.maintain()
+        assert await bench.control.results(KEY, "t1") == (b"1",)
         await bench.advance(bench.short * 1.5)
-        assert await control.results(KEY, "t1") == (None,)
+        assert await bench.control.results(KEY, "t1") == (None,)
 
     async def test_result_outlives_the_window(self, bench: Bench) -> None:
         """A result that is to be kept longer than its task's id is (``result_ttl`` over ``dedupe_window``)."""
-        control = bench.control
         await bench.configure(dedupe_window=bench.short / 2, result_ttl=3600)
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription), results=[b"1"])
+        subscription, delivery = await bench.running("t1")
+        await subscription.ack(delivery, results=[b"1"])
         await bench.advance(bench.short)
-        await control.maintain()
-        assert await control.results(KEY, "t1") == (b"1",)
+        await bench.control.maintain()
+        assert await bench.control.results(KEY, "t1") == (b"1",)
 
     async def test_progress(self, bench: Bench) -> None:
-        """A running task's progress is told, a number or a text, and a stale receipt changes none (law 2)."""
-        control = bench.control
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        old = await bench.one(subscription)
+        """The status shows a running task's progress, a number or a text; a stale receipt changes nothing (law 2)."""
+        subscription, old = await bench.running("t1")
         await subscription.redeliver(old)
         delivery = await bench.one(subscription)
         values: tuple[float | str, ...] = (0.25, "half-way: 50 %", 1.0)
         for value in values:
-            assert await control.progress(delivery, value)
+            assert await bench.control.progress(delivery, value)
             assert (await _status(bench)).progress == value
-        assert not await control.progress(old, 0.0)
+        assert not await bench.control.progress(old, 0.0)
         assert (await _status(bench)).progress == 1.0
         await subscription.ack(delivery)
-        assert not await control.progress(delivery, 0.5)
+        assert not await bench.control.progress(delivery, 0.5)
 
 
 async def _status(bench: Bench) -> TaskStatus:

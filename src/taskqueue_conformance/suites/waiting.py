@@ -13,14 +13,13 @@ class WaitingSuite(Harness):
 
     async def test_available_ends_the_wait_before_it_begins(self, bench: Bench) -> None:
         """With something there, receive answers at once, whatever its timeout."""
-        await bench.publish("t1", "t2")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2")
         for timeout in (None, 3600.0):
             waiting = await bench.start(subscription.receive(1, timeout))
             assert len((await bench.outcome(waiting)).deliveries) == 1
 
     async def test_timeout(self, bench: Bench) -> None:
-        """A receive waits as long as it was told and then answers empty."""
+        """A receive waits for its timeout and then answers empty."""
         waiting = await bench.start(bench.subscribe().receive(1, bench.short))
         assert not waiting.done(), "the wait ended before its time"
         await bench.advance(bench.short)
@@ -38,27 +37,23 @@ class WaitingSuite(Harness):
         """A publish to any of the keys wakes the receive, with and without a timeout (OPEN-E1)."""
         subscription = bench.subscribe(OTHER, "gamma", KEY)
         await _wakes(bench, subscription)
-        waiting = await bench.start(subscription.receive(5, 3600.0))
-        await bench.publish("late", key=OTHER)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["late"]
+        assert await bench.wakes(
+            subscription.receive(5, 3600.0), bench.publish("late", key=OTHER)
+        ) == ["late"]
 
     async def test_redelivery_wakes(self, bench: Bench) -> None:
-        """A hand-back wakes another consumer at once (REV-E3)."""
+        """A release wakes another consumer at once (REV-E3)."""
         await bench.publish("t1")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         delivery = await bench.one(subscription)
-        waiting = await bench.start(two.receive(1, None))
-        await subscription.redeliver(delivery)
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+        assert await bench.wakes(two.receive(1, None), subscription.redeliver(delivery)) == ["t1"]
 
     async def test_close_wakes(self, bench: Bench) -> None:
-        """What a closing subscription hands back wakes another consumer at once (REV-E3)."""
+        """What a closing subscription releases wakes another consumer at once (REV-E3)."""
         await bench.publish("t1")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         await bench.one(subscription)
-        waiting = await bench.start(two.receive(1, None))
-        await subscription.close()
-        assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+        assert await bench.wakes(two.receive(1, None), subscription.close()) == ["t1"]
 
     async def test_due_time_wakes(self, bench: Bench) -> None:
         """A scheduled task wakes a waiting receive when it falls due, and not before (law 8)."""
@@ -90,9 +85,8 @@ class WaitingSuite(Harness):
     @needs(Capability.DEAD_LETTERS)
     async def test_redrive_wakes(self, bench: Bench) -> None:
         """A redriven task wakes a waiting receive."""
-        await bench.publish("t1")
-        subscription = bench.subscribe()
-        await bench.bury(subscription, await bench.one(subscription))
+        subscription, delivery = await bench.running("t1")
+        await bench.bury(subscription, delivery)
         waiting = await bench.start(subscription.receive(1, None))
         assert await bench.dead_letters.redrive(KEY) == 1
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
@@ -120,7 +114,4 @@ class WaitingSuite(Harness):
 
 
 async def _wakes(bench: Bench, subscription: Subscription) -> None:
-    waiting = await bench.start(subscription.receive(5, None))
-    assert not waiting.done(), "receive answered although nothing was there"
-    await bench.publish("t1")
-    assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
+    assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]

@@ -20,8 +20,6 @@ import msgspec
 
 from tests.chaos.history import Log, What
 
-__all__ = ["Setup", "perform"]
-
 _SET_DEATH_SIGNAL = 1
 
 

@@ -22,8 +22,6 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_redis import RedisBackend, RedisSettings
 from tests.chaos.slot_history import IDLE, LEASE, PLACES, SETTLED, Call, Held, Place
 
-__all__ = ["Orders", "perform", "running", "settings_of"]
-
 _HANDS = 6
 _RUN = 0.2
 """seconds that a job runs at most"""

@@ -12,8 +12,6 @@ from taskqueue_core.errors import BackendUnavailable, LeaseLost
 from taskqueue_core.tasks import Confirmation, Delivery, Health, Received, Settled, Task
 from tests.chaos.history import Log, What
 
-__all__ = ["NotedBackend"]
-
 
 class NotedBackend:
     """Passes everything on."""

@@ -9,8 +9,6 @@ import msgspec
 
 from tests.chaos.programs.common import Setup
 
-__all__ = ["Plan", "Will", "plan_of"]
-
 Will = Literal["ack", "retry", "back", "bury", "hang"]
 _WILLS: tuple[Will, ...] = ("ack", "retry", "back", "bury")
 _WEIGHTS = (85, 8, 4, 3)

@@ -11,8 +11,6 @@ from taskqueue_core.recordstore import RecordBackend
 
 from taskqueue_sqlite.store import SQLiteStore
 
-__all__ = ["SQLiteBackend", "SQLiteSettings", "create_backend"]
-
 
 class SQLiteSettings(BaseSettings):
     """Settings from the environment and ``.env``: ``TASKQUEUE_SQLITE_…``."""

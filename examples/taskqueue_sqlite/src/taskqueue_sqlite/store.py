@@ -17,8 +17,6 @@ from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.recordstore import Record, RecordStore
 from taskqueue_core.tasks import State
 
-__all__ = ["SQLiteStore"]
-
 _FORMAT = 2
 _FAULTS = (sqlite3.Error, msgspec.DecodeError, ValidationError)
 _FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
