@@ -109,8 +109,7 @@ class InstrumentedPublisher:
     def __init__(self, backend: Backend, hooks: Hooks, guard: ShardGuard | None) -> None:
         """Publish to ``backend``."""
         inner = backend.publisher
-        self._publish = inner.publish
-        self._schedule_retry = inner.schedule_retry
+        self._inner = inner
         self._hooks = hooks
         self._guard = guard
         self._orders = Capability.ORDER in backend.capabilities.names
@@ -126,10 +125,10 @@ class InstrumentedPublisher:
             await guard.check()
         if telemetry.active():
             with telemetry.publishing(tasks) as carrying:
-                confirmations = await self._publish(*carrying)
+                confirmations = await self._inner.publish(*carrying)
             tasks = carrying
         else:
-            confirmations = await self._publish(*tasks)
+            confirmations = await self._inner.publish(*tasks)
         if self._hooks.listening:
             self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
         if guard is not None:
@@ -151,11 +150,11 @@ class InstrumentedPublisher:
         """See `taskqueue_core.backend.Publisher.schedule_retry`."""
         if telemetry.active():
             with telemetry.operation("retry", (task,)):
-                confirmation = await self._schedule_retry(
+                confirmation = await self._inner.schedule_retry(
                     task, at, error=error, token=token, settles=settles
                 )
         else:
-            confirmation = await self._schedule_retry(
+            confirmation = await self._inner.schedule_retry(
                 task, at, error=error, token=token, settles=settles
             )
         if self._hooks.listening:

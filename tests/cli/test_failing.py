@@ -157,8 +157,11 @@ def test_a_worker_without_handlers_prints_one_value(cli: Cli) -> None:
     assert "has no handlers" in done.told["error"]["detail"]
 
 
-def test_a_setting_that_excludes_another_is_an_input_error(cli: Cli, store: Shared) -> None:
+def test_a_setting_that_excludes_another_is_an_input_error(
+    cli: Cli, store: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A limit on a sharded queue is refused with the reason."""
+    monkeypatch.setenv("TASKQUEUE_SHARDING", "true")
     assert store is not None
     assert cli("queue", "set", "k", "--shards", "4").code == 0
     done = cli("queue", "set", "k", "--capacity", "5", "--json")

@@ -283,6 +283,18 @@ class TestDoor:
             assert (await client.get("/v1/ledger", headers=basic)).status_code == 401
 
 
+class BrokenStore:
+    """Has no queues, but an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    @property
+    def queues(self) -> dict[str, object]:
+        """Raise the error."""
+        raise self._error
+
+
 class TestErrors:
     """What goes wrong is told as a problem document, and no more than that."""
 
@@ -304,11 +316,7 @@ class TestErrors:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """The log says why, the answer does not."""
-
-        async def broken() -> tuple[str, ...]:
-            raise ZeroDivisionError("s3cret")
-
-        monkeypatch.setattr(backend.control, "queues", broken)
+        monkeypatch.setattr(backend.control, "_store", BrokenStore(ZeroDivisionError("s3cret")))
         problem(await api.get("/v1/queues"), 500, "internal")
         assert any(record.exc_info for record in caplog.records)
 
@@ -316,11 +324,8 @@ class TestErrors:
         self, api: httpx2.AsyncClient, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A store that is away is a reason to come again."""
-
-        async def away() -> tuple[str, ...]:
-            raise BackendUnavailable("the store is unavailable")
-
-        monkeypatch.setattr(backend.control, "queues", away)
+        unavailable = BackendUnavailable("the store is unavailable")
+        monkeypatch.setattr(backend.control, "_store", BrokenStore(unavailable))
         answer = await api.get("/v1/queues")
         problem(answer, 503, "backend_unavailable")
         assert answer.headers["retry-after"] == "1"

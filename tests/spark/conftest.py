@@ -33,6 +33,14 @@ __all__ = [
 ]
 
 
+@pytest.fixture(scope="package", autouse=True)
+def sharding() -> Iterator[None]:
+    """Switch shards on: tests of this folder read and redrive shards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TASKQUEUE_SHARDING", "true")
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that all tests share: two cores, and a task that fails is tried four times.
@@ -50,7 +58,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
-    spark = session("tests", "local[2,4]", **conf)
+    with pytest.MonkeyPatch.context() as start:
+        start.setenv(
+            "TASKQUEUE_SHARDING", "true"
+        )  # Python workers have the environment of their start
+        spark = session("tests", "local[2,4]", **conf)
     try:
         yield spark
     finally:
