@@ -33,10 +33,14 @@ from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
     Health,
+    Ledger,
+    QueueStats,
     Received,
     Refusal,
     Settled,
     Task,
+    TaskStatus,
+    WorkerInfo,
 )
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
@@ -109,8 +113,7 @@ class InstrumentedPublisher:
     def __init__(self, backend: Backend, hooks: Hooks, guard: ShardGuard | None) -> None:
         """Publish to ``backend``."""
         inner = backend.publisher
-        self._publish = inner.publish
-        self._schedule_retry = inner.schedule_retry
+        self._inner = inner
         self._hooks = hooks
         self._guard = guard
         self._orders = Capability.ORDER in backend.capabilities.names
@@ -126,10 +129,10 @@ class InstrumentedPublisher:
             await guard.check()
         if telemetry.active():
             with telemetry.publishing(tasks) as carrying:
-                confirmations = await self._publish(*carrying)
+                confirmations = await self._inner.publish(*carrying)
             tasks = carrying
         else:
-            confirmations = await self._publish(*tasks)
+            confirmations = await self._inner.publish(*tasks)
         if self._hooks.listening:
             self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
         if guard is not None:
@@ -151,11 +154,11 @@ class InstrumentedPublisher:
         """See `taskqueue_core.backend.Publisher.schedule_retry`."""
         if telemetry.active():
             with telemetry.operation("retry", (task,)):
-                confirmation = await self._schedule_retry(
+                confirmation = await self._inner.schedule_retry(
                     task, at, error=error, token=token, settles=settles
                 )
         else:
-            confirmation = await self._schedule_retry(
+            confirmation = await self._inner.schedule_retry(
                 task, at, error=error, token=token, settles=settles
             )
         if self._hooks.listening:
@@ -265,16 +268,46 @@ class InstrumentedControl:
         self._inner = inner
         self._hooks = hooks
         self._guard = guard
-        self.queues = inner.queues
-        self.settings = inner.settings
-        self.ledger = inner.ledger
-        self.stats = inner.stats
-        self.statuses = inner.statuses
-        self.results = inner.results
-        self.progress = inner.progress
-        self.cancel = inner.cancel
-        self.purge = inner.purge
-        self.workers = inner.workers
+
+    async def queues(self) -> tuple[str, ...]:
+        """See `taskqueue_core.capabilities.Control.queues`."""
+        return await self._inner.queues()
+
+    async def settings(self, key: str) -> QueueSettings:
+        """See `taskqueue_core.capabilities.Control.settings`."""
+        return await self._inner.settings(key)
+
+    async def ledger(self, key: str) -> Ledger:
+        """See `taskqueue_core.capabilities.Control.ledger`."""
+        return await self._inner.ledger(key)
+
+    async def stats(self, key: str) -> QueueStats:
+        """See `taskqueue_core.capabilities.Control.stats`."""
+        return await self._inner.stats(key)
+
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        """See `taskqueue_core.capabilities.Control.statuses`."""
+        return await self._inner.statuses(key, *task_ids)
+
+    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+        """See `taskqueue_core.capabilities.Control.results`."""
+        return await self._inner.results(key, *task_ids)
+
+    async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        """See `taskqueue_core.capabilities.Control.progress`."""
+        return await self._inner.progress(delivery, value)
+
+    async def cancel(self, key: str, task_id: str) -> bool:
+        """See `taskqueue_core.capabilities.Control.cancel`."""
+        return await self._inner.cancel(key, task_id)
+
+    async def purge(self, key: str) -> int:
+        """See `taskqueue_core.capabilities.Control.purge`."""
+        return await self._inner.purge(key)
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        """See `taskqueue_core.capabilities.Control.workers`."""
+        return await self._inner.workers()
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.configure`."""

@@ -118,7 +118,7 @@ def test_two_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_backend()
     inner = opened.inner
     assert isinstance(inner, MigratingBackend)
-    urls = [side.backend.inner._context.settings.url.get_secret_value() for side in inner.members]  # type: ignore[attr-defined]
+    urls = [side.backend._context.settings.url.get_secret_value() for side in inner.members]  # type: ignore[attr-defined]
     assert urls == ["redis://127.0.0.1:1", "redis://:secret@127.0.0.1:2"]
     assert inner.mode == "strict"
     monkeypatch.setenv("TASKQUEUE_OLD_REDIS_LEASE", "hunter2")
