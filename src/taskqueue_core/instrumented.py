@@ -33,10 +33,14 @@ from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
     Health,
+    Ledger,
+    QueueStats,
     Received,
     Refusal,
     Settled,
     Task,
+    TaskStatus,
+    WorkerInfo,
 )
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
@@ -264,16 +268,46 @@ class InstrumentedControl:
         self._inner = inner
         self._hooks = hooks
         self._guard = guard
-        self.queues = inner.queues
-        self.settings = inner.settings
-        self.ledger = inner.ledger
-        self.stats = inner.stats
-        self.statuses = inner.statuses
-        self.results = inner.results
-        self.progress = inner.progress
-        self.cancel = inner.cancel
-        self.purge = inner.purge
-        self.workers = inner.workers
+
+    async def queues(self) -> tuple[str, ...]:
+        """See `taskqueue_core.capabilities.Control.queues`."""
+        return await self._inner.queues()
+
+    async def settings(self, key: str) -> QueueSettings:
+        """See `taskqueue_core.capabilities.Control.settings`."""
+        return await self._inner.settings(key)
+
+    async def ledger(self, key: str) -> Ledger:
+        """See `taskqueue_core.capabilities.Control.ledger`."""
+        return await self._inner.ledger(key)
+
+    async def stats(self, key: str) -> QueueStats:
+        """See `taskqueue_core.capabilities.Control.stats`."""
+        return await self._inner.stats(key)
+
+    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
+        """See `taskqueue_core.capabilities.Control.statuses`."""
+        return await self._inner.statuses(key, *task_ids)
+
+    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
+        """See `taskqueue_core.capabilities.Control.results`."""
+        return await self._inner.results(key, *task_ids)
+
+    async def progress(self, delivery: Delivery, value: float | str) -> bool:
+        """See `taskqueue_core.capabilities.Control.progress`."""
+        return await self._inner.progress(delivery, value)
+
+    async def cancel(self, key: str, task_id: str) -> bool:
+        """See `taskqueue_core.capabilities.Control.cancel`."""
+        return await self._inner.cancel(key, task_id)
+
+    async def purge(self, key: str) -> int:
+        """See `taskqueue_core.capabilities.Control.purge`."""
+        return await self._inner.purge(key)
+
+    async def workers(self) -> tuple[WorkerInfo, ...]:
+        """See `taskqueue_core.capabilities.Control.workers`."""
+        return await self._inner.workers()
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """See `taskqueue_core.capabilities.Control.configure`."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
-from taskqueue_core.backend import Backend, Capabilities, Capability
+from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
 from taskqueue_core.capabilities import (
     Control,
     DeadLetters,
@@ -20,6 +21,7 @@ from taskqueue_core.capabilities import (
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Task
 
+S = TypeVar("S", bound="CompositeSubscription")
 T = TypeVar("T")
 
 _PAUSE = 1.0
@@ -91,10 +93,44 @@ class ReceivePlan(NamedTuple):
     """seconds after which another plan may hold; ``None``: this one holds for ever"""
 
 
+class CompositeSubscription(Protocol):
+    """A subscription over several parts, as its backend knows it."""
+
+    closed: bool
+
+    def refresh_now(self) -> None:
+        """Read the plan again at once."""
+        ...
+
+    async def close(self) -> None:
+        """See `taskqueue_core.backend.Subscription.close`."""
+        ...
+
+
 class CompositeBackend(ABC):
     """Several backends or queues as one: what subscriptions, publishers and controls call."""
 
-    members: tuple[Member, ...]
+    publisher: Publisher
+    control: Control
+
+    def __init__(self, *members: Member) -> None:
+        """Own the backends of ``members``. A subclass sets `publisher` and `control`."""
+        self.members = members
+        self._subscriptions: set[CompositeSubscription] = set()
+
+    def remember(self, subscription: S) -> S:
+        """Return a subscription that is to be closed with the backend."""
+        self._subscriptions = {item for item in self._subscriptions if not item.closed}
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def aclose(self) -> None:
+        """Close every subscription and every member."""
+        for subscription in tuple(self._subscriptions):
+            with contextlib.suppress(BackendUnavailable):  # its deliveries come back by themselves
+                await subscription.close()
+        for member in reversed(self.members):
+            await member.backend.aclose()
 
     @abstractmethod
     def now(self) -> float:

@@ -11,9 +11,8 @@ from typing import TypeVar
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
-from taskqueue_core.backend import Backend, Capability, Publisher
+from taskqueue_core.backend import Backend, Capability
 from taskqueue_core.capabilities import (
-    Control,
     DeadLetters,
     Maintained,
     QueueSettings,
@@ -74,26 +73,16 @@ class MigratingBackend(CompositeBackend):
         patience: float = 0.5,
     ) -> None:
         """Own both; each needs ``control``. In mode ``available`` the side that is left has ``patience`` seconds."""
-        self._old, self._new = old, new
-        self.members = (Member(names[OLD], old), Member(names[NEW], new))
-        self.router = MigrationRouter(self.members, mode, patience)
+        self._new = new
+        members = Member(names[OLD], old), Member(names[NEW], new)
+        super().__init__(*members)
+        self.router = MigrationRouter(members, mode, patience)
         self.capabilities = shared_capabilities([old, new])
         self.mode = mode
         self._gate = StrictOrderGate(self.router)
         self._natives: dict[str, int] = {}
-        self._subscriptions: set[JointSubscription] = set()
-        self._publisher = MigratingPublisher(self.router, self)
-        self._control = MigratingControl(self)
-
-    @property
-    def publisher(self) -> Publisher:
-        """The one publisher."""
-        return self._publisher
-
-    @property
-    def control(self) -> Control:
-        """The operator's side, over both."""
-        return self._control
+        self.publisher = MigratingPublisher(self.router, self)
+        self.control = MigratingControl(self)
 
     @property
     def dead_letters(self) -> DeadLetters:
@@ -112,12 +101,7 @@ class MigratingBackend(CompositeBackend):
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:
         """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
-        subscription = JointSubscription(self, checked_keys(keys), consumer)
-        self._subscriptions = {
-            subscription for subscription in self._subscriptions if not subscription.closed
-        }
-        self._subscriptions.add(subscription)
-        return subscription
+        return self.remember(JointSubscription(self, checked_keys(keys), consumer))
 
     def now(self) -> float:
         """Return the time of the new side."""
@@ -141,14 +125,6 @@ class MigratingBackend(CompositeBackend):
                 return await member.backend.health()
         except TimeoutError:
             return Health(ok=False, backend=member.name, details={"error": "no answer"})
-
-    async def aclose(self) -> None:
-        """Close every subscription and both sides."""
-        for subscription in tuple(self._subscriptions):
-            with contextlib.suppress(BackendUnavailable):  # what it has comes back by itself
-                await subscription.close()
-        await self._new.aclose()
-        await self._old.aclose()
 
     # what the parts ask for
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -11,12 +10,12 @@ from math import gcd
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
-from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
-from taskqueue_core.capabilities import Control, DeadLetters, SlotPool, has, slots_of
+from taskqueue_core.backend import Backend, Capabilities, Capability
+from taskqueue_core.capabilities import DeadLetters, SlotPool, has, slots_of
 from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
 from taskqueue_core.composite.control import JointDeadLetters
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import BackendUnavailable, CapabilityMissing
+from taskqueue_core.errors import CapabilityMissing
 from taskqueue_core.limits import check_name
 from taskqueue_core.shard_guard import MARKER
 from taskqueue_core.sharding.control import ShardedControl
@@ -47,27 +46,16 @@ class ShardedBackend(CompositeBackend):
     def __init__(self, inner: Backend) -> None:
         """Own ``inner``, which needs ``control``."""
         self.inner = inner
-        self.members = (Member("store", inner, needed=True),)
+        super().__init__(Member("store", inner, needed=True))
         self.generations = ShardGenerations(self.members[0].control)
-        self._publisher = ShardedPublisher(self, inner, self.generations)
-        self._control = ShardedControl(self, self.generations, self.refresh_plans)
-        self._subscriptions: set[ShardedSubscription] = set()
+        self.publisher = ShardedPublisher(self, inner, self.generations)
+        self.control = ShardedControl(self, self.generations, self.refresh_plans)
         self._drained: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
         """Those of the backend inside."""
         return self.inner.capabilities
-
-    @property
-    def publisher(self) -> Publisher:
-        """The one publisher."""
-        return self._publisher
-
-    @property
-    def control(self) -> Control:
-        """The operator's side."""
-        return self._control
 
     @property
     def dead_letters(self) -> DeadLetters:
@@ -87,12 +75,7 @@ class ShardedBackend(CompositeBackend):
         unique = checked_keys(keys)
         for key in unique:
             reject_shard_name("keys", key)
-        subscription = ShardedSubscription(self, unique, consumer)
-        self._subscriptions = {
-            subscription for subscription in self._subscriptions if not subscription.closed
-        }
-        self._subscriptions.add(subscription)
-        return subscription
+        return self.remember(ShardedSubscription(self, unique, consumer))
 
     def now(self) -> float:
         """Return the store's time."""
@@ -101,13 +84,6 @@ class ShardedBackend(CompositeBackend):
     async def health(self) -> Health:
         """Ask the backend."""
         return await self.inner.health()
-
-    async def aclose(self) -> None:
-        """Close every subscription and the backend."""
-        for subscription in tuple(self._subscriptions):
-            with contextlib.suppress(BackendUnavailable):  # what it has comes back by itself
-                await subscription.close()
-        await self.inner.aclose()
 
     def refresh_plans(self) -> None:
         """Have every subscription look at its plan: this process has changed something."""
