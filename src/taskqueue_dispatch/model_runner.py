@@ -58,14 +58,14 @@ class ModelRunner:
         self._subscription = context.backend.subscribe([queue_of(model)], context.holder)
         self._settlements = Settler(context.backend, self._subscription, context.store)
         self._owner = AttemptOwner(
-            self._subscription, self._settlements, self._attempt_left_slot, self._check_later
+            self._subscription, self._settlements, self._slot_freed, self._check_later
         )
         self._attempts: set[asyncio.Task[None]] = set()
         self._running = 0
         """number of attempts that still have a slot"""
         self._free: list[RenewedLease] = []
         self._returned: list[SlotLease] = []
-        self._waiting_receive: asyncio.Task[Received] | None = None
+        self._receive: asyncio.Task[Received] | None = None
         self._batch = 1
         self._backlog = False
         """whether the last receive returned as many jobs as were requested"""
@@ -123,11 +123,9 @@ class ModelRunner:
 
     async def _shut_down(self) -> None:
         try:
-            if (
-                self._waiting_receive is not None
-            ):  # closing the subscription releases what it received
-                self._waiting_receive.cancel()
-                await asyncio.wait([self._waiting_receive])
+            if self._receive is not None:  # closing the subscription releases what it received
+                self._receive.cancel()
+                await asyncio.wait([self._receive])
             if self._attempts:
                 remaining = max(0.0, self._deadline - time.monotonic())
                 await asyncio.wait(self._attempts, timeout=remaining)
@@ -138,14 +136,14 @@ class ModelRunner:
             while self._free:
                 self._return_slot(self._free.pop())
             await asyncio.gather(
-                self._release_returned(), _within_final_seconds(partial(close, self._subscription))
+                self._release_returned(), _try_briefly(partial(close, self._subscription))
             )
 
     async def _release_returned(self) -> None:
         with contextlib.suppress(TaskQueueError):  # their leases expire
             for start in range(0, len(self._returned), LIMITS.batch):
                 piece = self._returned[start : start + LIMITS.batch]
-                await _within_final_seconds(partial(self._context.pool.release, *piece))
+                await _try_briefly(partial(self._context.pool.release, *piece))
 
     # The loop.
 
@@ -172,7 +170,7 @@ class ModelRunner:
         try:
             while not self._stopping.is_set():
                 self._wake_up.clear()
-                await self._redeliver_unplaced()
+                await self._return_unplaced()
                 await self._acquire_slots()
                 await self._serve_waiters()
                 await self._receive_jobs()
@@ -194,14 +192,12 @@ class ModelRunner:
 
     async def _acquire_slots(self) -> None:
         context, freed = self._context, self._returned[: LIMITS.batch]
-        demand = (
-            self._batch if self._waiting_receive is None else 1 + self._expects_a_better_slot(freed)
-        )
+        demand = self._batch if self._receive is None else 1 + self._better_slot_returns(freed)
         if self._unsettled >= _UNSETTLED:
             demand = 0
         needed = context.waiters.wanting(self.model) + demand - len(self._free)
         if over := [lease for lease in freed if self._turns.is_over(lease)]:
-            self._yield_to_other_models(*over)
+            self._yield_server(*over)
         if self._turns.others_first:
             needed = 0
         if needed <= 0 and not freed:
@@ -209,7 +205,7 @@ class ModelRunner:
         self._returned = self._returned[LIMITS.batch :]
         async with self._receive_ahead(min(needed, len(freed))):
             try:
-                leases = await self._release_and_acquire(freed, needed)
+                leases = await self._exchange_slots(freed, needed)
             except BaseException:
                 self._returned += freed
                 raise
@@ -217,25 +213,20 @@ class ModelRunner:
             self._free += [context.renewer.hold(lease) for lease in leases]
             self._free.sort(key=lambda held: self._turns.order(held.lease))
 
-    async def _release_and_acquire(
-        self, freed: Sequence[SlotLease], needed: int
-    ) -> Sequence[SlotLease]:
-        pool, settings = self._context.pool, self._context.settings
+    async def _exchange_slots(self, freed: Sequence[SlotLease], needed: int) -> Sequence[SlotLease]:
+        context, limit = self._context, min(needed, _MAX_SLOTS)
         if needed <= 0:
-            await pool.release(*freed)
+            await context.pool.release(*freed)
             return ()
-        return await pool.acquire(
-            self.model,
-            self._context.holder,
-            ttl=settings.lease,
-            limit=min(needed, _MAX_SLOTS),
-            releasing=freed,
+        ttl = context.settings.lease
+        return await context.pool.acquire(
+            self.model, context.holder, ttl=ttl, limit=limit, releasing=freed
         )
 
     @contextlib.asynccontextmanager
     async def _receive_ahead(self, slots: int) -> AsyncIterator[None]:
         """Receive jobs for slots while they are acquired, if there is a backlog and no caller waits for the slots."""
-        waiting = self._waiting_receive is not None or self._context.waiters.wanting(self.model) > 0
+        waiting = self._receive is not None or self._context.waiters.wanting(self.model) > 0
         if slots <= 0 or not self._backlog or self._free or waiting:
             yield
             return
@@ -251,19 +242,19 @@ class ModelRunner:
                 self._received_ahead += receive.result().deliveries
                 self._backlog = len(self._received_ahead) == slots
 
-    def _yield_to_other_models(self, *leases: SlotLease) -> None:
+    def _yield_server(self, *leases: SlotLease) -> None:
         """Acquire no slots for a moment, so that the other models of these servers get the slots released now."""
         self._check_later(self._turns.offer(*leases))
 
     async def _serve_waiters(self) -> None:
         """Give every other slot to a caller in this process that waits for one; the rest is for the queue's jobs."""
         share = len(self._free)
-        if self._waiting_receive is None and self._context.waiters.wanting(self.model):
+        if self._receive is None and self._context.waiters.wanting(self.model):
             share, odd = divmod(share, 2)
             share += odd and self._odd_for_waiter
             self._odd_for_waiter ^= odd
         self._give_to_waiters(share)
-        if self._waiting_receive is not None and not self._free:
+        if self._receive is not None and not self._free:
             await self._cancel_receive()
 
     def _give_to_waiters(self, share: int) -> None:
@@ -277,9 +268,9 @@ class ModelRunner:
         if self._received_ahead:
             early, self._received_ahead = self._received_ahead, []
             await self._start_jobs(early)
-        if self._waiting_receive is not None:
-            if not (self._waiting_receive.done() or self._holds_a_shared_slot()):
-                self._release_all_but_one()
+        if self._receive is not None:
+            if not (self._receive.done() or self._holds_a_shared_slot()):
+                self._keep_one_slot()
                 return
             await self._cancel_receive()
         while self._free and not self._stopping.is_set():
@@ -299,20 +290,20 @@ class ModelRunner:
         """Keep one slot and wait for the next job; give the other slots to waiting callers, or release them."""
         self._batch = 1
         self._give_to_waiters(len(self._free))
-        self._release_all_but_one()
+        self._keep_one_slot()
         if not self._free:
             self.check_now()  # acquire one to wait with
             return
         shared = self._turns.is_shared(self._free[0].lease)
         if shared and self._kept_shared:
             self._kept_shared = False
-            self._yield_to_other_models(self._free[0].lease)
+            self._yield_server(self._free[0].lease)
             self._return_slot(self._free.pop())
             return
         self._kept_shared = shared
         patience = self._turns.idle if shared else _IDLE_SECONDS
-        self._waiting_receive = asyncio.create_task(self._subscription.receive(1, patience))
-        self._waiting_receive.add_done_callback(self._receive_ended)
+        self._receive = asyncio.create_task(self._subscription.receive(1, patience))
+        self._receive.add_done_callback(self._receive_ended)
 
     def _holds_a_shared_slot(self) -> bool:
         """Return whether it waits with a slot of a server that another model has begun to share."""
@@ -320,18 +311,18 @@ class ModelRunner:
             self._turns.is_shared(held.lease) for held in self._free
         )
 
-    def _release_all_but_one(self) -> None:
+    def _keep_one_slot(self) -> None:
         while len(self._free) > 1:
             self._return_slot(self._free.pop())
 
-    def _expects_a_better_slot(self, freed: Sequence[SlotLease]) -> bool:
+    def _better_slot_returns(self, freed: Sequence[SlotLease]) -> bool:
         """Return whether a returned slot's server has this model loaded, while that of the free slot has another."""
         switches = any(held.lease.switched for held in self._free)
         return switches and any(lease.job is not None for lease in freed)
 
     async def _cancel_receive(self) -> None:
         """Cancel the waiting receive, and start the jobs that it has already received."""
-        receive, self._waiting_receive = self._waiting_receive, None
+        receive, self._receive = self._receive, None
         if receive is None:
             return
         receive.cancel()
@@ -349,7 +340,7 @@ class ModelRunner:
         self._returned.append(held.lease)
         self.check_now()
 
-    def _attempt_left_slot(self, held: RenewedLease) -> None:
+    def _slot_freed(self, held: RenewedLease) -> None:
         self._running -= 1
         self._return_slot(held)
 
@@ -380,9 +371,9 @@ class ModelRunner:
                 context.renewer.change(item, lease)
                 self._launch(job, item)
         self._unplaced += deliveries[len(placed) :]
-        await self._redeliver_unplaced()
+        await self._return_unplaced()
 
-    async def _redeliver_unplaced(self) -> None:
+    async def _return_unplaced(self) -> None:
         if self._unplaced:
             await self._settlements.redeliver(self._unplaced)
             self._unplaced.clear()
@@ -403,7 +394,7 @@ class ModelRunner:
             )
 
 
-async def _within_final_seconds(work: Callable[[], Awaitable[object]]) -> None:
+async def _try_briefly(work: Callable[[], Awaitable[object]]) -> None:
     """Do the work, or give up after `_FINAL_SECONDS`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FINAL_SECONDS):
