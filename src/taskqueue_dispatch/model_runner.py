@@ -307,9 +307,8 @@ class ModelRunner:
 
     def _holds_a_shared_slot(self) -> bool:
         """Return whether it waits with a slot of a server that another model has begun to share."""
-        return not self._kept_shared and any(
-            self._turns.is_shared(held.lease) for held in self._free
-        )
+        shared = any(self._turns.is_shared(held.lease) for held in self._free)
+        return shared and not self._kept_shared
 
     def _keep_one_slot(self) -> None:
         while len(self._free) > 1:
