@@ -117,7 +117,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Put the TOML file behind the environment."""
+        """Read the TOML file too; environment variables take precedence over it."""
         return (
             init_settings,
             env_settings,

@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     url: int = 2000
     """characters of an address"""
     slots: int = 10_000
-    """slots of one endpoint"""
+    """largest number of slots of one endpoint"""
     document: int = 64 * 1024
     """what is kept for one model of a slot pool"""
 

@@ -20,7 +20,7 @@ _DIGITS = 32
 
 
 class Route(BaseModel):
-    """Where one kind of work goes: the prefix, and the id as 32 hexadecimal digits behind it."""
+    """The rule for the queues of one kind of task: a queue's name is the prefix and an id of 32 hexadecimal digits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -283,7 +283,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     """why it was refused, for people"""
     retry_after: float | None = None
-    """seconds after which room is likely; where a refused task has none, to wait for room does not help"""
+    """seconds after which a retry is likely to succeed; ``None`` for a refused task if waiting does not help"""
     depth: int | None = None
     """how many tasks counted against the capacity when it was refused for that"""
 

@@ -56,7 +56,7 @@ class DispatchSettings(BaseSettings):
     callback_http: bool = False
     """allow callbacks to http:// URLs, which anyone on the network path can read and change"""
     callback_networks: Annotated[tuple[str, ...], *COMMAS] = ()
-    """private networks in which receivers of callbacks are allowed, although they are private"""
+    """private networks to which callbacks may be sent; all other private addresses are refused"""
     callback_timeout: _Seconds = 20.0
     callback_attempts: int = Field(default=12, ge=1, le=1000)
     callbacks_at_once: int = Field(default=64, ge=1, le=10_000)

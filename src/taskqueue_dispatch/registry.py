@@ -225,7 +225,7 @@ class ModelRegistry:
     def _cache(
         self, infos: Iterable[EndpointInfo], documents: dict[str, bytes], models: set[str]
     ) -> None:
-        """Replace the cached views of ``models``, and add those of other models that are passed."""
+        """Replace the cached views of ``models``, and of other models that occur in ``infos`` or ``documents``."""
         endpoints: dict[str, list[EndpointInfo]] = {}
         for info in infos:
             endpoints.setdefault(info.endpoint.model, []).append(info)

@@ -32,7 +32,7 @@ class DueHeap(Generic[R]):
         return len(self._items)
 
     def add(self, at: float, record: R, mark: int) -> None:
-        """Note a date. The ``mark`` distinguishes it from other dates of the record."""
+        """Add a due time of ``record``. The ``mark`` distinguishes it from other due times of the record."""
         # before the new item, which may matter only in a moment
         if len(self._items) >= self._bound:
             self._items = [item for item in self._items if self._matters(item[3], item[2])]

@@ -77,7 +77,10 @@ def back(
     *,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Only reopen the old backend, because the new one is lost."),
+        typer.Option(
+            "--force",
+            help="Reopen the old backend without contacting the new one, if that is lost for good.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -136,7 +136,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.advance(bench.short)
             await bench.outcome(waiting)
 
-    # many at once
+    # Several concurrent callers.
 
     async def test_many_want_the_same_slots(self, bench: Bench) -> None:
         """Of many who reach for few slots at once as many get one as there are slots (B6, C20; FIX-C4, fault H1)."""

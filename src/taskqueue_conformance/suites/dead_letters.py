@@ -15,7 +15,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
     """`DeadLettering` and `DeadLetters`."""
 
     async def test_dead_letter(self, bench: Bench) -> None:
-        """Burying ends the delivery in one step and keeps task, reason and error (laws 1, 2; D3)."""
+        """Dead-lettering ends the delivery in one step and keeps the task, the reason and the error (laws 1, 2; D3)."""
         (task,) = await bench.publish("t1", headers={"a": "b"})
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)

@@ -220,7 +220,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert [(delivery.task.id, delivery.attempt) for delivery in taken] == [("e1", 2)]
 
     async def test_held_ones_are_known(self, bench: Bench) -> None:
-        """The id of one that is held is known as any other's (law 7)."""
+        """The id of a task that waits for its ordering key is recognized as a duplicate (law 7)."""
         await _publish(bench, e=2)
         tasks = [
             bench.task("e1", ordering_key="e"),

@@ -31,7 +31,7 @@ class MigrationMode(StrEnum):
     """The priority while both sides have tasks."""
 
     AVAILABLE = "available"
-    """the new side flows, whatever becomes of the old one"""
+    """the new backend accepts and delivers tasks even while the old one still has tasks or is unavailable"""
     STRICT = "strict"
     """order and limits hold: a queue's new side waits until its old one is empty"""
 

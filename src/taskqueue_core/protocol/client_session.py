@@ -322,7 +322,7 @@ class ClientSession:
             yield Ping(n=self._pings)
 
     def _hello(self) -> Hello:
-        # A hello's credit comes on top of the receipts that are held.
+        # The credit in a hello does not include the deliveries that are listed in `holding`.
         self._granted = self._wanted()
         return Hello(
             worker_id=self._worker_id,

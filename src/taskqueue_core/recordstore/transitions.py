@@ -38,7 +38,7 @@ class Transitions:
         self.signals = RecordRoomNotifier()
         self.hints = Hints()
         self.owners = itertools.count(1)
-        """a number for each subscription"""
+        """source of unique owner numbers, one per subscription"""
         self.opened = False
         self._ended = False
         self._place = 0

@@ -54,7 +54,7 @@ class ShardedBackend(CompositeBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the backend inside."""
+        """The capabilities of the wrapped backend."""
         return self.inner.capabilities
 
     @property

@@ -295,7 +295,7 @@ def _reported_failure(body: bytes) -> str | None:
 def _plain(fields: Mapping[str, msgspec.Raw], name: str) -> object:
     try:
         result: object = _value.decode(fields[name]) if name in fields else None
-    except (ValueError, RecursionError):  # for example a number that Python cannot represent
+    except (ValueError, RecursionError):  # for example a number that is out of range, such as 1e400
         return None
     return result
 

@@ -19,7 +19,7 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import encode_json
 
 _MAX_STORED = 64 * 1024 * 1024
-"""bytes of results that are remembered at most"""
+"""largest total size of stored results, in bytes"""
 _OVER = "the server has shut down"
 _log = logging.getLogger("taskqueue.gpu")
 

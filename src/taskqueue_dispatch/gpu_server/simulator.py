@@ -18,7 +18,7 @@ from taskqueue_dispatch.gpu_server.component import GpuServer, Receive, Scope, S
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 
 CONTROL = "/simulated"
-"""GET: what it has seen; PUT of ``{"mode": …}``: change the mode; DELETE: crash and come back at once"""
+"""GET: return statistics; PUT ``{"mode": …}``: change the mode; DELETE: crash and restart at once"""
 _HOST = "127.0.0.1"
 _CHANGE_LIMIT = 1000
 _TURNS = 3

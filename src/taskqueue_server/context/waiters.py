@@ -66,7 +66,7 @@ class ResultWaiters:
     ) -> None:
         """Return when the task has ended, the seconds have passed, the server drains, or ``gone`` completes.
 
-        Raises `ProblemError` if too many requests wait. A named client may use half of the slots.
+        Raises `ProblemError` if too many requests wait. One ``client`` may use half of the slots.
         """
         try:
             if self._draining.is_set():

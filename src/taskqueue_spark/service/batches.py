@@ -153,8 +153,8 @@ def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
     }
     if len(unknown) > 1:
         raise ConfigurationError(
-            f"{options.archive}: {len(unknown)} batches are there of which {options.state} "
-            "has no record; restore that file, or use another folder"
+            f"{options.archive}: contains {len(unknown)} batches that {options.state} does not list; "
+            f"restore {options.state} from a backup, or use another folder"
         )
     for name in unknown:
         for folder in folders:

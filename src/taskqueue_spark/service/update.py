@@ -148,7 +148,7 @@ def _update_live(state: ServiceState, alive: Iterable[Alive]) -> None:
 
 
 def without_old_windows(state: ServiceState, seconds: int, keep: int) -> None:
-    """Remove the windows that can no longer change, in whole hours, because files contain whole hours."""
+    """Remove windows that can no longer change: whole hours at a time, because each file holds one hour."""
     horizon = max(state.horizon, int(state.frontier - seconds * keep) // _HOUR * _HOUR)
     state.horizon = horizon
     for key, windows in list(state.windows.items()):

@@ -34,7 +34,7 @@ class RejectedRows:
         self._job = job
         self._writer: pq.ParquetWriter | None = None
         self.name = ""
-        """name of the hidden file; empty without one"""
+        """name of the hidden file; empty until the first row is written"""
 
     def put(self, batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> None:
         """Write some rows of a batch with their reasons."""
