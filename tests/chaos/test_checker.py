@@ -40,7 +40,7 @@ def test_valid_histories_pass(seed: int) -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_every_lie_is_seen(mutation: Mutation) -> None:
+def test_every_false_record_is_found(mutation: Mutation) -> None:
     """One random lie in a random valid run is seen by the rule that is for it."""
     seen = 0
     for seed in range(25):
@@ -211,7 +211,7 @@ def test_a_failover_waives_what_it_may(run: Simulation) -> None:
     assert {one.task for one in verdict.violations} == {"q/t2"}
 
 
-def test_a_hand_out_that_was_undone_may_come_again_as_it_was(run: Simulation) -> None:
+def test_a_delivery_that_was_undone_may_come_again_as_it_was(run: Simulation) -> None:
     """One receipt for two hand-outs of a task is excused if a failover undid the first; for two tasks it never is."""
     first, second = (event for event in run.events if event.what is What.DELIVERED)
     span = ((first.at - 0.0001, first.at + 0.0001),)

@@ -232,7 +232,7 @@ async def cancelled(call: Awaitable[T], chance: random.Random) -> T | None:
 @pytest.mark.parametrize(
     "length", [1.0, *(pytest.param(n, marks=CHAOS) for n in (5.0, 30.0, 300.0))]
 )
-async def test_everybody_is_cut_off(folder: Path, kind: str, length: float) -> None:
+async def test_all_connections_are_cut(folder: Path, kind: str, length: float) -> None:
     """Fault E5: both ways or one, for a second or minutes: no loss, and all are back soon after."""
     shape = small(seconds=1.0, hold=0.05, liveness=60.0)
     async with World(folder, shape) as world:

@@ -52,7 +52,7 @@ def test_a_server_out_of_reach_is_4(cli: Cli) -> None:
     assert "taskqueue serve" in done.err
 
 
-def test_a_backend_that_nobody_shares_goes_through_the_server(
+def test_a_backend_of_one_process_goes_through_the_server(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A memory backend of one's own would always be empty: the server is asked instead."""

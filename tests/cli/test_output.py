@@ -42,7 +42,7 @@ def test_logs_for_people_are_short() -> None:
     assert line.split(" ", 1)[1] == r"info    hi\x1b[2J  reason=a\nb"
 
 
-def test_a_position_is_told_where_somebody_is_before_it(cli: Cli) -> None:
+def test_a_position_is_printed_unless_it_is_the_first(cli: Cli) -> None:
     """Who is first in line needs no number."""
     assert "ahead of it" not in cli("publish", "k", "--id", "a").out
     assert "1 ahead of it" in cli("publish", "k", "--id", "b").out

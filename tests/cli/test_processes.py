@@ -95,7 +95,7 @@ def test_what_cannot_start_ends_with_2(words: list[str], said: str, cli: Cli) ->
     assert "Traceback" not in done.err
 
 
-def test_a_port_that_is_taken_is_told(cli: Cli, server: str) -> None:
+def test_a_port_that_is_taken_is_reported(cli: Cli, server: str) -> None:
     """The second server on a port says so, and what to do."""
     port = server.rpartition(":")[2]
     done = cli("serve", "--port", port, "--backend", "taskqueue_memory", "--json")

@@ -122,7 +122,7 @@ def test_order_and_tenants(cli: Cli, store: Shared) -> None:
     assert in_force(store) == QueueSettings(version=4)
 
 
-def test_what_needs_fair_order_is_told(cli: Cli, store: Shared) -> None:
+def test_settings_that_need_fair_order_are_named(cli: Cli, store: Shared) -> None:
     """Fault K4: which setting, and what it needs, whichever of the two is missing."""
     for words, field in (
         (["--tenant-capacity", "5"], "tenant_capacity"),
@@ -201,7 +201,7 @@ def test_pausing(words: list[str], flag: str, shown: str, cli: Cli, store: Share
     assert (told["key"], told["version"], told[flag]) == (KEY, 2, False)
 
 
-def test_a_queue_that_nobody_uses(cli: Cli, store: Shared) -> None:
+def test_an_unused_queue(cli: Cli, store: Shared) -> None:
     """It can be paused before its first task, and a mistyped name is noticed."""
     done = cli("queue", "pause", "typo", "--json")
     assert (done.code, done.told["paused"]) == (0, True)

@@ -158,7 +158,7 @@ def test_what_is_wrong(cli: Cli, path: Path, words: tuple[str, ...], told: str) 
     assert not path.exists()
 
 
-def test_nobody_of_this_name(cli: Cli, path: Path) -> None:
+def test_an_unknown_name(cli: Cli, path: Path) -> None:
     """The error names those that there are."""
     cli("token", "new", "mail", *MAIL)
     done = cli("token", "revoke", "male")

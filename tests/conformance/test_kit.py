@@ -321,7 +321,9 @@ def test_in_an_authors_project(authors: Callable[..., pytest.RunResult]) -> None
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_what_is_left_out_is_told(authors: Callable[..., pytest.RunResult], processes: int) -> None:
+def test_what_is_left_out_is_reported(
+    authors: Callable[..., pytest.RunResult], processes: int
+) -> None:
     """Tests that need what the class does not declare are not collected; the end of the run tells it, and a failure."""
     run = authors(FORGETFUL_PAGE, "-n", str(processes))
     run.assert_outcomes(passed=11, failed=1)

@@ -144,7 +144,7 @@ def test_the_first_answer_counts() -> None:
     assert answers == [Identity(name="first"), Identity(name="other"), None, None]
 
 
-def test_a_failing_plugin_lets_nobody_in(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_plugin_authenticates_no_token(caplog: pytest.LogCaptureFixture) -> None:
     """Fault K1: an error while asking is no answer, and its message is not one either."""
     assert hooks_with(Failing()).first("authenticate", token="t", peer="p") is None
     assert "authenticate" in caplog.text

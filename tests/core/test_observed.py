@@ -134,7 +134,7 @@ async def test_nothing_delivered_is_nothing_seen(
     assert recorder.take() == []
 
 
-async def test_handed_back_and_lost_are_told_apart(
+async def test_releases_and_losses_are_distinguished(
     backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
     """Law 3: a plugin can tell a hand-back from a loss."""
@@ -284,7 +284,7 @@ async def test_an_ordering_key_needs_an_order() -> None:
     assert ordered.calls == [("publish", "b"), ("publish", "c")]
 
 
-async def test_passes_of_housekeeping(
+async def test_passes_of_maintenance(
     backend: InstrumentedBackend, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is told, one that fails too; its error goes to who asked for it."""

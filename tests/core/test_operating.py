@@ -176,7 +176,7 @@ def test_names_in_settings(field: str, value: object) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_an_unknown_setting_is_told_the_known_ones() -> None:
+def test_an_unknown_setting_is_answered_with_the_known_ones() -> None:
     """A typo finds its word."""
     with pytest.raises(InvalidInput, match="max_inflight") as caught:
         read_settings(b'{"s3cret":1}')

@@ -105,7 +105,7 @@ def test_what_is_not_allowed_is_not_imported(caplog: pytest.LogCaptureFixture) -
         ("good_plugin:nothing", "AttributeError"),
     ],
 )
-def test_a_bad_plugin_is_told_and_left_out(
+def test_a_bad_plugin_is_logged_and_left_out(
     target: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reason is logged, the application starts, and the other plugins are loaded."""

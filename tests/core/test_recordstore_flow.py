@@ -81,7 +81,9 @@ async def test_what_it_does_not_keep(
     assert (await backend.control.settings("k")).version == 0
 
 
-async def test_the_bell_rings_for_room(backend: RecordBackend, store: DictStore) -> None:
+async def test_the_room_signal_is_sent_for_new_room(
+    backend: RecordBackend, store: DictStore
+) -> None:
     """B13: with a first hand-out, an end before it, a change of settings, and an unsure step; for its keys alone."""
 
     async def rung() -> bool:

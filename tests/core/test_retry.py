@@ -163,7 +163,7 @@ def test_redriven_tasks_start_counting_again() -> None:
 
 
 @given(attempt=st.integers(1, 2000), losses=st.integers(0, 50), lost=st.booleans())
-def test_handing_back_never_counts(attempt: int, losses: int, lost: bool) -> None:  # noqa: FBT001
+def test_a_release_never_counts(attempt: int, losses: int, lost: bool) -> None:  # noqa: FBT001
     """FIX-C3 and law 3: however often, a hand-back is neither a failure nor the end."""
     assert decide(HandBack(lost), delivery(attempt, losses=losses), DEFAULT) == Redeliver(lost)
 

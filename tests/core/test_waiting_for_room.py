@@ -211,7 +211,7 @@ class BellDoor(Door):
 
 @pytest.mark.parametrize("code", [Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED])
 @pytest.mark.parametrize("observed", [False, True])
-async def test_the_bell_ends_the_wait(code: Refusal, *, observed: bool) -> None:
+async def test_a_room_signal_ends_the_wait(code: Refusal, *, observed: bool) -> None:
     """B13: where the backend tells of room nobody polls: it is asked once the bell is open, and when it has wait."""
     door = BellDoor(3, code=code)
     queue = Queue(InstrumentedBackend(door, Hooks()) if observed else door)
@@ -229,7 +229,7 @@ async def test_the_bell_ends_the_wait(code: Refusal, *, observed: bool) -> None:
     )  # the clock stands still: sums round
 
 
-async def test_no_bell_for_those_who_get_in() -> None:
+async def test_no_room_signal_for_accepted_publishes() -> None:
     """A publish that is let in, will not wait, or need not, opens no bell."""
     assert (await Queue(door := BellDoor(0)).publish("k", wait=5)).stored
     assert door.bells == []
@@ -239,21 +239,21 @@ async def test_no_bell_for_those_who_get_in() -> None:
         assert (len(door.calls), door.bells) == (1, [])
 
 
-async def test_room_that_came_while_the_bell_was_opened() -> None:
+async def test_room_that_came_while_the_room_signal_was_opened() -> None:
     """B13: nothing is missed between the refusal and the bell."""
     door = BellDoor(1)
     assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
     assert door.signal.waits == []
 
 
-async def test_what_no_bell_tells() -> None:
+async def test_a_full_store_sends_no_room_signal() -> None:
     """B13: a full store rings for nobody: it is asked when it hinted, by those with a bell too."""
     door = BellDoor(3, 0.01, Refusal.STORE_FULL)
     assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
     assert door.signal.waits == []
 
 
-async def test_a_queue_that_moves_while_somebody_waits() -> None:
+async def test_a_queue_that_moves_while_a_publisher_waits() -> None:
     """A20: the wait ends at once, with where to go, as soon as it is known that room will not come."""
     door = BellDoor(NEVER)
     publishing = asyncio.create_task(Queue(door).publish("k", wait=60))
@@ -266,7 +266,7 @@ async def test_a_queue_that_moves_while_somebody_waits() -> None:
     assert (caught.value.code, door.signal.open) == ("moved", 0)
 
 
-async def test_the_end_is_kept_with_a_bell() -> None:
+async def test_the_timeout_is_kept_with_a_room_signal() -> None:
     """B13: a bell that never rings ends no later than it was told, after a last try."""
     door = BellDoor(NEVER)
     clock = LoopClock()
@@ -277,7 +277,7 @@ async def test_the_end_is_kept_with_a_bell() -> None:
     assert (len(door.calls), door.signal.open) == (3, 0)
 
 
-async def test_the_bells_of_copies() -> None:
+async def test_room_signals_of_bound_queues() -> None:
     """D9, B13: who publishes to a queue that hands on copies hears of room in each of those."""
     door = BellDoor(1)
     names = {Capability.FLOW, Capability.FAN_OUT, Capability.CONTROL}

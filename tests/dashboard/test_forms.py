@@ -97,7 +97,9 @@ async def test_wrong_settings(
     assert await it.context.control.settings("k") == before
 
 
-async def test_settings_of_somebody_else(it: Running, client: httpx2.AsyncClient) -> None:
+async def test_settings_changed_by_another_operator(
+    it: Running, client: httpx2.AsyncClient
+) -> None:
     """Law 9: a change made meanwhile is neither lost nor hidden: both values are shown, and saving again decides."""
     before = await it.context.control.settings("k")
     form = filled(before, capacity="100")

@@ -73,7 +73,7 @@ async def test_only_what_changed() -> None:
             assert second["ledger"] == msgspec.structs.asdict(await it.ledger())
 
 
-async def test_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_an_open_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is asked while somebody looks and not longer, and hooks are measured only then."""
     monkeypatch.setattr(poller, "_LINGER_SECONDS", 0.1)
     async with running() as it:
@@ -233,7 +233,7 @@ def _sample(number: int, **ledgers: Ledger) -> Snapshot:
     )
 
 
-def test_the_history_is_a_ring() -> None:
+def test_the_history_is_bounded() -> None:
     """Five minutes are kept; rates come of what is there in both samples, so a new queue is no flood."""
     history = History()
     for number in range(HISTORY + 50):

@@ -146,7 +146,7 @@ def test_afterwards_it_stays_if_asked_to(folder: Path) -> None:
     assert left_over(folder, pids_in(err)) == []
 
 
-def test_a_server_that_cannot_start_is_told(folder: Path) -> None:
+def test_a_server_that_cannot_start_is_reported(folder: Path) -> None:
     """The server's own reason and exit code are passed on."""
     with demo(folder, "--json", "--backend", "no_such_backend") as process:
         out, _ = process.communicate(timeout=60)

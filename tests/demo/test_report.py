@@ -103,7 +103,7 @@ def test_a_person_sees_every_step(terminal: bool, report: Report) -> None:  # no
     assert text.count("✔") == len(report.checks) + 1
 
 
-def test_oddities_are_told(report: Report) -> None:
+def test_oddities_are_reported(report: Report) -> None:
     """Wrong files by name, changed and unreadable ones by number."""
     comparison = Comparison(compared=3, mismatches=("/x/wrong.py",), changed=1, unreadable=1)
     text = shown(msgspec.structs.replace(report, comparison=comparison))

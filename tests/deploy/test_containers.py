@@ -40,7 +40,7 @@ class TestImage:
         )
         assert done.returncode == 0, done.stdout
 
-    def test_it_is_pinned_small_and_nobody(self) -> None:
+    def test_it_is_pinned_small_and_not_root(self) -> None:
         """Security 23, 24: bases by exact versions, hashes checked, not root, exec form, no secret."""
         bases = {base.split()[0] for base in instructions("FROM")}
         assert len(bases) == 1

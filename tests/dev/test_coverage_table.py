@@ -120,7 +120,7 @@ def test_classes_and_their_tests_are_read(root: Path) -> None:
         ("[[row]]", "[[row", "Expected"),
     ],
 )
-def test_bad_rows_are_told_clearly(
+def test_bad_rows_are_reported_clearly(
     old: str, new: str, problem: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is wrong with the rows is one line that names the file and the row."""
@@ -132,7 +132,9 @@ def test_bad_rows_are_told_clearly(
     assert said.count("\n") == 1
 
 
-def test_absent_rows_are_told_clearly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absent_rows_are_reported_clearly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without the rows the error says which file is absent."""
     assert coverage_table.main(["--check"], tmp_path) == 1
     assert capsys.readouterr().out == "docs/coverage-rows.toml: the file is absent\n"

@@ -202,7 +202,7 @@ def test_a_change_renews_what_depends_on_it(checkout: Path, installs: list[str])
     assert installs == [*WHOLE, ".", *WHOLE, *WHOLE]
 
 
-def test_an_interrupted_set_up_is_made_anew(
+def test_an_interrupted_set_up_is_repeated(
     installs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What stops during the installation leaves no stamp, and the next command starts over."""

@@ -103,7 +103,7 @@ def test_a_failure_without_a_trial(breaker: Breaker, now: Now) -> None:
     assert breaker.failed(*FLUX) == 20.0
 
 
-def test_a_trial_that_told_nothing(breaker: Breaker, now: Now) -> None:
+def test_a_trial_without_an_outcome(breaker: Breaker, now: Now) -> None:
     """A trial that came to nothing is somebody else's, at once or after a minute (fault H5)."""
     opened(breaker)
     now.time += 10

@@ -61,7 +61,7 @@ class TestDelivered:
         assert (record.http_status, record.length, record.error) == (200, 6, None)
         assert record.seconds is not None
 
-    async def test_told_once(self, backend: Backend) -> None:
+    async def test_sent_once(self, backend: Backend) -> None:
         """To publish it again, with another result too, changes nothing and sends nothing (R15)."""
         async with receiving() as receiver:
             job = job_for(receiver)

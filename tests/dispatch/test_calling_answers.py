@@ -274,7 +274,7 @@ class TestAsking:
         assert await asked(said(status="done", result=1, job_id="r-1")) == Done(b"1")
         assert await asked(said(status="done", result=1, id=1), NAMED) == Done(b"1")
 
-    async def test_nobody_can_be_asked(self) -> None:
+    async def test_a_model_without_a_status_url(self) -> None:
         """A model without a template has no place to ask at (C5)."""
         async with trap(said(status="done", result=1)) as server, calling() as caller:
             answer = await caller.ask(server.url, "r-1", ModelConfig())

@@ -109,7 +109,7 @@ class TestTime:
         ):
             assert await caller.health(endpoint_of(server.url), ModelConfig()) is None
 
-    async def test_nobody_reads(self) -> None:
+    async def test_a_server_that_never_reads(self) -> None:
         """A server that takes the connection and never reads holds a job no longer either (fault H5)."""
         listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         with listener:

@@ -111,7 +111,7 @@ async def _all_healthy(backend: Backend) -> bool:
     return all(info.healthy for info in (await slots_of(backend).inspect()).endpoints)
 
 
-async def test_a_server_that_began_anew(desk: Desk) -> None:
+async def test_a_server_that_restarted(desk: Desk) -> None:
     """Slots of a server that began anew come back on two equal looks, and their holder knows (C22, C23, FIX-C5)."""
     held, other = await desk.take(2)
     await desk.assign(held, "job")

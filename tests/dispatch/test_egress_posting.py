@@ -210,7 +210,7 @@ class TestRude:
                 await send(receiver, within=0.3 if "time" in error else PATIENCE)
         assert str(caught.value) == error
 
-    async def test_nobody_listens(self) -> None:
+    async def test_a_refused_connection(self) -> None:
         """A refused connection is told apart from a lost answer (fault I1)."""
         async with receiving() as receiver:
             pass

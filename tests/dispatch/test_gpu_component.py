@@ -189,7 +189,7 @@ class TestAnswers:
             }
 
     @pytest.mark.parametrize("result", [float("nan"), b"bytes", "x" * LIMITS.payload, object()])
-    async def test_results_that_cannot_be_told(self, result: object) -> None:
+    async def test_results_that_cannot_be_encoded(self, result: object) -> None:
         """A result that no JSON can express, or that is too large, is a failure that says so (fault H5)."""
 
         async def handler(_: GpuJob) -> object:

@@ -114,7 +114,7 @@ class TestOnce:
 class TestHealth:
     """What a server says of itself."""
 
-    async def test_it_tells_what_it_runs(self) -> None:
+    async def test_it_reports_its_active_jobs(self) -> None:
         """How many jobs are active and which, of direct callers too (C22)."""
         async with serving(max_concurrent=2) as it:
             assert await it.health() == {"status": "ok", "active_jobs": 0, "jobs": []}

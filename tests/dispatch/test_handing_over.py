@@ -52,7 +52,7 @@ async def test_several_dispatchers_share_the_slots(backend: Backend) -> None:
         assert gpu.refused == 0
 
 
-async def test_a_server_that_lies(backend: Backend) -> None:
+async def test_a_server_that_reports_itself_idle(backend: Backend) -> None:
     """A server that says it is idle costs its job its slot, and the job its server; it is not run twice (fault H4)."""
     gate = Gate()
     async with (

@@ -287,7 +287,7 @@ async def test_a_look_that_is_cancelled() -> None:
     assert (await backend.control.settings(queue_of("flux"))).capacity == 300
 
 
-async def test_who_listens_is_told(backend: Backend) -> None:
+async def test_listeners_are_called_for_each_change(backend: Backend) -> None:
     """Whoever listens is told of each change of what is known, and of nothing else (C12)."""
     registry, other = await registry_of(backend), await registry_of(backend)
     heard: list[int] = []

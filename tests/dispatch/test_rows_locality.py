@@ -30,7 +30,7 @@ async def share(dispatcher: Dispatcher, *gpus: SimulatedGpu) -> None:
     await until(all_well, "every server is well")
 
 
-async def test_a_switch_is_told_to_the_server(backend: Backend) -> None:
+async def test_a_switch_is_reported_to_the_server(backend: Backend) -> None:
     """A server learns with a job that the one before was another model's: it may have to load this one (A19)."""
     switches: list[bool] = []
 

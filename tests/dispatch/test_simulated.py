@@ -94,7 +94,7 @@ class TestModes:
             seen = await caller.health(endpoint_of(gpu.url), SYNC)
             assert (seen is None) == (mode is Mode.HANG)
 
-    async def test_idle_lies(self, caller: EndpointClient) -> None:
+    async def test_a_false_report_of_idle(self, caller: EndpointClient) -> None:
         """It says that nothing runs while a job does (C22, C23, fault H4)."""
         async with SimulatedGpu(latency=30, asynchronous=True) as gpu:
             sent = await caller.send(lease_of(gpu.url), task_of(), ASYNC, attempt=1)
@@ -108,7 +108,7 @@ class TestModes:
             gpu.mode = Mode.SICK
             assert await caller.health(endpoint_of(gpu.url), SYNC) is None
 
-    async def test_done_lies(self, caller: EndpointClient) -> None:
+    async def test_a_false_report_of_done(self, caller: EndpointClient) -> None:
         """It says that a job is done which it never ran (fault H5)."""
         async with SimulatedGpu(mode=Mode.LIE_DONE) as gpu:
             assert await send(caller, gpu) == Done(b'{"lie":true}')

@@ -234,7 +234,9 @@ async def test_callbacks_are_checked_at_submit() -> None:
     assert await counts(backend) == (1, 1)
 
 
-async def test_the_queue_outlives_everybody(redis_server: RedisServer, redis_prefix: str) -> None:
+async def test_the_queue_outlives_all_processes(
+    redis_server: RedisServer, redis_prefix: str
+) -> None:
     """Jobs, slots and configurations outlive all processes: new ones find them as they were (OPEN-B1, C9, C13)."""
     async with opened(redis_server.url, redis_prefix) as backend:
         submitter = await desk(backend, config=ModelConfig(max_retries=4))

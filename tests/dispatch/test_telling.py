@@ -83,7 +83,7 @@ async def test_a_slot_does_not_wait_for_its_callback(
         assert view.endpoints[0].assigned == 0
 
 
-async def test_an_expiry_is_told(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expiry_is_reported(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client is told that its job has expired in the queue, once (C26, fault F12)."""
     monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
     monkeypatch.setattr(maintenance, "_EVERY", 0.2)
@@ -106,7 +106,7 @@ async def test_an_expiry_is_told(backend: Backend, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_one_end_is_told(
+async def test_one_end_is_reported(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
     """How a job has ended is told, and nothing else; one that runs past its deadline may have expired (C26)."""
@@ -138,7 +138,7 @@ async def test_one_end_is_told(
     assert len(receiver.calls) == 1
 
 
-async def test_the_watch_tells_of_what_nobody_has_told(
+async def test_the_watch_sends_a_missing_callback(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher is killed between a late job's settlement and its callback: the client hears of it (C26)."""

@@ -108,7 +108,7 @@ async def test_who_left_is_gone(backend: Backend) -> None:
     assert desk.waiters._waiting == 0
 
 
-async def test_a_place_times_out_while_nobody_awaits_it(backend: Backend) -> None:
+async def test_a_place_times_out_while_it_is_not_awaited(backend: Backend) -> None:
     """A place is good for its time, also while nobody awaits it; a slot that nobody fetched goes back (B3, B7)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
@@ -167,7 +167,7 @@ async def test_a_slot_that_was_no_good(backend: Backend) -> None:
     second.cancel()
 
 
-async def test_nobody_passes_who_waits(backend: Backend) -> None:
+async def test_newcomers_do_not_overtake_waiters(backend: Backend) -> None:
     """A slot that is free goes to who waits for it, not to who comes just then (B2, B9)."""
     desk = await desk_of(backend)
     permit = await desk.permit()

@@ -69,7 +69,7 @@ def test_control_is_needed() -> None:
         MigratingBackend(Bare(), MemoryBackend())
 
 
-async def test_a_dead_old_side_holds_up_nobody() -> None:
+async def test_a_dead_old_side_does_not_block_the_new_one() -> None:
     """Fault J6: with the old side gone or silent the new one takes in and hands out; afterwards the old one drains."""
     async with pair() as two:
         await two.publish("a", "b")
@@ -92,7 +92,7 @@ async def test_a_dead_old_side_holds_up_nobody() -> None:
             assert {one.task.id for one in await take(subscription, 2)} == {"a", "b"}
 
 
-async def test_a_dead_side_is_told() -> None:
+async def test_a_dead_side_is_reported() -> None:
     """Fault J6: with both sides gone, or the new one, callers learn it; nothing is taken for accepted."""
     async with pair() as two:
         await start(two.both)

@@ -91,7 +91,7 @@ async def test_what_is_missing_is_published(queue: Queue, backend: Counting) -> 
     assert (ledger.published, ledger.done, ledger.dead, ledger.waiting) == (10, 2, 1, 7)
 
 
-async def test_nothing_is_done_twice_beside_a_publisher(queue: Queue, backend: Counting) -> None:
+async def test_nothing_is_done_twice_during_a_publish(queue: Queue, backend: Counting) -> None:
     """D1, law 7: one that is published between the question and the answer is still one task."""
     tasks = rows(4)
     asked = backend.control.statuses

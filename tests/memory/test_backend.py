@@ -99,7 +99,7 @@ class HastyClock(ManualClock):
         return super().call_at((self.now() + when) / 2, callback)
 
 
-async def test_a_timer_that_rings_too_early() -> None:
+async def test_a_timer_that_fires_too_early() -> None:
     """Law 8: it brings nothing early, and is set again."""
     clock = HastyClock()
     backend = MemoryBackend(clock=clock)

@@ -30,7 +30,9 @@ def timers(clock: ManualClock) -> int:
 # bells
 
 
-async def test_a_bell_leaves_nothing(backend: MemoryBackend, clock: ManualClock) -> None:
+async def test_a_closed_room_signal_leaves_nothing(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
     """Fault G10: of bells that were closed, and of queues that were bound, nothing is kept (fault M5)."""
     signals = backend._store.signals
     first, second = backend.publisher.room_signal("k", "j"), backend.publisher.room_signal("k")
@@ -47,7 +49,7 @@ async def test_a_bell_leaves_nothing(backend: MemoryBackend, clock: ManualClock)
         assert set(signals._sources) == set(bound_to)
 
 
-async def test_who_is_bound_no_more_is_not_rung(backend: MemoryBackend) -> None:
+async def test_an_unbound_queue_sends_no_room_signal(backend: MemoryBackend) -> None:
     """Publishers of a queue hear of room in those that it is bound to now, and of no others (fault M5)."""
     for version, bound_to in enumerate((("a", "b"), ("b",))):
         await backend.control.configure("all", QueueSettings(version=version, bound_to=bound_to))
@@ -58,7 +60,9 @@ async def test_who_is_bound_no_more_is_not_rung(backend: MemoryBackend) -> None:
         assert signal._notified.is_set()
 
 
-async def test_a_bell_waits_as_long_as_asked(backend: MemoryBackend, clock: ManualClock) -> None:
+async def test_a_room_signal_waits_as_long_as_asked(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
     """Not at all for 0 seconds, and no shorter and no longer than half a second for that (fault M5)."""
     async with backend.publisher.room_signal("k") as signal:
         await asyncio.wait_for(signal.wait(0), 30)
@@ -71,7 +75,7 @@ async def test_a_bell_waits_as_long_as_asked(backend: MemoryBackend, clock: Manu
         assert wait.done()
 
 
-async def test_a_bell_rings_for_room_alone(backend: MemoryBackend) -> None:
+async def test_a_room_signal_is_sent_for_room_alone(backend: MemoryBackend) -> None:
     """A task that comes, is handed back, acked or retried makes no room; one that is taken does (fault M5)."""
     await configure(backend, capacity=2)
     subscription = backend.subscribe(["k"], "w")
@@ -91,7 +95,7 @@ async def test_a_bell_rings_for_room_alone(backend: MemoryBackend) -> None:
 # wake-ups
 
 
-async def test_nobody_is_woken_for_nothing(
+async def test_no_consumer_is_woken_without_a_task(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law 5: one task, returned, published or free of its key, is looked for by one of many that wait (fault M5)."""
@@ -126,7 +130,7 @@ async def test_as_many_are_woken_as_there_is_work_for(backend: MemoryBackend) ->
     await stop(*receives)
 
 
-async def test_a_purge_wakes_nobody(
+async def test_a_purge_wakes_no_consumer(
     backend: MemoryBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R8: those who wait for an entity go before who has it, lest each gets it in turn (fault M5)."""
@@ -169,7 +173,9 @@ async def test_no_watch_without_a_limit(backend: MemoryBackend, clock: ManualClo
         await subscription.redeliver(delivery)
 
 
-async def test_what_was_recovered_is_told_once(backend: MemoryBackend, clock: ManualClock) -> None:
+async def test_recovered_deliveries_are_counted_once(
+    backend: MemoryBackend, clock: ManualClock
+) -> None:
     """C18: each pass of housekeeping counts what was taken back since the last one (fault M5)."""
     await configure(backend, max_processing_time=5)
     await backend.publisher.publish(Task(key="k"), Task(key="k"))
@@ -268,7 +274,7 @@ async def test_small_payloads_stay(backend: MemoryBackend) -> None:
         assert (record.task.payload == payload, record.digest is None) == (kept, kept)
 
 
-def test_records_are_told_apart() -> None:
+def test_records_of_one_task_are_distinguished() -> None:
     """Two records of one task are two: an old one, of which something is still noted, is not the new one (fault M5)."""
     queue, task = QueueState("k"), Task(key="k")
     assert len({TaskRecord(queue=queue, task=task), TaskRecord(queue=queue, task=task)}) == 2

@@ -137,7 +137,9 @@ async def test_the_form_of_a_line(path: Path, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_the_journal_tells_the_books(seed: int, path: Path, clock: ManualClock) -> None:
+async def test_the_journal_agrees_with_the_ledgers(
+    seed: int, path: Path, clock: ManualClock
+) -> None:
     """Law 1, G9: replaying the lines gives the very ledgers of the queues, and no line is missing."""
     backend = journaled(path, clock)
     history = History(backend, clock)
@@ -176,7 +178,7 @@ async def test_what_later_rules_ask_for(path: Path, clock: ManualClock) -> None:
     assert (published.ordering_key, published.due_at, published.state) == ("o", due, "scheduled")
 
 
-async def test_runs_are_told_apart(path: Path, clock: ManualClock) -> None:
+async def test_runs_are_distinguished(path: Path, clock: ManualClock) -> None:
     """A second start appends under another name and counts from one again."""
     for _ in range(2):
         backend = journaled(path, clock)
@@ -255,7 +257,7 @@ async def test_a_full_disk_does_not_stop_the_queue(
     assert len(lines) < 16
 
 
-async def test_a_torn_line_is_told(
+async def test_a_torn_line_is_a_gap(
     path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line that went to the disk in part is a gap, also where there was room again for the next one (fault M5)."""

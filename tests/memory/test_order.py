@@ -186,7 +186,7 @@ HISTORIES = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "120"))
 
 @settings(max_examples=HISTORIES, deadline=None)
 @given(moves)
-async def test_nobody_waits_while_something_may_be_had(
+async def test_no_consumer_waits_while_a_task_is_available(
     steps: list[tuple[str, tuple[Any, ...]]],
 ) -> None:
     """Fault E4, laws 4, 5, 9, OPEN-F1, R8: after any history the books agree, and who waits has nothing to take."""

@@ -123,7 +123,7 @@ async def test_a_closed_subscription_is_not_woken_for_its_own(backend: MemoryBac
     assert ids([first, second]) == [[], ["t"]]
 
 
-async def test_a_wake_up_stands_for_one_task(backend: MemoryBackend) -> None:
+async def test_a_wake_up_is_for_one_task(backend: MemoryBackend) -> None:
     """One that is woken already is not counted on for a second task while another waits for it."""
     both, one = backend.subscribe(["a", "b"], "both"), backend.subscribe(["b"], "one")
     receives = await waiting(both, one)

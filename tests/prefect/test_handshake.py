@@ -212,7 +212,7 @@ class TestTokens:
             await it.reaches(KEY, waiting=1)
 
 
-class TestBeside:
+class TestOtherRequests:
     """What a worker asks for beside its socket."""
 
     async def test_requests(self, tokens: Path) -> None:

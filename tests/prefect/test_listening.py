@@ -81,7 +81,7 @@ async def test_a_run_and_the_end_at_once(place: Place) -> None:
     assert await place.state(A) is State.WAITING
 
 
-async def test_nobody_listens_beside_the_handler(place: Place) -> None:
+async def test_only_the_handler_receives_answers(place: Place) -> None:
     """Row E7: once a run is out, what the worker answers is the handler's, and nothing that it has said before."""
 
     async def handler(socket: SharedQueueDelivery) -> None:

@@ -21,7 +21,7 @@ from tests.redis.backends import until
 __all__ = ["place"]
 
 
-async def test_what_was_not_handed_out_is_not_acked(place: Place) -> None:
+async def test_what_was_not_delivered_is_not_acked(place: Place) -> None:
     """Law 2, row E7: a run that came while the handler did not wait is no worker's, whatever the handler says then."""
 
     async def handler(socket: SharedQueueDelivery) -> None:
@@ -59,7 +59,7 @@ async def test_the_handlers_word_is_the_ack(place: Place) -> None:
     assert accepted["worker"] != "w"  # it is this connection's
 
 
-async def test_what_was_lost_meanwhile_is_not_handed_out(
+async def test_what_was_lost_meanwhile_is_not_delivered(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault A4: what another has got while this process stood still is not handed out here, too."""
@@ -110,7 +110,7 @@ async def test_however_the_handler_ends(place: Place, end: str) -> None:
     assert (status.state, status.attempt, status.losses) == (State.WAITING, 1, 0)
 
 
-async def test_a_run_that_nobody_has_committed(
+async def test_a_run_that_was_never_committed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row E8: a run that the database does not have is looked for again, and dropped in the end, never handed out."""

@@ -191,7 +191,7 @@ def test_servers_that_are_found_later_are_refused_too() -> None:
         settings().refuse_exposed(HostAddress("10.0.0.1", 6379))
 
 
-def test_tls_is_verified_unless_somebody_insists(tmp_path: Path) -> None:
+def test_tls_is_verified_unless_disabled(tmp_path: Path) -> None:
     """Verification is on, from TLS 1.2; only the alarmingly named setting turns it off."""
     assert settings().tls_context is None
     url = "rediss://127.0.0.1"

@@ -91,7 +91,7 @@ async def without_memory(backend: RedisBackend) -> None:
     assert await control.workers() == ()
 
 
-async def test_housekeeping_without_memory(make_server: MakeServer, redis_prefix: str) -> None:
+async def test_maintenance_without_memory(make_server: MakeServer, redis_prefix: str) -> None:
     """Fault B8: signs of life, what falls due, purges and a look for what was lost need no memory either (fault M5)."""
     clock = ManualClock(1_700_000_000.0)
     with make_server() as server:
@@ -211,7 +211,7 @@ async def test_a_parked_body_that_is_changed_by_hand(
 
 
 @pytest.mark.parametrize("name", ["x", "", b"\xff\xfe", "not a name", "x" * 300])
-async def test_entries_that_nobody_published(
+async def test_entries_that_were_never_published(
     each_redis: RedisServer, redis_prefix: str, name: str | bytes
 ) -> None:
     """E6, rule 10: an entry that has no body and no record is passed over, stays nowhere, and holds up nobody."""

@@ -152,7 +152,7 @@ async def test_the_dead_are_recovered_page_by_page(
         assert ids == [f"t{n:04}" for n in range(1100)]
 
 
-async def test_after_a_gap_everybody_has_a_whole_lease(
+async def test_after_a_gap_all_consumers_have_a_whole_lease(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
     """Fault B10: where nobody kept house for a while, silence counts from the first pass on."""
@@ -169,7 +169,9 @@ async def test_after_a_gap_everybody_has_a_whole_lease(
         assert time.monotonic() - since >= LEASE
 
 
-async def test_who_was_given_up_is_told_and_begins_anew(redis_url: str, redis_prefix: str) -> None:
+async def test_a_consumer_that_was_given_up_learns_it_and_continues(
+    redis_url: str, redis_prefix: str
+) -> None:
     """Fault A4, OPEN-A7, D10: its receipts are stale, its sign of life takes nothing back, and it goes on working."""
     async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
         await publish(backend, "t")

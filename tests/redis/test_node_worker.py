@@ -92,7 +92,7 @@ async def test_it_works_and_comes_back(tmp_path: Path, redis_url: str) -> None:
         port.release()
 
 
-async def test_a_token_that_nobody_knows_ends_it() -> None:
+async def test_an_unknown_token_ends_it() -> None:
     """4401: it does not come again. With one that may consume it works."""
 
     class Plugin:

@@ -206,7 +206,7 @@ async def test_who_was_given_up_in_one(backend: RedisBackend, faults: Faults) ->
             await consumer.ack(*found)
 
 
-async def test_what_expired_where_nobody_waited(
+async def test_what_expired_without_a_waiting_consumer(
     redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Law 8, fault E3: what a partition tells late of deadlines that have passed, a later receive tells (fault M5)."""
@@ -232,9 +232,7 @@ async def test_what_expired_where_nobody_waited(
             assert (await consumer.receive(10, 0)).expired == ()
 
 
-async def test_housekeeping_where_one_is_out_of_reach(
-    backend: RedisBackend, faults: Faults
-) -> None:
+async def test_maintenance_where_one_is_out_of_reach(backend: RedisBackend, faults: Faults) -> None:
     """Fault C7: what the others do is done and told; where none is within reach the caller hears it (fault M5)."""
     bad, *_ = places(backend)
     await published(backend, "t")

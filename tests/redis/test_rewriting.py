@@ -207,7 +207,7 @@ async def test_what_is_found(master: _Master, look: AofReading, asked: int) -> N
     assert master.asked == 2 * asked, "one that is away does not hide the others"
 
 
-async def test_who_may_not_ask_is_told(
+async def test_a_missing_right_is_logged(
     make_server: MakeServer, redis_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without the right everything works as ever; the log says once what to do by hand."""

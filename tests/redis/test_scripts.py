@@ -83,7 +83,7 @@ def test_commands_are_allowed(name: str) -> None:
     assert commands(code(name)) <= allowed
 
 
-def test_no_command_is_allowed_in_vain() -> None:
+def test_no_command_is_allowed_without_need() -> None:
     """The access list grants nothing that no script needs, and nothing that walks or empties the whole store."""
     used = {word.split()[0] for name in NAMES for word in commands(code(name))}
     assert used == {words[0] for words in SCRIPT_COMMANDS}

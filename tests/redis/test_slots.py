@@ -64,7 +64,7 @@ async def test_all_of_it_is_in_the_first_partition(
         assert len((await backend.slots.inspect()).endpoints) == 8
 
 
-async def test_names_are_told_apart(backend: RedisBackend) -> None:
+async def test_names_are_distinguished(backend: RedisBackend) -> None:
     """C23: names may be any text: two that read alike when they are put together are two all the same."""
     names = ["a", "ab", "1:a", "a:1", "%d+", "j", "ü {x}:*", "s1", "epoch", "fence", "0", "12"]
     for model in names:
@@ -86,7 +86,7 @@ async def test_names_are_told_apart(backend: RedisBackend) -> None:
     assert await held(backend) == len(names) ** 2
 
 
-async def test_jobs_of_models_are_told_apart(backend: RedisBackend) -> None:
+async def test_jobs_of_models_are_distinguished(backend: RedisBackend) -> None:
     """C23: one job has one lease per model; what is another model's is another job."""
     leases: list[SlotLease | None] = []
     for model, job in (("a", "1"), ("a1", "1"), ("a", "11")):
@@ -212,7 +212,9 @@ async def test_a_note_for_who_gives_back_is_dropped(backend: RedisBackend) -> No
     assert await backend.slots.late(MODEL, "j") == ()
 
 
-async def test_a_bell_in_another_process(redis_server: RedisServer, redis_prefix: str) -> None:
+async def test_a_slot_signal_in_another_process(
+    redis_server: RedisServer, redis_prefix: str
+) -> None:
     """C23: a slot that comes free in one process wakes who waits in another; a model has a bell of its own."""
     async with (
         opened(redis_server.url, redis_prefix) as one,
@@ -235,7 +237,7 @@ async def test_a_bell_in_another_process(redis_server: RedisServer, redis_prefix
             await asyncio.wait_for(silence, PATIENCE)
 
 
-async def test_a_bell_that_may_have_missed_a_ring(
+async def test_a_slot_signal_that_may_have_missed_a_message(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
     """BUG-D3, fault B2: a bell whose connection was cut rings once it hears again."""
@@ -248,7 +250,7 @@ async def test_a_bell_that_may_have_missed_a_ring(
             await asyncio.wait_for(ringing, PATIENCE)
 
 
-async def test_a_bell_of_each_kind(backend: RedisBackend) -> None:
+async def test_slot_and_room_signals_are_separate(backend: RedisBackend) -> None:
     """A bell for slots hears nothing of a queue with the same name, nor the other way round."""
     name = "work"
     await backend.slots.register(endpoint(model=name))

@@ -46,7 +46,7 @@ async def test_signs_of_life_go_on(
     assert any("RuntimeError" in f"{r.message} {r.exc_text}" for r in caplog.records)
 
 
-async def test_the_bell_goes_on(
+async def test_the_listener_continues_after_an_error(
     redis_server: RedisServer,
     redis_prefix: str,
     monkeypatch: pytest.MonkeyPatch,

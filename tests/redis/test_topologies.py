@@ -61,7 +61,9 @@ async def test_at_each_master(redis_cluster: Cluster) -> None:
     assert told == dict(zip(asked, ports, strict=True))
 
 
-async def test_a_bell_rings_in_the_whole_cluster(redis_cluster: Cluster, redis_prefix: str) -> None:
+async def test_a_signal_reaches_the_whole_cluster(
+    redis_cluster: Cluster, redis_prefix: str
+) -> None:
     """One connection hears what is published at any node."""
     heard: list[bytes] = []
     channel = f"{{{redis_prefix}:0}}:bell:a"

@@ -38,7 +38,9 @@ async def all_asleep(subscriptions: Iterable[RedisSubscription]) -> None:
         await until(lambda: subscription.asleep, "it waits")  # noqa: B023 - awaited here
 
 
-async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
+async def test_waiting_subscriptions_do_not_poll(
+    make_server: MakeServer, redis_prefix: str
+) -> None:
     """A11, D8, OPEN-E2, fault E10: 300 waiting subscriptions execute nothing at all, on two connections.
 
     They wait longer than an answer of Redis may take, as nothing is asked of it meanwhile.
@@ -69,7 +71,9 @@ async def test_nobody_polls(make_server: MakeServer, redis_prefix: str) -> None:
             assert connections(server) <= 2
 
 
-async def test_nobody_polls_at_a_limit(make_server: MakeServer, redis_prefix: str) -> None:
+async def test_publishers_at_a_limit_do_not_poll(
+    make_server: MakeServer, redis_prefix: str
+) -> None:
     """A11, D8: who waits for a place in a full queue executes nothing until one is free (fault M5)."""
     with make_server() as server:
         async with opened(server.url, redis_prefix, lease=60.0) as backend:
@@ -114,7 +118,7 @@ async def woken(receive: asyncio.Task[Received]) -> list[str]:
         return [delivery.task.id for delivery in (await receive).deliveries]
 
 
-async def test_no_bell_is_missed(redis_server: RedisServer, redis_prefix: str) -> None:
+async def test_no_wake_up_is_missed(redis_server: RedisServer, redis_prefix: str) -> None:
     """BUG-D5, fault E5: the bell's connection is killed as often as one likes; what is published meanwhile comes.
 
     A wait that ends with nothing is no error.
@@ -166,7 +170,7 @@ async def test_between_processes(redis_url: str, redis_prefix: str) -> None:
         assert await three.control.queues() == ("unknown", KEY)
 
 
-async def test_what_falls_due_rings(redis_url: str, redis_prefix: str) -> None:
+async def test_a_due_task_wakes_a_consumer(redis_url: str, redis_prefix: str) -> None:
     """D8, A11: a scheduled task wakes a waiting consumer at its time, without one look at the clock before."""
     async with (
         opened(redis_url, redis_prefix) as other,
@@ -200,7 +204,7 @@ async def test_a_receive_over_many_keys(redis_url: str, redis_prefix: str) -> No
             assert (await consumer.receive(1, 0)).deliveries == ()
 
 
-async def test_a_consumer_that_leaves_passes_the_bell_on(
+async def test_a_cancelled_wake_up_goes_to_another_consumer(
     redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A11, fault E4: of several waiting in one process one is woken; if it is cancelled then, another is."""

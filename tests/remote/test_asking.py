@@ -175,7 +175,7 @@ async def test_time_is_the_servers() -> None:
     assert 5000.4 < backend.now() < 5005
 
 
-def test_the_quickest_answer_tells_the_time() -> None:
+def test_the_quickest_answer_sets_the_clock() -> None:
     """A slow answer does not spoil a good estimate; nonsense does not either; an old one fades."""
     here = 100.0
     clock = RemoteClock(monotonic=lambda: here, system=lambda: 7.0)

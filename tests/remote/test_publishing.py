@@ -248,7 +248,7 @@ async def test_each_failing_retry_has_its_error(
         await remote(lambda _: answer).publisher.schedule_retry(Task(key="k"), 1.0)
 
 
-async def test_the_token_is_shown_to_the_server_and_to_nobody_else() -> None:
+async def test_the_token_is_shown_to_the_server_only() -> None:
     """The token travels in its header, and no error repeats it."""
     seen: list[str] = []
 

@@ -186,7 +186,7 @@ async def test_a_retry_long_after_the_end_is_a_new_entry(
     assert (await remote.control.ledger("k")).scheduled == 1
 
 
-async def test_invalid_input_is_told_as_by_a_local_backend(remote: RemoteBackend) -> None:
+async def test_invalid_input_is_reported_as_by_a_local_backend(remote: RemoteBackend) -> None:
     """The server's own checks reach the caller as the same error, with the field's name."""
     with pytest.raises(InvalidInput) as caught:
         await remote.dead_letters.list("k", after="no spaces allowed")

@@ -28,7 +28,7 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_for_everybody_with_tokens_and_tls(
+def test_for_any_host_with_tokens_and_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Security 3, 5 and 6: any host, https, tokens alone; a new file counts at once when it is asked for."""

@@ -159,7 +159,7 @@ class TestSlowReaders:
 class TestAnswers:
     """Those who ask over HTTP and never read."""
 
-    async def test_an_answer_that_nobody_reads(self) -> None:
+    async def test_an_answer_that_is_never_read(self) -> None:
         """Fault G1, over HTTP: the connection is broken after a while, and what it kept in memory is free."""
         async with running() as it:
             ids = [f"t{i}" for i in range(40)]

@@ -169,7 +169,7 @@ async def test_lists_leave_out_what_is_anothers(tmp_path: Path) -> None:
             assert "t1" not in (await client.get(where, headers=bearer(B))).text
 
 
-async def test_what_is_public_tells_nothing(tmp_path: Path) -> None:
+async def test_what_is_public_reveals_nothing(tmp_path: Path) -> None:
     """Security 3: whoever comes by learns of no queue, task or worker."""
     path = everybody(tmp_path / "tokens.toml")
     async with (

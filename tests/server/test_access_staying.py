@@ -151,7 +151,7 @@ class TestStaying:
             assert failures == looked
 
     @pytest.mark.parametrize("answer", ["yes", True, {"name": "x"}])
-    async def test_what_is_no_identity_lets_nobody_in(self, answer: Any) -> None:
+    async def test_what_is_no_identity_admits_no_client(self, answer: Any) -> None:
         """Fault K1: a plugin that answers something else is wrong; others are still asked about."""
         plugin = Plugin(answer)
         async with running(plugin.backend()) as it, http(it) as client:
@@ -161,7 +161,7 @@ class TestStaying:
                 async with it.socket(additional_headers=bearer("good")):
                     pass
 
-    async def test_one_that_cannot_be_judged_does_not_spare_the_others(self) -> None:
+    async def test_one_that_cannot_be_checked_does_not_spare_the_others(self) -> None:
         """Security 6: who may not be judged is sent away, and so is whoever comes after it."""
         plugin = Plugin()
         hooks = Hooks()

@@ -56,14 +56,14 @@ class TestFinding:
         assert both.identify("new", soon)
 
     @pytest.mark.parametrize("shown", [None, "", "x", SECRET + "x", SECRET[:-1], "x" * 5000])
-    def test_nobody(self, path: Path, shown: str | None) -> None:
+    def test_tokens_that_match_no_identity(self, path: Path, shown: str | None) -> None:
         """Fault K1: no token, a wrong one, a part of one, one too long; also its hash is no token."""
         tokens = Tokens.load(write(path, entry(SECRET)))
         assert tokens.identify(shown, 0.0) is None
         assert tokens.identify(hashed(SECRET).hex(), 0.0) is None
         assert tokens.identify(SECRET, 0.0)
 
-    def test_an_empty_file_lets_nobody_in(self, path: Path) -> None:
+    def test_an_empty_file_admits_no_token(self, path: Path) -> None:
         """No entry is nobody, and not everybody."""
         assert Tokens.load(write(path)).identify(SECRET, 0.0) is None
 

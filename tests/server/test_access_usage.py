@@ -82,7 +82,7 @@ class TestRate:
             assert waits(usage, who)
             clock.now += 1e6
 
-    def test_who_waits_as_told_is_let_in(self, usage: Quotas, clock: Clock) -> None:
+    def test_a_client_that_waits_as_asked_is_admitted(self, usage: Quotas, clock: Clock) -> None:
         """``Retry-After`` is enough, and refusals cost nothing."""
         who = identity(rate=0.1, burst=1)
         assert not waits(usage, who)
@@ -111,7 +111,7 @@ class TestRate:
             assert let_in <= MAX_DEBT + 2000
         assert let_in >= MAX_DEBT
 
-    def test_names_are_told_apart(self, usage: Quotas) -> None:
+    def test_names_are_distinguished(self, usage: Quotas) -> None:
         """Tokens of one name share; another name has its own; who has no limit never waits."""
         assert not waits(usage, identity(rate=1))
         assert waits(usage, identity(rate=1, keys=("a",)))
@@ -157,7 +157,7 @@ class TestSockets:
         assert all(usage.enter(identity()) for _ in range(100))
         assert set(usage._sockets) == {"n", "m"}
 
-    def test_nobody_is_remembered_for_a_refusal(self, usage: Quotas) -> None:
+    def test_refused_clients_are_forgotten(self, usage: Quotas) -> None:
         """Who has left is forgotten."""
         place = usage.enter(identity(connections=1))
         assert place

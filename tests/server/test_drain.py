@@ -141,7 +141,7 @@ class TestDraining:
             await asyncio.wait_for(stranger.wait_closed(), 2)
             assert stranger.close_code == 1012
 
-    async def test_nobody_new_comes_in(self) -> None:
+    async def test_no_new_connection_is_accepted(self) -> None:
         """Readiness turns at the first moment, and a socket is refused."""
         async with running(drain=3) as it:
             await it.publish("a")
@@ -160,7 +160,7 @@ class TestDraining:
                 assert await worker.settled(1) == (got, [])
                 await draining
 
-    async def test_one_that_does_not_read_holds_up_nobody(self) -> None:
+    async def test_a_worker_that_does_not_read_does_not_delay_the_drain(self) -> None:
         """Fault A7: a worker that takes no frame at all is cut off when the time is over."""
         loop = asyncio.get_running_loop()
         async with running(drain=30, lease=60) as it:
@@ -176,7 +176,7 @@ class TestDraining:
                 worker.break_off()
             assert (await it.ledger()).waiting == 50
 
-    async def test_a_broken_socket_in_its_grace_holds_up_nobody(self) -> None:
+    async def test_a_broken_socket_in_its_grace_does_not_delay_the_drain(self) -> None:
         """Fault A7: the grace ends with the server, and the task is back."""
         loop = asyncio.get_running_loop()
         async with running(drain=5, grace=30) as it:

@@ -107,7 +107,7 @@ class TestPages:
         body = (await api.get(_URL, params={"limit": 1000})).json()
         assert (len(body["dead_letters"]), body["next"]) == (10, "<1>n10")
 
-    async def test_who_dies_again_takes_nobody_along(
+    async def test_tasks_that_die_again_hide_no_others(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
         """C17, fault K6: each page is redriven and dies again, at the end of the list; none before that is missed."""

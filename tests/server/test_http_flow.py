@@ -102,7 +102,7 @@ class TestSettings:
 class TestPausing:
     """Two pauses, each with its verbs."""
 
-    async def test_nothing_is_handed_out(
+    async def test_nothing_is_delivered(
         self, api: httpx2.AsyncClient, backend: MemoryBackend
     ) -> None:
         """F6, F7, OPEN-F1: the next receive is empty and no error, and publishing goes on, until it is resumed."""

@@ -61,7 +61,7 @@ class _Counting:
 class TestTheEnd:
     """Who waits is told of the end."""
 
-    async def test_an_end_here_is_told_at_once(self) -> None:
+    async def test_an_end_on_this_server_is_answered_at_once(self) -> None:
         """An ack through this server's socket answers the waiting request with the result, with no other look."""
         async with running() as it, it.worker(keys=("k",)) as worker:
             it.context.waiters._period = 60
@@ -186,7 +186,7 @@ class TestBounds:
             for answer, _ in await asyncio.gather(*asked):
                 assert answer.json()["state"] == "cancelled"
 
-    async def test_nobody_takes_all_the_room(self, backend: MemoryBackend) -> None:
+    async def test_one_token_cannot_take_all_the_room(self, backend: MemoryBackend) -> None:
         """Security 22: one token may fill half of it; others still find theirs; nothing is kept of who was there."""
         await backend.publisher.publish(Task(key="k", id="a"))
         waiters = ResultWaiters(backend.control, Hooks(), asyncio.Event(), most=4)
@@ -220,7 +220,7 @@ class TestBounds:
             await asyncio.gather(asked, return_exceptions=True)
             await waiting(it, 0)
 
-    async def test_a_drain_lets_everybody_go(self) -> None:
+    async def test_a_drain_answers_all_waiting_requests(self) -> None:
         """Who waits is answered when the server leaves, and does not keep it."""
         async with running(drain=20.0) as it:
             await it.publish("a")

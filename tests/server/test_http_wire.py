@@ -45,7 +45,7 @@ _LAST = _PLAIN + b"connection: close\r\n\r\n"
     ],
     ids=lambda value: value[:70].decode("latin-1") if isinstance(value, bytes) else "",
 )
-async def test_lies(request_: bytes, expected: list[int]) -> None:
+async def test_malformed_requests(request_: bytes, expected: list[int]) -> None:
     """Faults K1 and K5: what is no request is answered with 4xx or not at all, stores nothing, harms nobody else."""
     async with running() as it:
         found = await it.answers(request_, patience=0.2)

@@ -86,7 +86,7 @@ class TestSlowReaders:
             assert (await it.ledger("k")).waiting == 200
             await it.settles_to(before, rss=2 * MB)  # Python takes its memory by pieces of one
 
-    async def test_reading_a_byte_at_a_time_disturbs_nobody(self) -> None:
+    async def test_reading_a_byte_at_a_time_disturbs_no_other_client(self) -> None:
         """Fault G2: who reads a byte now and then is as good as one that never reads; others are served as before."""
         async with observed(lease=1.0, grace=0.05) as it, good(it) as turns:
             await it.publish("k", bodies(100))
@@ -257,7 +257,7 @@ FLOODS = {
 class TestFloods:
     """Fault G10: frames at full speed."""
 
-    async def test_a_flood_starves_nobody(self) -> None:
+    async def test_a_flood_starves_no_other_client(self) -> None:
         """Fault G10: whatever is sent without a pause, others have their turn, and no memory is taken."""
         async with observed(lease=10) as it, good(it) as turns:
             await turns(1)

@@ -75,7 +75,7 @@ class TestJson:
         assert SECRET not in lines.text
 
     @pytest.mark.parametrize("form", ["json", "text", "people"])
-    def test_nobody_forges_a_line(self, form: str) -> None:
+    def test_no_value_forges_a_line(self, form: str) -> None:
         """Security 15: in no format does a value or trace begin a line, act on a terminal, or become a field."""
         shown = formatter(for_people=form == "people", as_json=form == "json")
         with pytest.raises(ValueError, match="invalid literal") as raised:
@@ -98,7 +98,7 @@ class TestJson:
         else:
             assert "reason=" in text
 
-    async def test_queues_that_nobody_takes(
+    async def test_queues_without_a_consumer(
         self, lines: Lines, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Fault K1: they are named, once, as far as a line goes."""

@@ -117,7 +117,7 @@ class TestFigures:
                 assert seen("http_request_seconds_count", **post) == 1
                 assert seen("build_info", version=VERSION) == 1
 
-    async def test_what_nobody_takes(self) -> None:
+    async def test_queues_without_a_consumer(self) -> None:
         """Fault K1: a queue in which tasks wait, and to which nobody is subscribed, says so, and so does its age."""
         async with running() as it, http(it) as client:
             await it.publish("a")
@@ -322,7 +322,7 @@ class TestBounds:
         (tmp_path / "gauge_livesum_1.db").touch()
         exporter._drop_ended_processes(tmp_path)
 
-    async def test_what_fails_is_told_as_a_failure(self) -> None:
+    async def test_what_fails_is_counted_as_a_failure(self) -> None:
         """Fault K1: an error that nobody made a problem of is answered with 500, and so counted, not as given up."""
         local = ProcessMetrics(registry := CollectorRegistry(), lambda: 1.0)
 

@@ -122,6 +122,6 @@ async def test_it_is_true(api: httpx2.AsyncClient, backend: MemoryBackend, opera
         check(await ask(api, operation, url, body), operation)
 
 
-async def test_it_is_told(api: httpx2.AsyncClient) -> None:
+async def test_the_served_description(api: httpx2.AsyncClient) -> None:
     """What a server tells of itself is what is checked here."""
     assert (await api.get("/v1/openapi.json")).json() == DOCUMENT

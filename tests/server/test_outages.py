@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fast_clock
 class TestOutage:
     """Fault G14: workers are told, keep their connection and go on without a reconnect."""
 
-    async def test_workers_are_told_and_served_again(self) -> None:
+    async def test_workers_are_notified_and_served_again(self) -> None:
         """Fault G14: degraded, and ok again, on the same connection."""
         backend = Flaky()
         async with running(backend) as it, it.worker(credit=5) as worker:
@@ -36,7 +36,7 @@ class TestOutage:
             await worker.send("ack", receipts=[got["receipt"]])
             assert await worker.settled(1) == ([got["receipt"]], [])
 
-    async def test_verdicts_wait_until_the_store_is_back(self) -> None:
+    async def test_outcomes_wait_until_the_store_is_back(self) -> None:
         """D1: nothing is confirmed before it is stored, and nothing that was said is forgotten."""
         backend = Flaky()
         async with running(backend) as it, it.worker(credit=5) as worker:
@@ -128,7 +128,7 @@ class TestOutage:
             async with it.worker("w", holding=got) as worker:
                 assert worker.welcome["adopted"] == got
 
-    async def test_an_end_during_an_outage_hands_back_when_the_store_is_back(self) -> None:
+    async def test_an_end_during_an_outage_releases_when_the_store_is_back(self) -> None:
         """E7: the deliveries of a worker that leaves meanwhile are not forgotten."""
         backend = Flaky()
         async with running(backend) as it:

@@ -134,7 +134,7 @@ class TestChannel:
         assert (caught.value.code, caught.value.orderly) == (code, orderly)
 
 
-class TestPump:
+class TestSender:
     """Fault E4: whenever it is stopped or cancelled, every delivery is somewhere."""
 
     async def start(

@@ -91,7 +91,7 @@ class TestAddress:
         await asyncio.wait_for(task, 5)
         assert not server.ready.is_set()
 
-    async def test_who_wants_to_know_is_told_once_it_answers(self) -> None:
+    async def test_on_ready_is_called_once_it_answers(self) -> None:
         """``on_ready`` comes when connections are accepted, not before."""
         told: list[str] = []
 
@@ -196,7 +196,7 @@ class TestRegistry:
         await asyncio.wait_for(waiting, 1)
 
 
-class TestHousekeeping:
+class TestMaintenance:
     """Law 10: one owned loop, that no failure ends."""
 
     @pytest.fixture(autouse=True)
@@ -237,7 +237,7 @@ class TestHousekeeping:
         ]
         assert any(getattr(record, "recovered", 0) == 2 for record in caplog.records)
 
-    async def test_a_running_server_keeps_house(self) -> None:
+    async def test_a_running_server_runs_maintenance(self) -> None:
         """Tasks past their deadline expire though nobody asks."""
         async with running() as it:
             await it.publish("a", deadline=it.backend.now() + 0.05)

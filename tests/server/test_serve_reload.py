@@ -82,7 +82,7 @@ async def served(
 
 
 @pytest.mark.parametrize("abstract", [False, pytest.param(True, marks=pytest.mark.long)])
-async def test_systemd_is_told(tmp_path: Path, *, abstract: bool) -> None:
+async def test_systemd_is_notified(tmp_path: Path, *, abstract: bool) -> None:
     """READY once it serves; RELOADING with its time, then READY, for a reload; STOPPING; WATCHDOG in between."""
     if abstract and sys.platform != "linux":
         return  # the address has no meaning elsewhere
@@ -111,7 +111,9 @@ async def test_systemd_is_told(tmp_path: Path, *, abstract: bool) -> None:
         manager.close()
 
 
-def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_systemd_nothing_is_notified(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """No address, one that means nothing, and one where nobody listens are all the same."""
     for address in ("", "relative", str(tmp_path / "nobody")):
         monkeypatch.setenv("NOTIFY_SOCKET", address)

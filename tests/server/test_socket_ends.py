@@ -19,7 +19,7 @@ class TestEnds:
     """E7: whatever is not settled goes back, however the socket ends."""
 
     @pytest.mark.parametrize("how", ["bye", "close", "leave", "garbage", "binary", "utf8", "size"])
-    async def test_an_orderly_end_hands_back_at_once(self, how: str) -> None:
+    async def test_an_orderly_end_releases_at_once(self, how: str) -> None:
         """REV-E3, E7, faults G8 and G9: at once, and not as a loss, long before any grace or lease is over."""
         async with (
             running(grace=30, lease=30) as it,
@@ -104,7 +104,7 @@ class TestEnds:
             await worker.send("ack", receipts=[got["receipt"]])
             assert await worker.settled(1) == ([got["receipt"]], [])
 
-    async def test_verdicts_sent_before_the_end_still_count(self) -> None:
+    async def test_outcomes_sent_before_the_end_still_count(self) -> None:
         """A worker may settle, say bye and go, however long the store takes."""
         async with running(Flaky(slowness=0.05)) as it:
             await it.publish(*(f"t{i}" for i in range(50)))

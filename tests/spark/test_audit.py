@@ -268,7 +268,7 @@ def test_runs_at_the_same_time(fates: Fates) -> None:
     assert reasons["last-0"] == "not in the store"
 
 
-def test_what_is_told_to_be_missing(fates: Fates) -> None:
+def test_what_is_reported_as_missing(fates: Fates) -> None:
     """Behind the last number there may be anything: a dead letter may have been redriven too (G9; OPEN-C1)."""
     (gap,) = [(r["first"], r["last"]) for r in fates.gaps if r["run"] == "missing"]
     assert gap == (5, 100)

@@ -101,7 +101,7 @@ def test_the_advice_holds_when_it_is_applied(
 
 
 @pytest.mark.usefixtures("compiled")
-def test_each_key_is_advised_or_told_why_not(spark: SparkSession) -> None:
+def test_each_key_has_advice_or_a_reason_for_none(spark: SparkSession) -> None:
     """Thin and trimmed history, and targets out of reach, have a reason and no numbers (G10; fault L2)."""
     cut = steady("cut", 400, shard=3)
     del cut[300:600]

@@ -148,7 +148,7 @@ def test_from_a_journal_to_a_report(cli: Cli, tmp_path: Path) -> None:
         (["failures", "--journal", "x", "--conf", "spark.master=yarn"], "--out DIR"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_spark_starts(
+def test_bad_arguments_are_refused_before_spark_starts(
     words: list[str], said: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G10: exit code 2 and one sentence."""

@@ -20,7 +20,7 @@ from taskqueue_spark.cli.session import SparkFailed
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_stage_is_told_when_it_is_over(terminal: bool) -> None:  # noqa: FBT001 - pytest's
+def test_a_stage_is_reported_when_it_is_over(terminal: bool) -> None:  # noqa: FBT001 - pytest's
     """G10: a line with what came of it; on a terminal a bar before, which asks how far Spark is."""
     out = io.StringIO()
     stages = Stages(Console(file=out, force_terminal=terminal, width=100, color_system=None))

@@ -174,7 +174,7 @@ def test_plain_python_finds_the_same_clusters(spark: SparkSession) -> None:
     assert found == wanted
 
 
-def test_a_failure_that_everybody_has_is_spread(spark: SparkSession) -> None:
+def test_a_failure_that_all_tasks_have_is_spread(spark: SparkSession) -> None:
     """What is put in order before it is summed up is a task's own events (G10; fault L3)."""
     journal = SmallJournal()
     journal.tell(0, "retried", "a")

@@ -86,7 +86,7 @@ def test_whether_there_are_few(tmp_path: Path) -> None:
     assert [has_fewer_rows(options, than) for than in (1, 3, 4, 5, 6)] == [False] * 4 + [True]
 
 
-def test_spoilt_lines_stand_beside_sound_ones(tmp_path: Path) -> None:
+def test_damaged_lines_among_sound_ones(tmp_path: Path) -> None:
     """Torn, corrupt and foreign lines become rows of damage; all others are read (G8, G9; fault L2)."""
     spoilt = [
         b"garbage\n", b"\xff\xfe\x00\n", b'{"v":2}\n', b'{"hello":"world"}\n', b"[1,2]\n", line(-1),
@@ -140,7 +140,7 @@ def test_a_line_that_follows_a_torn_one_is_not_lost(tmp_path: Path) -> None:
     assert [row["run"] for row in told(path) if row["event"] == "published"] == ["r1", "r3"]
 
 
-def test_what_may_be_missing_behind_a_run_is_told(tmp_path: Path) -> None:
+def test_what_may_be_missing_behind_a_run_is_reported(tmp_path: Path) -> None:
     """A run that ends in what cannot be read may have had one more, however its file is split (G9; fault L2)."""
     path = tmp_path / "journal.jsonl"
     runs = [

@@ -11,7 +11,7 @@ from taskqueue_spark.options import ReadOptions, resource_of
 from taskqueue_spark.sink.store import SparkStore
 
 
-def test_what_is_not_told_is_usual() -> None:
+def test_defaults() -> None:
     """Without options a journal in Redis is read, from its first transition to its last (G8)."""
     options = ReadOptions.of({})
     assert (options.backend, options.starting, options.ending) == ("redis", "earliest", "latest")

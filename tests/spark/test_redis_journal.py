@@ -162,7 +162,7 @@ def test_a_text_that_is_no_utf8_costs_no_transition(store: Store) -> None:
     assert [row["error"] for row in told(store)] == ["b\ufffdm", "fine"]
 
 
-def test_what_is_missing_is_told(store: Store) -> None:
+def test_what_is_missing_is_reported(store: Store) -> None:
     """Gaps raise where that was asked for; at the end, a row tells of them (G8, G9)."""
     store.write([(START + n, [f"t{n}"]) for n in range(20)])
     for place in ("8-0", "9-0", "20-0"):
@@ -258,7 +258,7 @@ def test_damage_has_a_time(store: Store) -> None:
     assert {round(row["ts"].timestamp() * 1e6) for row in damage} == {START}
 
 
-def test_a_store_that_was_emptied_counts_anew(store: Store) -> None:
+def test_a_store_that_was_emptied_has_another_epoch(store: Store) -> None:
     """Another epoch is never read as if it were the one that was asked for (G8)."""
     store.write([(START, ["a"])])
     with journal_of(store) as journal:

@@ -87,7 +87,7 @@ def batches(*pairs: tuple[str | None, str | None]) -> Iterator[pa.RecordBatch]:
     )
 
 
-def test_names_of_shards_and_of_nobody(told: dict[str, str]) -> None:
+def test_names_of_shards_and_unknown_names(told: dict[str, str]) -> None:
     """A journal's name of a shard means its queue; who is not dead is passed over; no rows are not all rows (G8)."""
     text = spark_types.StringType()
     schema = spark_types.StructType().add("key", text).add("task_id", text)

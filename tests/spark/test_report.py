@@ -67,7 +67,7 @@ def test_the_page_needs_nothing_else() -> None:
     assert (policy["content"] or "").startswith("default-src 'none'; style-src 'unsafe-inline'")
 
 
-def test_every_plot_is_told_in_words_and_for_both_screens() -> None:
+def test_every_plot_is_described_and_fits_both_screens() -> None:
     """Each has a title and a description under ids of its own, once wide and once narrow (G10)."""
     html = page(sample())
     plots = Seen(html).found("svg")
@@ -156,7 +156,7 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
         ([{"published": 1, "waiting": 1}], {}, "balanced", "the store was not queried"),
     ],
 )  # fmt: skip
-def test_verdicts(
+def test_audit_outcomes(
     rows: Sequence[dict[str, Any]], more: dict[str, Any], kind: str, words: str
 ) -> None:
     """The worst that was found is the title, everything is told, and what is unknown is never "no loss" (G9, G10)."""

@@ -171,7 +171,7 @@ def test_what_was_cut_off_before() -> None:
     assert (state.gaps, state.books[KEY].balanced) == ([], None)
 
 
-def test_a_store_that_began_anew() -> None:
+def test_a_store_that_was_replaced() -> None:
     """A count that begins after the last of starting another; two that go on side by side stay (G11)."""
     state = ServiceState()
     note_positions(state, [read(1, 10)], NOW)
@@ -265,7 +265,7 @@ def test_rising_failure(tmp_path: Path) -> None:
     assert failing((0, 0), (0, 9)) == []
 
 
-def test_an_episode_is_told_once(tmp_path: Path) -> None:
+def test_an_episode_is_reported_once(tmp_path: Path) -> None:
     """Start and end of an episode are a line each, whoever goes on with the file, torn or not (G11)."""
     path = tmp_path / "alerts.jsonl"
     lasting = Condition("stuck", KEY, "1 task", {"tasks": 1})
@@ -367,7 +367,7 @@ def test_the_state_is_a_file(tmp_path: Path) -> None:
             load(path)
 
 
-def test_a_batch_that_nobody_gives_again(tmp_path: Path) -> None:
+def test_a_batch_that_is_never_repeated(tmp_path: Path) -> None:
     """Of a query whose checkpoint is gone, the one batch that was shown and not committed is taken back (G11)."""
     told = options(tmp_path)
     shown = [told.archive / f"batch=aaaaaaaa-{number:09d}" for number in range(3)]

@@ -161,7 +161,7 @@ def test_progress_is_asked_for_as_little_as_will_do(
     assert query.asked == 2
 
 
-def test_nothing_is_told_of_now_that_is_not_known(
+def test_nothing_unknown_is_reported_as_current(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the journal was read what the last run left is old; then all is known up to that look at its end (G11)."""
@@ -186,7 +186,7 @@ def test_nothing_is_told_of_now_that_is_not_known(
     assert seen == [NOW - 3000, NOW, NOW]
 
 
-def test_a_batch_is_committed_while_somebody_looks(
+def test_a_batch_is_committed_during_a_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files that a batch takes away meanwhile are looked for again (G11; fault L1)."""

@@ -113,7 +113,7 @@ def test_crashes_between_any_two_steps(
     assert read_transitions(spark, options.out).count() == table.num_rows
 
 
-def test_what_began_anew_and_what_is_missing(spark: SparkSession, tmp_path: Path) -> None:
+def test_replaced_stores_and_missing_numbers(spark: SparkSession, tmp_path: Path) -> None:
     """An id of a store that began anew is another task, be that seen at once or later (G11; faults L1, L2).
 
     What the end of a journal lacks is missing, and is not told when the next number comes. Settings that are not the

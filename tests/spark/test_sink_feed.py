@@ -192,7 +192,7 @@ def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_wrong_address_is_told_at_once(
+def test_a_wrong_address_fails_at_once(
     told: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits an hour for a store that was never there (G8)."""
@@ -219,7 +219,7 @@ class Context:
         return 0
 
 
-def test_a_stream_to_a_wrong_address_is_told_at_once(
+def test_a_stream_to_a_wrong_address_fails_at_once(
     told: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first batch waits for no store that was never there; later ones do (G8; fault L2)."""

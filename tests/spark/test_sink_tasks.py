@@ -81,7 +81,7 @@ def test_every_field_of_a_task_has_a_column() -> None:
     ]
 
 
-def test_rows_that_are_no_tasks_are_told_apart() -> None:
+def test_rows_that_are_no_tasks_are_separated() -> None:
     """A bad row does not take the others of its batch along; its reason has no value in it (G8)."""
     schema = columns(payload=spark.BinaryType())
     batch = pa.record_batch(
@@ -153,7 +153,7 @@ def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch
     assert "secret" not in repr(store)
 
 
-async def test_a_store_that_nobody_shares_is_refused() -> None:
+async def test_a_store_of_one_process_is_refused() -> None:
     """Tasks in the memory of one executor would be seen by nobody (G8)."""
     with pytest.raises(ConfigurationError, match="use a shared backend"):
         async with SparkStore(name="memory").opened():

@@ -179,7 +179,7 @@ def test_spark_reads_a_journal(spark: SparkSession, store: Store) -> None:
     assert read_journal(spark, store.options).count() == 101
 
 
-def test_spark_tells_what_is_wrong(spark: SparkSession, store: Store) -> None:
+def test_spark_reports_what_is_wrong(spark: SparkSession, store: Store) -> None:
     """An error of the source reaches the user with its words (G8)."""
     with pytest.raises(
         PySparkException, match="fetchSize: got text that is not a whole number; allowed"

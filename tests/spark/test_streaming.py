@@ -178,7 +178,7 @@ def test_a_store_that_lost_its_latest_is_noticed(stream: Streams, store: Store) 
     assert len(step(strict, former)[1]) == 20
 
 
-def test_a_missing_end_is_told(stream: Streams, store: Store) -> None:
+def test_a_missing_end_is_reported(stream: Streams, store: Store) -> None:
     """Where the last numbers of a batch are not there, a row says so, with the number behind them (G8, G11)."""
     store.write([(START + n, [f"t{n}"]) for n in range(10)])
     store.call("", "XADD", store.journal(), "*", "f", "v")

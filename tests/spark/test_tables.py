@@ -104,7 +104,7 @@ def _nullable() -> pa.Schema:
     return pa.schema([field.with_nullable(nullable=True) for field in TRANSITIONS])
 
 
-def test_a_folder_that_is_not_shared_is_told(
+def test_a_folder_that_is_not_shared_is_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the workers wrote where this process does not see it is no empty table: the former one stays (G12)."""
@@ -163,7 +163,7 @@ def test_a_kill_while_writing_leaves_the_version_before(
     assert tables.write(spark.range(4).toDF("n"), tmp_path, "one").count() == 4
 
 
-def test_folders_that_cannot_be_used_are_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A pattern for a name, a file in the way, a table of somebody else's, a folder in use, none there (G10)."""
     with pytest.raises(InvalidInput):
         tables.folder(tmp_path / "a*")

@@ -170,7 +170,7 @@ async def test_a_revoked_task_leaves_its_batch_running() -> None:
     assert sum(cancelled) == 2
 
 
-async def test_stopping_hands_back_batches() -> None:
+async def test_stopping_releases_batches() -> None:
     """D10: those that gather and those that run; none counts as lost."""
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=6, grace=0.02)

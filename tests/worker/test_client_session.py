@@ -195,7 +195,7 @@ def test_a_server_may_want_one_at_a_time() -> None:
     ]
 
 
-def test_progress_is_merged_and_ends_with_the_verdict() -> None:
+def test_progress_is_merged_and_ends_with_the_outcome() -> None:
     """The last value of each receipt counts; none is sent for a receipt that is settled, or was never here."""
     session = ready()
     get(session, Deliver(deliveries=[work(receipt="r1"), work(receipt="r2")]))

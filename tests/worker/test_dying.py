@@ -40,7 +40,7 @@ async def test_a_crash_settles_nothing(server: FakeServer, key: str, code: int) 
 
 
 @pytest.mark.parametrize("key", ["sys.exit", "sys.exit.thread"])
-async def test_exiting_is_no_verdict(server: FakeServer, key: str) -> None:
+async def test_exiting_is_no_outcome(server: FakeServer, key: str) -> None:
     """Fault A11: the other tasks are finished, this one counts as lost, and the process ends as the handler wanted."""
     async with process(server) as (child, peer):
         other = work(0.2, key="sleep")
@@ -52,7 +52,7 @@ async def test_exiting_is_no_verdict(server: FakeServer, key: str) -> None:
         assert peer.count(Bye) == 0
 
 
-async def test_an_interrupt_hands_back(server: FakeServer) -> None:
+async def test_an_interrupt_releases_the_task(server: FakeServer) -> None:
     """An operator's Ctrl-C is not the task's fault, even where it hits a handler."""
     async with process(server) as (child, peer):
         await peer.deliver(task := work(key="interrupt"))
@@ -91,7 +91,7 @@ async def test_the_second_signal_hands_everything_back(server: FakeServer) -> No
         assert sorted(peer.settled()) == sorted(task.receipt for task in tasks)
 
 
-async def test_a_frozen_worker_is_told_that_it_lost_its_tasks(server: FakeServer) -> None:
+async def test_a_frozen_worker_learns_that_it_lost_its_tasks(server: FakeServer) -> None:
     """Fault A4: after SIGSTOP and SIGCONT it comes back, learns that its task has moved on, and does not ack it."""
     async with process(server) as (child, before):
         await before.deliver(task := work(60, key="sleep"))

@@ -140,7 +140,7 @@ async def test_an_invalid_payload_names_fields_and_no_values(server: FakeServer)
         assert calls == [(1, "a")]
 
 
-async def test_an_unknown_key_is_handed_back(server: FakeServer) -> None:
+async def test_a_task_of_an_unknown_key_is_released(server: FakeServer) -> None:
     """Fault A14: a task that this worker never subscribed to is not acked and costs no attempt."""
     worker = Worker(server.url)
     worker.task("work")(lambda: None)

@@ -160,7 +160,7 @@ async def test_progress_is_noted() -> None:
         await ledger_when(backend, lambda ledger: ledger.done == 1)
 
 
-async def test_progress_that_nobody_can_be_told_is_not_kept() -> None:
+async def test_progress_without_control_is_not_kept() -> None:
     """Without ``control`` it goes nowhere, and takes no memory."""
 
     class Poor(MemoryBackend):
@@ -230,7 +230,7 @@ async def test_nothing_is_fetched_that_cannot_run_soon() -> None:
     assert most == 10
 
 
-async def test_it_keeps_house(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_runs_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 10: without a server somebody has to."""
     monkeypatch.setattr(maintenance, "_EVERY", 0.005)
     passes = asyncio.Event()

@@ -17,7 +17,7 @@ from tests.server.flaky import Flaky
 from tests.worker.local import ledger_when, publish, serving, status, until
 
 
-async def test_stopping_finishes_what_runs_and_hands_back_the_rest() -> None:
+async def test_stopping_finishes_running_tasks_and_releases_the_rest() -> None:
     """A13: a worker that stops takes nothing new; nothing that it hands back counts as an attempt or a loss."""
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=2)
@@ -42,7 +42,7 @@ async def test_stopping_finishes_what_runs_and_hands_back_the_rest() -> None:
 
 
 @pytest.mark.parametrize("cancel", [True, False])
-async def test_what_outlasts_the_grace_is_handed_back(*, cancel: bool) -> None:
+async def test_what_outlasts_the_grace_is_released(*, cancel: bool) -> None:
     """D10: coroutines are cancelled, threads are left; both tasks are back before the worker has ended."""
     backend = MemoryBackend()
     worker = LocalWorker(backend, grace=0.05)

@@ -82,7 +82,7 @@ def test_a_retry_has_a_sane_delay(delay: float) -> None:
         Retry(delay)
 
 
-def test_the_context_tells_and_reports() -> None:
+def test_the_context_has_facts_and_reports_progress() -> None:
     """Progress is a share or a short text."""
     reports: list[tuple[str, float | str]] = []
     delivery = work(receipt="r1", attempt=4)

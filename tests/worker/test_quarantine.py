@@ -164,7 +164,7 @@ async def test_a_worker_that_does_not_recover_ends(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("verdict", [Reject("bad"), Again(0.0)], ids=("reject", "retry"))
-async def test_verdicts_of_handlers_are_no_failures(
+async def test_outcomes_chosen_by_handlers_are_no_failures(
     server: FakeServer, verdict: Reject | Again
 ) -> None:
     """D6: rejecting a task or asking for a retry is a handler doing its work."""

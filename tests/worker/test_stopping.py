@@ -81,7 +81,7 @@ async def test_running_tasks_are_given_time(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("way", ["after the grace", "at a second stop", "when cancelled"])
-async def test_the_rest_is_handed_back(server: FakeServer, way: str) -> None:
+async def test_the_rest_is_released(server: FakeServer, way: str) -> None:
     """An async handler is cancelled and cleans up first; a blocked thread is left behind, its result discarded.
 
     A second stop, or an application that cancels its worker, waits for no grace, whatever was promised.

@@ -163,7 +163,7 @@ async def test_a_task_that_kills_its_workers_ends_among_the_dead() -> None:
         assert status.attempt == 1
 
 
-async def test_a_stopping_worker_hands_back_for_the_next() -> None:
+async def test_a_stopping_worker_releases_tasks_for_the_next() -> None:
     """REV-E3: what it could not finish is there for the other at once, its attempt unspent."""
     async with serving() as (queue, url):
         seen = []

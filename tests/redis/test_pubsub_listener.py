@@ -139,7 +139,7 @@ async def test_a_half_open_connection(redis_server: RedisServer, redis_prefix: s
             await until(lambda: (channel, b"x") in ears.heard)
 
 
-async def test_a_listener_that_fails_harms_nobody(
+async def test_a_callback_that_fails_harms_no_other(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error of a callback is logged; the bell goes on."""

@@ -30,7 +30,7 @@ from tests.redis.servers import RedisServer, wait_until
 PAGE = Path(__file__).parents[2] / "docs/redis.md"
 
 
-async def test_handed_back_at_once(each_redis: RedisServer, redis_prefix: str) -> None:
+async def test_released_at_once(each_redis: RedisServer, redis_prefix: str) -> None:
     """D10, BUG-D1: what is handed back is available at once, in its place ahead of new ones, and no loss is counted."""
     async with (
         opened(each_redis.url, redis_prefix, lease=60.0) as backend,

@@ -185,7 +185,7 @@ async def test_a_window_that_grows_while_a_result_is_kept(
             await backend.control.configure(KEY, longer)
 
 
-async def test_anomalies_are_told_once(
+async def test_anomalies_are_logged_once(
     backend: RedisBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     """E6: what is not as it should be is logged when it is found, and not with every pass (fault M5)."""
