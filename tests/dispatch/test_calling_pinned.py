@@ -293,7 +293,9 @@ async def test_a_look_up_that_hangs() -> None:
         assert calls[0].cancelled()
         await caller.aclose()
         answer = await calls[1]
-        assert answer == EndpointUnreachable("the look-up of its host name was cancelled", sent=False)
+        assert answer == EndpointUnreachable(
+            "the look-up of its host name was cancelled", sent=False
+        )
         await until(lambda: asyncio.all_tasks() <= before)
 
 
