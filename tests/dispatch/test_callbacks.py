@@ -135,9 +135,9 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("script", "error"),
         [
-            (answer(500, b"x" * 7), "HTTP 500 and 7 bytes"),
-            (answer(304), "HTTP 304 and 0 bytes"),
-            (flood(503, []), "HTTP 503 and 65536 bytes"),
+            (answer(500, b"x" * 7), "HTTP 500 with 7 bytes"),
+            (answer(304), "HTTP 304 with 0 bytes"),
+            (flood(503, []), "HTTP 503 with 65536 bytes"),
             (raw(b""), "no complete response"),
             (hang, "no answer in time"),
         ],
@@ -167,11 +167,11 @@ class TestRefused:
                 (record,) = await ended(sender, job)
                 assert (record.state, record.attempt) == ("failed", 3)
                 assert record.reason == "max_retries_exceeded"
-                assert record.error == "HTTP 500 and 0 bytes"
+                assert record.error == "HTTP 500 with 0 bytes"
                 dead = await dead_letters_of(backend).get(CALLBACKS, record.webhook_id)
                 assert dead is not None
                 assert dead.reason == "max_retries_exceeded"
-                assert [one.error for one in dead.history] == ["HTTP 500 and 0 bytes"] * 3
+                assert [one.error for one in dead.history] == ["HTTP 500 with 0 bytes"] * 3
                 await dead_letters_of(backend).redrive(CALLBACKS, record.webhook_id)
                 await eventually(lambda: len(receiver.calls) == 4)
                 (record,) = await ended(sender, job)
@@ -230,7 +230,7 @@ class TestRefused:
                     async with sending(backend, settings(receiver, trap)) as sender:
                         await tell(backend, job)
                         record = await failed_once(sender, job)
-                assert record.error == "HTTP 302 and 0 bytes"
+                assert record.error == "HTTP 302 with 0 bytes"
                 assert receiver.touched == 1
         assert trap.touched == 0
 

@@ -52,7 +52,7 @@ class TestMany:
 
     async def test_hosts_in_turn(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         """A host that hangs has four calls at a time and no more, and others do not wait for it (C7, Security 22)."""
-        monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE", 0.05)
+        monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE_SECONDS", 0.05)
         async with receiving(hang) as slow, receiving() as swift:
             names = fixed(slow="127.0.0.1", swift="127.0.0.1")
             stuck = [job_for(slow, f"s{n}", host="slow.example") for n in range(30)]
@@ -109,7 +109,7 @@ class TestStopping:
 
     async def test_not_for_ever(self, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         """What hangs is handed back, not as lost, and the next sender sends it with the same id (R15)."""
-        monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE", 0.05)
+        monkeypatch.setattr("taskqueue_dispatch.callbacks.sender._GRACE_SECONDS", 0.05)
         async with receiving(hang, OK) as receiver:
             job = job_for(receiver)
             async with sending(backend, settings(receiver)):

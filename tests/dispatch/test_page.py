@@ -129,7 +129,7 @@ async def test_it_moves_by_itself(browser: Browser) -> None:
             gpu.latency = 0.01
             await gpu.start()
             await expect(_figure(page, "m.flux.done")).to_have_text("2")
-            await expect(page.locator("#running")).to_contain_text("Nothing runs")
+            await expect(page.locator("#running")).to_contain_text("No running jobs")
         assert await page.evaluate("window.kept")
 
 
@@ -250,7 +250,7 @@ async def test_odd_actions() -> None:
 
 
 async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page says so, shows what it knew, and goes on asking (fault H9)."""
+    """The page says so, keeps its content, and asks again (fault H9)."""
     async with dispatching() as (it, dispatcher), SimulatedGpu(name="gpu-1") as gpu:
         await serve(dispatcher, "flux", gpu)
         assert "gpu-1" in await shown(it)
@@ -264,7 +264,7 @@ async def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
             answer = await client.get("/dispatch", headers=PAGE)
             assert answer.status_code == 503
             assert "gpu-1" in answer.text
-            assert "does not answer (backend_unavailable)" in answer.text
+            assert "does not respond (backend_unavailable)" in answer.text
             monkeypatch.setattr(snapshot, "_take", right)
             assert (await client.get("/dispatch", headers=PAGE)).status_code == 200
 

@@ -68,7 +68,7 @@ async def test_a_slot_does_not_wait_for_its_callback(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a receiver hangs, slots are free and jobs are done (C7, fault I2)."""
-    monkeypatch.setattr(sender, "_GRACE", 0.1)  # for what hangs at the end
+    monkeypatch.setattr(sender, "_GRACE_SECONDS", 0.1)  # for what hangs at the end
     async with (
         receiving(receivers.hang) as receiver,
         SimulatedGpu(name="a", slots=1, latency=0.001) as gpu,

@@ -22,7 +22,7 @@ from tests.redis.conftest import MakeServer
 from tests.redis.servers import RedisServer
 
 _PATIENCE = (
-    (runner, "_GRACE_SECONDS"), (runner, "_FINAL_SECONDS"), (job_attempt, "_FINAL_SECONDS"), (sender, "_FINAL_ATTEMPT"),
+    (runner, "_GRACE_SECONDS"), (runner, "_FINAL_SECONDS"), (job_attempt, "_FINAL_SECONDS"), (sender, "_FINAL_SECONDS"),
 )  # fmt: skip
 """what a stop waits for the store, one after the other"""
 _OURS = ("ModelRunner", "JobAttempt.", "LeaseRenewer", "Checks", "Sender", "Dispatcher")

@@ -1,4 +1,4 @@
-"""Callbacks: what became of a job, told to the URL that its client gave, as tasks of a queue of their own."""
+"""Callbacks: signed requests that report the end of a job to its client, sent as tasks of their own queue."""
 
 from taskqueue_dispatch.callbacks.policy import policy_of
 from taskqueue_dispatch.callbacks.records import CallbackRecord

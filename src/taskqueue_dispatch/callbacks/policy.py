@@ -1,4 +1,4 @@
-"""Where receivers of callbacks may be, and how their queue is kept, by the dispatcher's settings."""
+"""What the dispatcher's settings say about callbacks: allowed receivers, and the configuration of their queue."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.outbound_http import UrlPolicy
 
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
-_MAX_STORED = 86_400.0
-"""seconds for which what became of a callback can be read, and for which it is not sent anew"""
-_HIGHEST = 65_535
+_STORED_SECONDS = 86_400.0
+"""seconds for which the outcome of a callback can be read, and for which the same callback is not sent again"""
+_MAX_PORT = 65_535
 
 
 def policy_of(settings: DispatchSettings) -> UrlPolicy:
-    """Return what callbacks may reach. Raises `ConfigurationError` for ports and networks that are none."""
-    if not all(1 <= port <= _HIGHEST for port in settings.callback_ports):
+    """Return which URLs callbacks may reach. Raises `ConfigurationError` for an invalid port or network."""
+    if not all(1 <= port <= _MAX_PORT for port in settings.callback_ports):
         raise ConfigurationError(
-            f"TASKQUEUE_DISPATCH_CALLBACK_PORTS: ports are from 1 to {_HIGHEST}"
+            f"TASKQUEUE_DISPATCH_CALLBACK_PORTS: a port must be from 1 to {_MAX_PORT}"
         )
     try:
         networks = tuple(map(ip_network, settings.callback_networks))
@@ -33,25 +33,28 @@ def policy_of(settings: DispatchSettings) -> UrlPolicy:
 
 
 async def prepare(backend: Backend, settings: DispatchSettings) -> None:
-    """Set the queue of callbacks up: attempts and flights by host as told, the rest as an operator has left it."""
+    """Configure the queue of callbacks: attempts and concurrency per host from ``settings``.
+
+    Other settings get their defaults when the queue is new, and then stay as an operator has changed them.
+    """
     control = control_of(backend)
     while True:
-        present = await control.settings(CALLBACKS)
-        wanted = _applied(present, settings, ordered=has(backend, Capability.ORDER))
-        if wanted == present:
+        current = await control.settings(CALLBACKS)
+        changed = _applied(current, settings, ordered=has(backend, Capability.ORDER))
+        if changed == current:
             return
         try:
-            await control.configure(CALLBACKS, wanted)
+            await control.configure(CALLBACKS, changed)
         except SettingsConflict:
             continue
         return
 
 
-def _applied(present: QueueSettings, settings: DispatchSettings, *, ordered: bool) -> QueueSettings:
-    fields = present.model_dump()
-    if not present.version:
-        fields |= {"result_ttl": _MAX_STORED, "dedupe_window": _MAX_STORED}
-    retry = present.retry if present.version else _RETRY
+def _applied(current: QueueSettings, settings: DispatchSettings, *, ordered: bool) -> QueueSettings:
+    fields = current.model_dump()
+    if not current.version:
+        fields |= {"result_ttl": _STORED_SECONDS, "dedupe_window": _STORED_SECONDS}
+    retry = current.retry if current.version else _RETRY
     fields["retry"] = retry.model_copy(update={"max_attempts": settings.callback_attempts})
     if ordered:
         fields |= {"order": Order.FAIR, "tenant_max_inflight": settings.callbacks_per_host}

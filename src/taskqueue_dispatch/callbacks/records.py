@@ -1,4 +1,4 @@
-"""What became of a callback, read from where its task is kept."""
+"""The outcome of a callback, read from its task in the store."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from taskqueue_core.tasks import DeadLetter, State, TaskStatus
 from taskqueue_dispatch.callbacks.tasks import ENDS, EXPIRED, callback_id
 from taskqueue_dispatch.names import CALLBACKS
 
-_NOT_YET = {State.SCHEDULED, State.CANCELLED}
-"""states of a callback that waits for its job's deadline, or has found no expiry to tell of"""
-_WORDS = {State.DONE: "delivered", State.DEAD: "failed"}
+_NOT_EXPIRED = {State.SCHEDULED, State.CANCELLED}
+"""states of an expiry callback that waits for the job's deadline, or whose job has not expired"""
+_STATES = {State.DONE: "delivered", State.DEAD: "failed"}
 
 
 class CallbackReceipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,9 +20,9 @@ class CallbackReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
     http_status: int
     length: int
-    """bytes of the answer that were read; what they were is kept nowhere"""
+    """bytes of the response that were read; the content is not stored"""
     seconds: float
-    """that the attempt took"""
+    """duration of the attempt"""
 
 
 class CallbackRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,26 +30,26 @@ class CallbackRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     webhook_id: str
     job_status: str
-    """what it tells"""
+    """the end of the job that it reports"""
     state: str
     """``pending``, ``delivered``, ``failed`` (a dead letter), ``cancelled`` or ``discarded``"""
     attempt: int
-    """the last one, or the one that comes"""
+    """the last attempt, or the next one"""
     updated_at: float
     reason: str | None = None
-    """why it was given up: ``refused``, ``gone``, ``max_retries_exceeded`` or another"""
+    """why it has failed permanently, such as ``refused``, ``gone`` or ``max_retries_exceeded``"""
     error: str | None = None
-    """of the last attempt that failed"""
+    """error of the last failed attempt"""
     http_status: int | None = None
-    """of the answer that took it"""
+    """status of the successful response"""
     length: int | None = None
     seconds: float | None = None
 
 
 async def record_of(backend: Backend, job_id: str) -> CallbackRecord | None:
-    """Return the newest callback of a job; ``None`` where there is none, or it was forgotten.
+    """Return the newest callback of a job; ``None`` if there is none, or its record has expired.
 
-    A job that failed and was taken up again may have two.
+    A job that failed and was redriven may have two.
     """
     control = control_of(backend)
     ids = [callback_id(job_id, status) for status in ENDS]
@@ -57,7 +57,7 @@ async def record_of(backend: Backend, job_id: str) -> CallbackRecord | None:
     known = [
         (status, name)
         for status, name in zip(statuses, ENDS, strict=True)
-        if status is not None and not (name == EXPIRED and status.state in _NOT_YET)
+        if status is not None and not (name == EXPIRED and status.state in _NOT_EXPIRED)
     ]
     if not known:
         return None
@@ -78,7 +78,7 @@ def _record_of(
     return CallbackRecord(
         webhook_id=status.task_id,
         job_status=name,
-        state="pending" if status.state.live else _WORDS.get(status.state, status.state.value),
+        state="pending" if status.state.live else _STATES.get(status.state, status.state.value),
         attempt=status.attempt,
         updated_at=status.updated_at,
         reason=dead.reason if dead else None,
@@ -93,4 +93,4 @@ def _receipt(result: bytes | None) -> CallbackReceipt | None:
     try:
         return None if result is None else msgspec.json.decode(result, type=CallbackReceipt)
     except msgspec.MsgspecError:
-        return None  # a foreign hand's
+        return None  # another program has stored it

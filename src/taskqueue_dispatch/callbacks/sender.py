@@ -1,4 +1,4 @@
-"""The sender of callbacks: a consumer of their queue."""
+"""The sender of callbacks, a consumer of their queue."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ from taskqueue_dispatch.outbound_http import (
 )
 
 _FIELD = "callback_url"
-_FINAL_ATTEMPT = 0.5
-"""seconds for what is told to the store in the end"""
-_GRACE = 2.0
-"""seconds that what is being sent may take when the sender is stopped"""
+_FINAL_SECONDS = 0.5
+"""seconds for the last call to the store during shutdown"""
+_GRACE_SECONDS = 2.0
+"""seconds in which requests in progress may finish during shutdown"""
 _SUCCESS = range(200, 300)
 _GONE = 410
 _THROTTLED = {429, 502, 504}
-_THROTTLE = 30.0
-"""seconds at least after an answer that asks for fewer requests"""
-_LONGEST = 6 * 3600.0
-"""that a receiver may ask to be left alone for"""
-_LOOK_AGAIN, _SELDOM = 1.0, 30.0
-"""seconds until a job that is past its deadline, and on a server or not looked at yet, is looked at again"""
+_THROTTLE_SECONDS = 30.0
+"""minimum delay after a response that asks for fewer requests"""
+_MAX_RETRY_AFTER = 6 * 3600.0
+"""maximum ``Retry-After``, in seconds, that is followed"""
+_POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
+"""delay until a job that is past its deadline but still live is checked again; it grows with each check"""
 _log = logging.getLogger("taskqueue.dispatch.callbacks")
 
 
 class Sender:
-    """Sends callbacks until they are taken, refused for good, or out of attempts: then they are dead letters."""
+    """A consumer that sends callbacks until they succeed. Rejected ones and those out of attempts are dead letters."""
 
     def __init__(
         self,
@@ -68,9 +68,10 @@ class Sender:
         tls: ssl.SSLContext | None = None,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """``tls`` is what verifies receivers, instead of the system's authorities; ``uniform`` gives 0 <= x < 1.
+        """Create a sender without any I/O.
 
-        Raises `ConfigurationError` for secrets, ports or networks that are none.
+        ``tls`` verifies receivers, instead of the system's certificate authorities; ``uniform`` returns 0 <= x < 1.
+        Raises `ConfigurationError` for an invalid secret, port or network.
         """
         self._backend = backend
         self._control = control_of(backend)
@@ -78,19 +79,19 @@ class Sender:
         self._policy = policy_of(settings)
         self._signer = Signer(settings.webhook_secrets)
         self._resolve = resolve
-        self._recently = CachedLookup(resolve)
+        self._cached_lookup = CachedLookup(resolve)
         self._tls = tls
         self._uniform = uniform
-        self._store = OutageRetry(_log_outcome)
+        self._store = OutageRetry(_log_outage)
         self._sending: set[asyncio.Task[None]] = set()
 
     async def check(self, url: str) -> None:
-        """Check a URL before a job with it is taken. Raises `InvalidInput` for one that would be refused.
+        """Check the URL of a job that is being submitted. Raises `InvalidInput` if the URL is not allowed.
 
-        One whose name can't be looked up just now is let pass: it is checked again when it is called.
+        If its host cannot be resolved now, the URL is accepted: it is checked again before each request.
         """
         try:
-            await check_url(url, self._policy, field=_FIELD, resolve=self._recently)
+            await check_url(url, self._policy, field=_FIELD, resolve=self._cached_lookup)
         except NameUnknown:
             raise InvalidInput(
                 _FIELD, "a host that does not exist", "hosts with public addresses"
@@ -99,13 +100,14 @@ class Sender:
             return
 
     async def record(self, job_id: str) -> CallbackRecord | None:
-        """Return what became of a job's callback; ``None`` where there is none, or it was forgotten."""
+        """Return the newest callback of a job; ``None`` if there is none, or its record has expired."""
         return await record_of(self._backend, job_id)
 
     async def run(self) -> None:
-        """Send until cancelled. An outage of the store delays; raises `SubscriptionClosed` where the backend closes.
+        """Send callbacks until cancelled, retrying during an outage of the store.
 
-        Cancelled, it lets what is being sent end for two seconds; the rest is handed back, and sent again.
+        When cancelled, it waits two seconds for requests in progress and releases the others, which are sent again.
+        Raises `SubscriptionClosed` if the backend is closed.
         """
         if not self._signer.signs:
             _log.warning(
@@ -129,25 +131,25 @@ class Sender:
                 partial(subscription.receive, room, None)
             )
             for delivery in received.deliveries:
-                task = asyncio.create_task(self._carry(subscription, delivery, tls))
+                task = asyncio.create_task(self._deliver(subscription, delivery, tls))
                 self._sending.add(task)
                 task.add_done_callback(self._sending.discard)
 
     async def _stop(self, subscription: Subscription) -> None:
         try:
             if self._sending:
-                await asyncio.wait(self._sending, timeout=_GRACE)
+                await asyncio.wait(self._sending, timeout=_GRACE_SECONDS)
         finally:
-            ending = list(self._sending)
-            for task in ending:
+            remaining = list(self._sending)
+            for task in remaining:
                 task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
-            await self._recently.aclose()
-            with contextlib.suppress(TimeoutError):  # a store that is away has its lease end
-                async with asyncio.timeout(_FINAL_ATTEMPT):
+            await asyncio.gather(*remaining, return_exceptions=True)
+            await self._cached_lookup.aclose()
+            with contextlib.suppress(TimeoutError):  # during an outage the leases expire
+                async with asyncio.timeout(_FINAL_SECONDS):
                     await close(subscription)
 
-    async def _carry(
+    async def _deliver(
         self, subscription: Subscription, delivery: Delivery, tls: ssl.SSLContext
     ) -> None:
         try:
@@ -155,7 +157,7 @@ class Sender:
                 return
             outcome, after = await self._attempt(delivery, tls)
         except Exception as error:  # noqa: BLE001 - one callback must not end the others
-            # Its text may have the URL in it.
+            # Only the type is logged: the text may contain the URL.
             _log.warning("could not send a callback", extra={"reason": type(error).__name__})
             outcome, after = Failed("internal error of the callback sender"), 0.0
         try:
@@ -169,21 +171,20 @@ class Sender:
                 _log.info("another process took over a callback")
 
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
-        """Return whether a callback is to be sent; one that tells of an expiry goes, or waits, by its job's state."""
+        """Return whether to send a callback now. The job's state decides whether an expiry callback is sent."""
         task = delivery.task
         if QUEUE not in task.headers:
             return True
-        poll = partial(self._control.statuses, task.headers[QUEUE], task.headers[JOB])
-        (status,) = await self._store.retry_until_available(poll)
-        if status is not None and status.state is State.EXPIRED:
+        statuses = partial(self._control.statuses, task.headers[QUEUE], task.headers[JOB])
+        (status,) = await self._store.retry_until_available(statuses)
+        state = None if status is None else status.state
+        if state is State.EXPIRED:
             return True
-        # A job that is done was told of, but for one whose dispatcher was killed in between.
-        done = status is not None and status.state is State.DONE
-        if (status is not None and status.state.live) or (
-            done and not await self._ensure_reported(task)
-        ):
-            pause = min(delivery.attempt * _LOOK_AGAIN, _SELDOM)
-            later = ScheduleRetry(pause, "the job goes on")
+        # A job that is done has been reported, unless its dispatcher was killed before that.
+        unreported = state is State.DONE and not await self._ensure_reported(task)
+        if unreported or (state is not None and state.live):
+            delay = min(delivery.attempt * _POLL_SECONDS, _MAX_POLL_SECONDS)
+            later = ScheduleRetry(delay, "the job has not expired")
             await self._store.retry_until_available(
                 partial(settle, self._backend, subscription, delivery, later)
             )
@@ -193,13 +194,13 @@ class Sender:
             )
         return False
 
-    async def _ensure_reported(self, watch: Task) -> bool:
-        """Have it told, if it was not yet, that the job that is watched is done; say whether that is stored."""
-        key, job_id = watch.headers[QUEUE], watch.headers[JOB]
+    async def _ensure_reported(self, expiry: Task) -> bool:
+        """Publish the callback of a job that is done, unless it exists; return whether it is stored."""
+        key, job_id = expiry.headers[QUEUE], expiry.headers[JOB]
         (result,) = await self._store.retry_until_available(
             partial(self._control.results, key, job_id)
         )
-        job = Task(key=key, id=job_id, headers={CALLBACK_URL: watch.headers[CALLBACK_URL]})
+        job = Task(key=key, id=job_id, headers={CALLBACK_URL: expiry.headers[CALLBACK_URL]})
         publish = partial(self._backend.publisher.publish, callback_task(job, "done", result, None))
         (confirmation,) = await self._store.retry_until_available(publish)
         return confirmation.status is not Published.REFUSED
@@ -209,10 +210,10 @@ class Sender:
         began = time.monotonic()
         try:
             url = task.headers.get(CALLBACK_URL, "")
-            position = await check_url(url, self._policy, field=_FIELD, resolve=self._resolve)
+            checked = await check_url(url, self._policy, field=_FIELD, resolve=self._resolve)
             headers = self._signer.headers(task.id, self._backend.now(), task.payload)
             reply = await post(
-                position,
+                checked,
                 task.payload,
                 headers | {"content-type": "application/json", "user-agent": "taskqueue"},
                 tls=tls,
@@ -240,16 +241,16 @@ def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
             http_status=reply.status, length=reply.length, seconds=round(seconds, 3)
         )
         return Success(msgspec.json.encode(receipt)), 0.0
-    error = f"HTTP {reply.status} and {reply.length} bytes"
+    error = f"HTTP {reply.status} with {reply.length} bytes"
     if reply.status == _GONE:
         return Rejected("gone", error), 0.0
-    least = _THROTTLE if reply.status in _THROTTLED else 0.0
-    after = least if reply.retry_after is None else reply.retry_after
-    return Failed(error), min(after, _LONGEST)
+    default = _THROTTLE_SECONDS if reply.status in _THROTTLED else 0.0
+    after = default if reply.retry_after is None else reply.retry_after
+    return Failed(error), min(after, _MAX_RETRY_AFTER)
 
 
-async def _log_outcome(there: bool, code: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
-    if there:
+async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+    if available:
         _log.info("store available again; sending callbacks")
     else:
         _log.warning("store unavailable; callbacks wait", extra={"code": code})

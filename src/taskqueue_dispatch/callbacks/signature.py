@@ -1,4 +1,4 @@
-"""Signatures of callbacks, after Standard Webhooks 1.0."""
+"""Signatures of callbacks, according to Standard Webhooks 1.0."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FORM = f"a secret must be {_PREFIX} followed by base64 of {_BYTES.start} to {_B
 
 
 class Signer:
-    """Signs with each of its secrets: during a rotation receivers know the old one or the new one."""
+    """A signer with one or more secrets. It signs with each, so that a secret can be rotated."""
 
     def __init__(self, secrets: Sequence[SecretStr]) -> None:
-        """Raises `ConfigurationError` for what is no secret of this kind. None is shown."""
+        """Create a signer. Raises `ConfigurationError` for an invalid secret, without showing it."""
         self._keys = tuple(
             Webhook(_key(index, secret.get_secret_value()))
             for index, secret in enumerate(secrets, start=1)
@@ -33,10 +33,10 @@ class Signer:
         return bool(self._keys)
 
     def headers(self, webhook_id: str, at: float, body: bytes) -> dict[str, str]:
-        """Return the headers of one attempt at the time ``at``, Unix seconds; unsigned where there is no secret.
+        """Return the headers of one attempt at the time ``at`` (Unix seconds); without a secret there is no signature.
 
-        The id stays the same over attempts, the time does not. The body is UTF-8. Raises `ValueError` for an id with
-        a dot in it: what is signed has its parts joined by dots.
+        The id is the same for all attempts. The body is UTF-8. Raises `ValueError` for an id that contains a dot,
+        because dots separate the parts of the signed text.
         """
         if "." in webhook_id:
             raise ValueError("the id of a webhook must not contain a dot")
@@ -47,7 +47,7 @@ class Signer:
 
 
 def _key(index: int, secret: str) -> bytes:
-    # The library takes any text, and drops what is no base64: a mistyped secret would sign with another key.
+    # The library ignores characters that are not base64: with a mistyped secret it would sign with another key.
     kind, prefix, text = secret.rpartition(_PREFIX)
     try:
         key = base64.b64decode(text, validate=True)

@@ -1,4 +1,4 @@
-"""A callback as a task."""
+"""The task of a callback."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.outbound_http import read_url
 
 CALLBACK_URL = "callback-url"
-"""the header with the URL, of a job and of its callback"""
+"""the header with the URL, in a job's task and in that of its callback"""
 EXPIRED = "expired"
 ENDS = ("done", "failed", EXPIRED, "cancelled", "discarded")
-"""what may become of a job"""
+"""the ways in which a job can end"""
 QUEUE, JOB = "job-queue", "job-id"
-"""headers of a callback that is due only if its job has expired: where to look"""
-_LOOKS = 100
-_BODY = 20_000
-_ERROR = 1000
+"""headers of an expiry callback: the job whose state decides whether it is sent"""
+_MAX_CHECKS = 100
+_MAX_BODY = 20_000
+"""bytes"""
+_MAX_ERROR = 1000
 """characters"""
 _DIGEST = 32
 _json = msgspec.json.Encoder()
 
 
 def callback_task(job: Task, status: str, result: bytes | None, error: str | None) -> Task:
-    """Return the task that tells the client of ``job`` what became of it.
+    """Return the task of the callback that reports to the client how ``job`` ended.
 
-    The same job and status make the same task id, so to publish it again is harmless; where the result is another one
-    by then (`Published.CONFLICT`) the first is told. The id is the webhook's too, and has no dot. The tenant is the
-    host, for the limit of each. The payload is what is sent: ``{"job_id", "status", "result"}`` with ``error`` where
-    there is one. A result with which it would have more than 20 kB, or be nested too deep, is left out: ``result`` is
-    null then and ``result_omitted`` true.
+    The task id depends only on job and status, so publishing it again has no effect, even with another result
+    (`Published.CONFLICT`). It is also the webhook's id, and contains no dot. The tenant is the receiver's host, so
+    that a limit applies to each host. The payload is the request body: ``{"job_id", "status", "result"}``, with
+    ``error`` if there is one. If the body would exceed 20 kB or be nested too deep, ``result`` is null and
+    ``result_omitted`` true.
 
-    Raises `InvalidInput` for a job that came without a URL, and for a status that no job ends with.
+    Raises `InvalidInput` for a job without a callback URL, and for an unknown status.
     """
     if CALLBACK_URL not in job.headers:
         raise InvalidInput("job", "one without a callback", f"one with the header {CALLBACK_URL}")
@@ -54,41 +55,42 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
 
 
 def expiry_task(job: Task) -> Task:
-    """Return the task that tells the client that ``job`` has expired: due at its deadline, if that is so then.
+    """Return the callback for the expiry of ``job``: it is due at the deadline, and sent only if the job has expired.
 
-    A job that expires is in nobody's hands, who could tell it. Raises `InvalidInput` as `callback_task`.
+    It is published together with the job, because no process handles a job at the time when it expires. Raises
+    `InvalidInput`, like `callback_task`.
     """
     task = callback_task(job, EXPIRED, None, "the deadline has passed")
     return structs.replace(
         task,
         headers=task.headers | {QUEUE: job.key, JOB: job.id},
         not_before=job.deadline,
-        max_attempts=_LOOKS,
+        max_attempts=_MAX_CHECKS,
     )
 
 
 def callback_id(job_id: str, status: str) -> str:
-    """Return the id of the callback that tells of this end of a job."""
+    """Return the id of the callback that reports this end of a job."""
     return f"msg_{_digest(f'{status}/{job_id}')}"
 
 
 def _payload(job_id: str, status: str, result: bytes | None, error: str | None) -> bytes:
     fields: dict[str, object] = {"job_id": job_id, "status": status, "result": None}
     if error is not None:
-        fields["error"] = error[:_ERROR].encode(errors="replace").decode()
+        fields["error"] = error[:_MAX_ERROR].encode(errors="replace").decode()
     if result is None:
         return _json.encode(fields)
     whole = _json.encode(fields | {"result": msgspec.Raw(result)})
     try:
-        check_json("result", result, _BODY)
-        check_json("payload", whole, _BODY)
+        check_json("result", result, _MAX_BODY)
+        check_json("payload", whole, _MAX_BODY)
     except InvalidInput:
         return _json.encode(fields | {"result_omitted": True})
     return whole
 
 
 def _tenant(url: str) -> str:
-    # A job may come with a URL that nobody has checked: it is refused when it is to be called, and told to nobody.
+    # The URL of a job may be unchecked. An invalid one is rejected before the request.
     try:
         host = read_url(CALLBACK_URL, url).host
     except InvalidInput:

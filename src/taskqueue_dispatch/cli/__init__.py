@@ -1,4 +1,4 @@
-"""``taskqueue dispatch``: mounted through the entry-point group ``taskqueue.commands``."""
+"""The command group ``taskqueue dispatch``, loaded through the entry-point group ``taskqueue.commands``."""
 
 from taskqueue_dispatch.cli.commands import add_to
 

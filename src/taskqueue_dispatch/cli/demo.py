@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.output import AsJson, paragraphs
+from taskqueue_cli.output import AsJson, option, paragraphs
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 
 _EMBEDDED = "embedded"
-"""the word for Redis with a store of its own for the run, whatever the settings name"""
+"""name of the Redis backend on an embedded store, whatever the settings say"""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -25,25 +25,18 @@ def add_to(app: typer.Typer) -> None:
 def run(
     *,
     jobs: Annotated[
-        int | None,
-        typer.Option(min=50, max=100_000, help="Number of jobs. Default: 200.", show_default=False),
+        int | None, option("Number of jobs. Default: 200.", min=50, max=100_000)
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(
-            min=1,
-            max=3600,
-            help="Approximate duration of the run, instead of --jobs.",
-            show_default=False,
-        ),
+        option("Approximate duration of the run, instead of --jobs.", min=1, max=3600),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(
-            metavar="memory|redis|embedded|WORD",
-            help="Backend for the jobs: a name, a module path or module:attr; embedded starts a "
-            "Redis server for this run. TASKQUEUE_BACKEND.",
-            show_default=False,
+        option(
+            "Backend for the jobs: a name, a module path or module:attr; embedded starts a private Redis server "
+            "for this run. Default: TASKQUEUE_BACKEND.",
+            metavar="memory|redis|embedded|NAME",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the jobs and the faults.")] = 0,
@@ -56,12 +49,12 @@ def run(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Dispatch jobs of three models to five simulated servers, with failures on purpose.
+    """Dispatch jobs of three models to five simulated servers, with injected faults.
 
-    One model answers at once, one is asked for its results, one pushes them. Some jobs fail once, three always;
-    some are submitted twice; some are told to a receiver of callbacks, which refuses a few at first. Midway one
-    server crashes with jobs in hand, and another says that it is idle while it is not. At the end every job must
-    be accounted for, and every result equal a direct computation; else it exits with 1.
+    One model answers with the result, one is polled for it, and one pushes it. Some jobs fail once, three always;
+    some are submitted twice; some have a callback, whose receiver rejects the first few requests. Halfway, one server
+    crashes with running jobs, and another reports that it is idle while it is busy. At the end the demo checks that
+    every job is accounted for and that every result is correct; otherwise it exits with 1.
     """
     try:
         from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - no other command needs it
@@ -76,28 +69,28 @@ def run(
         ) from error
 
     if jobs is not None and seconds is not None:
-        raise typer.BadParameter("either --jobs or --seconds", param_hint="--jobs")
-    token, embedded = _store(backend or load_settings(Settings).backend)
+        raise typer.BadParameter("give either --jobs or --seconds", param_hint="--jobs")
+    name, embedded = _store(backend or load_settings(Settings).backend)
     options = DemoOptions(
-        backend=token,
+        backend=name,
         embedded=embedded,
         jobs=jobs_for(seconds) if seconds is not None else jobs or DemoOptions(backend="").jobs,
         seed=seed,
         port=port,
         keep_going=keep_going,
     )
-    for name in ("taskqueue", "uvicorn"):
-        logging.getLogger(name).addHandler(logging.NullHandler())  # the view tells what happens
+    for logger in ("taskqueue", "uvicorn"):
+        logging.getLogger(logger).addHandler(logging.NullHandler())  # the view shows the events
     run_command(partial(run_demo, options), as_json=as_json)
 
 
-def _store(token: str) -> tuple[str, bool]:
-    """Return the word of the backend, and whether it gets a store of its own."""
-    own = token == _EMBEDDED
-    name = "redis" if own else token
+def _store(backend: str) -> tuple[str, bool]:
+    """Return the backend's name, and whether it runs on an embedded store."""
+    forced = backend == _EMBEDDED
+    name = "redis" if forced else backend
     store = embedded_store(name)
-    if store is None:
-        if own:
-            raise ConfigurationError("there is no embedded redis in this installation")
-        return name, False
-    return name, own or store.wanted()
+    if store is None and forced:
+        raise ConfigurationError(
+            "no embedded redis is installed: pip install 'taskqueue-backends[embedded]'"
+        )
+    return name, store is not None and (forced or store.wanted())

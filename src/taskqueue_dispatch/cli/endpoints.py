@@ -1,4 +1,4 @@
-"""``taskqueue dispatch register``, ``endpoints``, ``drain`` and ``remove``."""
+"""Commands for models and their endpoints: ``register``, ``endpoints``, ``drain``, ``remove`` and ``config``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import msgspec
 import typer
@@ -14,16 +15,22 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.output import AsJson, console, print_json
-from taskqueue_dispatch.cli.server import DispatchServer, NotFound, Url, run_request
+from taskqueue_cli.output import AsJson, argument, console, option, print_json
+from taskqueue_core.errors import InvalidInput
+from taskqueue_dispatch.cli.server import (
+    DispatchServer,
+    Model,
+    NotFound,
+    Url,
+    report,
+    run_request,
+)
+from taskqueue_dispatch.models import ModelConfig
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", show_default=False)]
-Machine = Annotated[
-    str, typer.Argument(metavar="SERVER", help="Name of the server.", show_default=False)
-]
-_EVERY = 1.0
-_SLOTS = 14
-"""characters: two words of states do not stand in one line"""
+Server = Annotated[str, argument("Name of the server.", metavar="SERVER")]
+_REFRESH_SECONDS = 1.0
+_SLOTS_WIDTH = 14
+"""characters of the column of slots: one state per line"""
 _REGISTERED = ("model", "server", "endpoint", "slots", "priority", "reports", "together")
 
 
@@ -47,50 +54,36 @@ class _Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Model(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
     endpoints: list[_Endpoint]
 
 
-class _Models(msgspec.Struct, frozen=True, kw_only=True):
+class _Page(msgspec.Struct, frozen=True, kw_only=True):
     models: list[_Model]
     next: str | None = None
-
-
-class _Removed(msgspec.Struct, frozen=True):
-    removed: bool
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(register)
-    app.command(name="endpoints")(listing)
+    app.command(name="endpoints")(show)
     app.command()(drain)
     app.command()(remove)
+    app.command()(config)
 
 
 def register(
     model: Model,
-    machine: Machine,
-    endpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="ENDPOINT", help="URL that jobs are sent to by POST.", show_default=False
-        ),
-    ],
+    machine: Server,
+    endpoint: Annotated[str, argument("URL that jobs are sent to by POST.", metavar="ENDPOINT")],
     *,
     slots: Annotated[
-        int, typer.Option(min=1, help="Number of jobs of the model that it runs at once.")
+        int, typer.Option(min=1, help="Number of jobs of the model that the server runs at once.")
     ] = 1,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="Priority: slots of a higher priority are used first.")
+        int, typer.Option(min=0, max=9, help="Priority; slots of a higher priority are used first.")
     ] = 5,
     together: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Maximum number of jobs at once, over all models of the server.",
-            show_default=False,
-        ),
+        int | None, option("Maximum number of jobs at once, over all models of the server.", min=1)
     ] = None,
     no_reports: Annotated[
         bool,
@@ -99,29 +92,20 @@ def register(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register an endpoint, a model on a server, or change one. One that was drained is in use again."""
-    body: dict[str, Any] = {
-        "model": model,
-        "server": machine,
-        "endpoint": endpoint,
-        "slots": slots,
-        "priority": priority,
-        "reports": not no_reports,
-        "together": together,
-    }
-    made = run_request(
-        url, lambda server: server.ask("POST", "/admin/register", _Endpoint, body=body)
-    )
-    if as_json:
-        print_json(made)
-    else:
-        _say(made, f"{made.slots:,} slot{'' if made.slots == 1 else 's'}")
+    """Register an endpoint (a model on a server), or change it. Ends draining."""
+    values = (model, machine, endpoint, slots, priority, not no_reports, together)
+    body = dict(zip(_REGISTERED, values, strict=True))
+    info = run_request(url, lambda server: _register(server, body))
+    slots_text = f"{info.slots:,} slot{'' if info.slots == 1 else 's'}"
+    report(info, f"{info.model} on {info.server}: {slots_text}", as_json=as_json)
 
 
-def listing(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Only this model.", show_default=False)
-    ] = None,
+async def _register(server: DispatchServer, body: dict[str, Any]) -> _Endpoint:
+    return await server.ask("POST", "/admin/register", _Endpoint, body=body)
+
+
+def show(
+    model: Annotated[str | None, argument("Only this model.", metavar="MODEL")] = None,
     *,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")
@@ -129,7 +113,7 @@ def listing(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show all endpoints with their slots by state."""
+    """Show all endpoints, with the number of slots in each state."""
     if watch and as_json:
         raise typer.BadParameter(
             "--json cannot be combined with --watch: it prints one value", param_hint="--watch"
@@ -138,78 +122,71 @@ def listing(
         with contextlib.suppress(KeyboardInterrupt):
             run_request(url, lambda server: _watch(server, model))
         return
-    matches = run_request(url, lambda server: _all(server, model))
+    endpoints = run_request(url, lambda server: _list(server, model))
     if as_json:
-        print_json(matches)
-    elif matches:
-        console.print(_table(matches))
+        print_json(endpoints)
+    elif endpoints:
+        console.print(_table(endpoints))
     else:
         console.print("No endpoints. Register one: taskqueue dispatch register MODEL SERVER URL")
 
 
 async def _watch(server: DispatchServer, model: str | None) -> None:
-    """Show the table anew each second; where lines cannot be taken back, only when it has changed."""
+    """Refresh the table every second; if the output is not a terminal, print it when it has changed."""
     shown: list[_Endpoint] | None = None
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            matches = await _all(server, model)
+            endpoints = await _list(server, model)
             if console.is_terminal:
-                live.update(_table(matches), refresh=True)
-            elif matches != shown:
-                console.print(_table(matches))
-            shown = matches
-            await asyncio.sleep(_EVERY)
+                live.update(_table(endpoints), refresh=True)
+            elif endpoints != shown:
+                console.print(_table(endpoints))
+            shown = endpoints
+            await asyncio.sleep(_REFRESH_SECONDS)
 
 
-async def _all(server: DispatchServer, model: str | None) -> list[_Endpoint]:
-    matches: list[_Endpoint] = []
+async def _list(server: DispatchServer, model: str | None) -> list[_Endpoint]:
+    endpoints: list[_Endpoint] = []
     query: dict[str, str | int] = {} if model is None else {"model": model}
     while True:
-        page = await server.ask("GET", "/admin/endpoints", _Models, query=query)
-        matches += [endpoint for model in page.models for endpoint in model.endpoints]
+        page = await server.ask("GET", "/admin/endpoints", _Page, query=query)
+        endpoints += [endpoint for item in page.models for endpoint in item.endpoints]
         if page.next is None:
-            return matches
+            return endpoints
         query["after"] = page.next
 
 
-def _table(matches: list[_Endpoint]) -> Table:
+def _table(endpoints: list[_Endpoint]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model", style="bold", overflow="fold")
     table.add_column("server", overflow="fold")
     table.add_column("state", no_wrap=True)
-    table.add_column("slots", overflow="fold", max_width=_SLOTS)
+    table.add_column("slots", overflow="fold", max_width=_SLOTS_WIDTH)
     table.add_column("endpoint", style="dim", overflow="fold")
-    for item in matches:
-        table.add_row(item.model, item.server, _state(item), _slots(item), item.endpoint)
+    for info in endpoints:
+        table.add_row(info.model, info.server, _state(info), _slots(info), info.endpoint)
     return table
 
 
-def _slots(item: _Endpoint) -> str:
-    """Say how many are in each state, but for those without any."""
-    counts = {
-        "free": item.free,
-        "unassigned": item.unassigned,
-        "assigned": item.assigned,
-        "detached": item.detached,
-        "overdue": item.overdue,
-    }
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+def _slots(info: _Endpoint) -> str:
+    states = ("free", "unassigned", "assigned", "detached", "overdue")
+    return ", ".join(f"{n:,} {state}" for state in states if (n := getattr(info, state))) or "none"
 
 
-def _state(item: _Endpoint) -> Text:
-    if item.removed:
+def _state(info: _Endpoint) -> Text:
+    if info.removed:
         return Text("removed", "yellow")
-    if item.draining:
+    if info.draining:
         return Text("draining", "yellow")
-    if not item.healthy:
+    if not info.healthy:
         return Text("not healthy", "red")
-    resting = item.resting_until is not None and item.resting_until > time.time()
+    resting = info.resting_until is not None and info.resting_until > time.time()
     return Text("resting", "yellow") if resting else Text("ready", "green")
 
 
 def drain(
     model: Model,
-    machine: Machine,
+    machine: Server,
     *,
     undo: Annotated[
         bool, typer.Option("--undo", help="End draining: send jobs to the server again.")
@@ -217,41 +194,87 @@ def drain(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give an endpoint no more jobs. What runs there goes on."""
+    """Send no more jobs to an endpoint. Running jobs continue."""
 
     async def work(server: DispatchServer) -> _Endpoint:
         if not undo:
-            named = {"model": model, "server": machine}
-            return await server.ask("POST", "/admin/drain", _Endpoint, body=named)
-        for item in await _all(server, model):
-            if item.server == machine and not item.removed:
-                body = {name: getattr(item, name) for name in _REGISTERED}
-                return await server.ask("POST", "/admin/register", _Endpoint, body=body)
-        raise NotFound("the model has no such server")
+            body = {"model": model, "server": machine}
+            return await server.ask("POST", "/admin/drain", _Endpoint, body=body)
+        for info in await _list(server, model):
+            if info.server == machine and not info.removed:
+                return await _register(server, {name: getattr(info, name) for name in _REGISTERED})
+        raise _not_found(model, machine)
 
-    done = run_request(url, work)
-    if as_json:
-        print_json(done)
-    else:
-        _say(done, "in use again" if undo else f"draining, {_running(done)}")
+    info = run_request(url, work)
+    running = info.assigned + info.detached
+    draining = f"draining, {running:,} job{'' if running == 1 else 's'} still running"
+    text = "in use again" if undo else draining
+    report(info, f"{info.model} on {info.server}: {text}", as_json=as_json)
 
 
-def remove(model: Model, machine: Machine, *, url: Url = None, as_json: AsJson = False) -> None:
-    """Take an endpoint away. What runs there goes on, and what waits in the model's queue stays."""
+def remove(model: Model, machine: Server, *, url: Url = None, as_json: AsJson = False) -> None:
+    """Remove an endpoint. Running jobs continue, and queued jobs stay in the model's queue."""
     body = {"model": model, "server": machine}
-    done = run_request(url, lambda server: server.ask("POST", "/admin/remove", _Removed, body=body))
-    if not done.removed:
-        raise NotFound("the model has no such server")
+    done = run_request(
+        url, lambda server: server.ask("POST", "/admin/remove", dict[str, bool], body=body)
+    )
+    if not done["removed"]:
+        raise _not_found(model, machine)
+    report(done, f"{model} on {machine}: removed", as_json=as_json)
+
+
+def _not_found(model: str, machine: str) -> NotFound:
+    return NotFound(f"model {model!r} has no endpoint on server {machine!r}")
+
+
+def config(
+    model: Model,
+    *,
+    changes: Annotated[
+        list[str] | None,
+        option(
+            "Field to change; may be repeated. The value is JSON or plain text.",
+            "--set",
+            metavar="FIELD=VALUE",
+        ),
+    ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Reset all fields to their defaults.")
+    ] = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show or change the configuration of a model. A change takes effect at once, without a restart."""
+    if reset and changes:
+        raise typer.BadParameter("give either --set or --reset", param_hint="--reset")
+    changed = dict(map(_read_change, changes or []))
+    path = f"/admin/model-configs/{quote(model, safe='')}"
+
+    async def work(server: DispatchServer) -> dict[str, Any]:
+        current = await server.ask("DELETE" if reset else "GET", path, dict[str, Any])
+        if not changed:
+            return current
+        # Fields that have their default value are not sent: they follow the defaults of later versions.
+        defaults = ModelConfig().model_dump(mode="json")
+        body = {name: value for name, value in current.items() if value != defaults.get(name)}
+        return await server.ask("PUT", path, dict[str, Any], body=body | changed)
+
+    fields = run_request(url, work)
     if as_json:
-        print_json(done)
-    else:
-        console.print(Text.assemble(("✔ ", "green"), f"{model} on {machine}: removed"))
+        print_json(fields)
+        return
+    table = Table.grid(padding=(0, 2))
+    for name, value in fields.items():
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        table.add_row(Text(name, "dim"), Text(text, "bold" if name in changed else ""))
+    console.print(table)
 
 
-def _say(item: _Endpoint, names: str) -> None:
-    console.print(Text.assemble(("✔ ", "green"), f"{item.model} on {item.server}: {names}"))
-
-
-def _running(item: _Endpoint) -> str:
-    held = item.assigned + item.detached
-    return f"{held:,} job{'' if held == 1 else 's'} running there"
+def _read_change(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise InvalidInput("--set", "text without a field name and '='", "FIELD=VALUE")
+    try:
+        return name.strip(), msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name.strip(), value

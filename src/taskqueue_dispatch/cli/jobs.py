@@ -16,35 +16,28 @@ from rich.text import Text
 
 from taskqueue_cli.commands.publish import payload_of
 from taskqueue_cli.commands.status import format_time
-from taskqueue_cli.output import AsJson, console, note, print_json
+from taskqueue_cli.output import AsJson, argument, console, note, option, print_json
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DEFAULT_PRIORITY
-from taskqueue_dispatch.cli.server import DispatchServer, NotFound, Url, run_request
-from taskqueue_remote.problems import problem_of
+from taskqueue_dispatch.cli.server import DispatchServer, Model, NotFound, Url, report, run_request
 
-_TRIES, _PAUSE = 4, 0.25
-_LONGEST_WAIT = 30
-"""seconds of one request that waits for a job's end"""
+_ATTEMPTS, _RETRY_SECONDS = 4, 0.25
+_MAX_WAIT = 30
+"""seconds for which one request may wait for the end of a job"""
 _DONE = "done"
 _LIVE = {"queued", "running"}
 _COLOURS = {"done": "green", "failed": "bold red", "running": "cyan"}
 
 
-class NoSlotsError(TaskQueueError):
-    """A job was not stored: its model has no slots, or no room now."""
-
-    code = "no_slots"
-
-
 class JobEnded(TaskQueueError):
-    """A job has ended otherwise than done."""
+    """The job has ended without success."""
 
     code = "job_ended"
 
 
 class NotEnded(TaskQueueError):
-    """A job has not ended in the time for which it was waited."""
+    """The job has not ended in time."""
 
     code = "not_ended"
 
@@ -77,31 +70,26 @@ def add_to(app: typer.Typer) -> None:
 
 
 def submit(
-    model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False)],
+    model: Model,
     payload: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            "JSON text; - reads stdin, @FILE reads a file. Default: null.",
             metavar="PAYLOAD|-|@FILE",
-            help="Payload as JSON; - reads it from stdin, @FILE from a file. Default: null.",
-            show_default=False,
         ),
     ] = None,
     *,
     callback_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="URL that the result is sent to.", show_default=False),
+        str | None, option("URL that the result is sent to.", metavar="URL")
     ] = None,
     priority: Annotated[
-        int, typer.Option(min=0, max=9, help="Priority: higher is sent first.")
+        int, typer.Option(min=0, max=9, help="Priority; jobs of a higher priority are sent first.")
     ] = DEFAULT_PRIORITY,
-    tenant: Annotated[
-        str | None, typer.Option(help="Tenant of the job.", show_default=False)
-    ] = None,
+    tenant: Annotated[str | None, option("Tenant that the job belongs to.")] = None,
     idempotency_key: Annotated[
         str | None,
-        typer.Option(
-            help="Idempotency key: submitting twice with the same key stores one job. Default: random.",
-            show_default=False,
+        option(
+            "Idempotency key: submitting again with the same key has no effect. Default: random."
         ),
     ] = None,
     wait: Annotated[
@@ -109,71 +97,61 @@ def submit(
         typer.Option(
             min=0,
             metavar="SECONDS",
-            help="Wait up to this many seconds for the job to end, and print its result.",
+            help="Seconds to wait for the end of the job; prints its result.",
         ),
     ] = 0,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit one job. Exits with 1 where there are no slots, and with --wait unless it is done in time."""
+    """Submit one job. Exits with 1 if there are no slots, or with --wait if the job is not done in time."""
     key = secrets.token_hex(16) if idempotency_key is None else idempotency_key
-    given = {"callback_url": callback_url, "tenant": tenant}
+    optional = {"callback_url": callback_url, "tenant": tenant}
     body = {
         "model": model,
         "payload": msgspec.Raw(payload_of(payload)),
         "priority": priority,
         "idempotency_key": key,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in optional.items() if value is not None},
     }
 
     async def work(server: DispatchServer) -> tuple[_Outcome, _Job | None, Any]:
-        outcome = await _submitted(server, body)
+        outcome = await _submit(server, body)
         if not wait:
             return outcome, None, None
         if not as_json:
-            note(_as_dict(outcome), "dim")
-        job, result = await _ended(server, outcome.job_id, wait)
-        return outcome, job, result
+            note(_text_of(outcome), "dim")
+        return outcome, *await _wait_for_end(server, outcome.job_id, wait)
 
     outcome, job, result = run_request(url, work)
-    if job is None:
-        if as_json:
-            print_json(outcome)
-        else:
-            console.print(Text.assemble(("✔ ", "green"), _as_dict(outcome)))
-    elif as_json:
-        print_json(msgspec.to_builtins(job) | {"outcome": outcome.outcome, "result": result})
+    if job is not None:
+        fields = msgspec.to_builtins(job) | {"outcome": outcome.outcome, "result": result}
+        print_json(fields if as_json else result)
     else:
-        print_json(result)
+        report(outcome, _text_of(outcome), as_json=as_json)
 
 
-async def _submitted(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
-    """Submit until it is confirmed. With its key it is stored once, however often it is sent."""
-    for tried in range(1, _TRIES + 1):
+async def _submit(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
+    """Submit until the server confirms it. The idempotency key makes repeating harmless."""
+    attempt = 1
+    while True:
         try:
-            answer = await server.fetch("POST", "/queue/submit", body=body)
-            if answer.ok:
-                return server.decode(answer.body, _Outcome)
-            problem = problem_of(answer.status, answer.body)
-            if problem.code == NoSlotsError.code:
-                raise NoSlotsError(f"no slots for the job: {problem.detail}")
-            raise server.error(answer)
+            return await server.ask("POST", "/queue/submit", _Outcome, body=body)
         except BackendUnavailable as error:
-            if tried == _TRIES:
-                key = body["idempotency_key"]
+            if attempt == _ATTEMPTS:
                 raise BackendUnavailable(
-                    f"{error}; the job may have been stored: submit it again with --idempotency-key {key}"
+                    f"{error}; the job may have been stored: submit it again with "
+                    f"--idempotency-key {body['idempotency_key']}"
                 ) from None
-            await asyncio.sleep(_PAUSE * tried)
-    raise AssertionError  # the last try returns or raises
+        await asyncio.sleep(_RETRY_SECONDS * attempt)
+        attempt += 1
 
 
-async def _ended(server: DispatchServer, job_id: str, seconds: float) -> tuple[_Job, Any]:
-    """Wait for the end of a job; return it with its result. Raises `JobEnded` and `NotEnded`."""
+async def _wait_for_end(server: DispatchServer, job_id: str, seconds: float) -> tuple[_Job, Any]:
+    """Wait until a job has ended; return it with its result. Raises `JobEnded` and `NotEnded`."""
     until = time.monotonic() + seconds
     while True:
         remaining = max(0.0, until - time.monotonic())
-        wait = min(math.ceil(remaining), _LONGEST_WAIT)
+        wait = min(math.ceil(remaining), _MAX_WAIT)
         job = await server.ask("GET", _path(job_id), _Job, query={"wait": wait} if wait else None)
         if job.state == _DONE:
             return job, await _result(server, job_id)
@@ -181,23 +159,23 @@ async def _ended(server: DispatchServer, job_id: str, seconds: float) -> tuple[_
             why = ": ".join(filter(None, (job.reason, job.error))) or "no reason given"
             raise JobEnded(f"the job {job_id} is {job.state}: {why}")
         if not remaining:
-            raise NotEnded(f"the job {job_id} is {job.state} after {seconds:g} s")
+            raise NotEnded(f"the job {job_id} is still {job.state} after {seconds:g} s")
 
 
 async def _result(server: DispatchServer, job_id: str) -> Any:
     try:
         return await server.ask("GET", f"{_path(job_id)}/result", msgspec.Raw)
-    except NotFound:  # it was dropped in time
+    except NotFound:  # it has expired
         return None
 
 
 def show(
-    job_id: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    job_id: Annotated[str, argument("Id of the job.", metavar="ID")],
     *,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is known of one job, with its result once it is done. Exits with 1 if nothing is known."""
+    """Show the status of one job, and its result if it is done. Exits with 1 if the job was not found."""
 
     async def work(server: DispatchServer) -> tuple[_Job, Any]:
         job = await server.ask("GET", _path(job_id), _Job)
@@ -233,12 +211,12 @@ def _path(job_id: str) -> str:
     return f"/queue/jobs/{quote(job_id, safe='')}"
 
 
-def _as_dict(outcome: _Outcome) -> str:
-    names = f"{outcome.outcome}  {outcome.job_id}"
+def _text_of(outcome: _Outcome) -> str:
+    text = f"{outcome.outcome}  {outcome.job_id}"
     if outcome.server:
-        names += f"  on {outcome.server}"
+        text += f"  on {outcome.server}"
     if outcome.position is not None:
-        names += f"  {outcome.position:,} before it"
+        text += f"  {outcome.position:,} before it"
     if outcome.estimated_wait is not None:
-        names += f", about {outcome.estimated_wait:,.1f} s"
-    return names
+        text += f", about {outcome.estimated_wait:,.1f} s"
+    return text

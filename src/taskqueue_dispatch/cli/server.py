@@ -1,4 +1,4 @@
-"""How commands talk to a server with the dispatcher."""
+"""The client of a server with the dispatcher, and the arguments that its commands share."""
 
 from __future__ import annotations
 
@@ -6,58 +6,67 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
-import typer
+from rich.text import Text
 
+from taskqueue_cli.output import argument, console, option, print_json
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_remote.client import Answer, HttpClient
 from taskqueue_remote.problems import problem_of, to_error
 
 T = TypeVar("T")
+Model = Annotated[str, argument("Name of the model.", metavar="MODEL")]
 Url = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "URL of the server with the dispatcher. Default: TASKQUEUE_SERVER_URL.",
         "--url",
         metavar="URL",
-        help="URL of the server with the dispatcher. TASKQUEUE_SERVER_URL.",
-        show_default=False,
     ),
 ]
 _NOT_FOUND = 404
 _NO_ROUTE = "not_found"
-_STARTS = "taskqueue dispatch"
+_START_COMMAND = "taskqueue dispatch"
 
 
 class NotFound(TaskQueueError):
-    """There is no such job, endpoint or model."""
+    """The job or the endpoint was not found."""
 
     code = "not_found"
 
 
+class NoSlotsError(TaskQueueError):
+    """The job was not stored: its model has no slots, or its queue is full."""
+
+    code = "no_slots"
+
+
 class DispatchServer(HttpClient):
-    """A client of one server with the dispatcher."""
+    """The client of one server with the dispatcher."""
 
     def error(self, answer: Answer) -> TaskQueueError:
-        """Return the error that an answer without success stands for."""
+        """Return the error for an unsuccessful response."""
         shown = self.address.shown
         problem = problem_of(answer.status, answer.body)
         if answer.status == _NOT_FOUND and problem.code == _NO_ROUTE:
             return ConfigurationError(
-                f"the server at {shown} has no dispatcher: start one with '{_STARTS}'"
+                f"the server at {shown} has no dispatcher: start one with '{_START_COMMAND}'"
             )
         if answer.status == _NOT_FOUND and problem.code:
             return NotFound(problem.detail)
+        if problem.code == NoSlotsError.code:
+            return NoSlotsError(f"no slots for the job: {problem.detail}")
         return to_error(problem, shown)
 
 
 def run_request(url: str | None, work: Callable[[DispatchServer], Awaitable[T]]) -> T:
-    """Run what asks a server, to its end."""
+    """Connect to the server, run ``work`` with the client, and return its result."""
 
     async def run() -> T:
         settings = load_settings(Settings)
         token = settings.token.get_secret_value() if settings.token else None
         server = DispatchServer(
-            url or settings.server_url, token, tls_ca=settings.tls_ca, start_command=_STARTS
+            url or settings.server_url, token, tls_ca=settings.tls_ca, start_command=_START_COMMAND
         )
         try:
             return await work(server)
@@ -65,3 +74,11 @@ def run_request(url: str | None, work: Callable[[DispatchServer], Awaitable[T]])
             await server.aclose()
 
     return asyncio.run(run())
+
+
+def report(result: object, text: str, *, as_json: bool) -> None:
+    """Print the result of a change: as JSON, or as one line of text."""
+    if as_json:
+        print_json(result)
+    else:
+        console.print(Text.assemble(("✔ ", "green"), text))

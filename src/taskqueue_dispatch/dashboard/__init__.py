@@ -1,4 +1,4 @@
-"""The dashboard's page about the dispatcher: its models, endpoints, slots, and the jobs that run."""
+"""The dashboard's page about the dispatcher: models, endpoints, slots and running jobs."""
 
 from taskqueue_dispatch.dashboard.pages import LINKS, PAGES, TEMPLATES
 

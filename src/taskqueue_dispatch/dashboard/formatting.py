@@ -1,4 +1,4 @@
-"""Figures of the page as people read them; every text that changes by itself has a name here."""
+"""The texts of the page that the stream updates, by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from taskqueue_dispatch.dashboard.snapshot import ModelSnapshot, PoolSnapshot
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
-_JOBS_ANEW = 3
-"""moments after which the list of running jobs is loaded again"""
-_MARKS = 24
-"""slots that are drawn one by one"""
+_JOBS_RELOAD = 3
+"""number of samples after which the list of running jobs is reloaded"""
+_MAX_MARKS = 24
+"""maximum number of slots that are drawn one by one"""
 
 
 def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
-    """Return all texts of the page by their names."""
+    """Return all texts of the page by name; a name with ``@`` is a state, not a text."""
     values = _store(snapshot, sample)
     for model in snapshot.models:
         values.update(_of_model(model, snapshot.at))
@@ -35,18 +35,18 @@ def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
 
 
 def shape(snapshot: PoolSnapshot) -> str:
-    """Return a word that changes when the page has other parts than before, not only other figures."""
+    """Return a digest that changes when the page has to be reloaded, because more than its texts has changed."""
     parts = [
         snapshot.error,
         [model.name for model in snapshot.models],
         [(info.endpoint, info.draining, info.removed) for info in snapshot.endpoints],
-        snapshot.number // _JOBS_ANEW if snapshot.jobs else None,
+        snapshot.number // _JOBS_RELOAD if snapshot.jobs else None,
     ]
     return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
 
 def state_of(info: EndpointInfo, now: float) -> tuple[str, str]:
-    """Say whether an endpoint gets jobs: words, and the state that gives them their colour."""
+    """Return the state of an endpoint as a text, and as the name of the state that selects its colour."""
     if info.removed:
         return "removed", "warn"
     if info.draining:
@@ -61,19 +61,20 @@ def state_of(info: EndpointInfo, now: float) -> tuple[str, str]:
 def _store(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
     error = snapshot.error or sample.error
     if error is not None:
-        return {"store": f"does not answer ({error})", "@store": "bad"}
-    well = sample.health.ok
-    return {"store": "answers" if well else "is not well", "@store": "ok" if well else "bad"}
+        return {"store": f"does not respond ({error})", "@store": "bad"}
+    if sample.health.ok:
+        return {"store": "responds", "@store": "ok"}
+    return {"store": "is not healthy", "@store": "bad"}
 
 
 def _of_model(model: ModelSnapshot, now: float) -> dict[str, str]:
     reading = model.reading or StoreReading(
         QueueStats(key=model.queue, ledger=Ledger()), QueueSettings()
     )
-    ledger, stats, name = reading.ledger, reading.stats, f"m.{model.name}."
-    names, state = _model_state(model, now)
+    ledger, stats = reading.ledger, reading.stats
+    text, state = _model_state(model, now)
     values = {
-        "state": names,
+        "state": text,
         "@state": state,
         "slots": f"{formatting.count(model.free)} of {formatting.count(model.slots)}",
         "queued": formatting.count(ledger.waiting + ledger.scheduled),
@@ -85,7 +86,7 @@ def _of_model(model: ModelSnapshot, now: float) -> dict[str, str]:
         "failed": formatting.count(ledger.dead),
         "@failed": "bad" if ledger.dead else "ok",
     }
-    return {_named(name, key): text for key, text in values.items()}
+    return _with_prefix(f"m.{model.name}.", values)
 
 
 def _model_state(model: ModelSnapshot, now: float) -> tuple[str, str]:
@@ -100,10 +101,10 @@ def _model_state(model: ModelSnapshot, now: float) -> tuple[str, str]:
 
 
 def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
-    names, state = state_of(info, now)
+    text, state = state_of(info, now)
     overdue = min(info.overdue, info.assigned + info.detached)
     values = {
-        "state": names,
+        "state": text,
         "@state": state,
         "marks": _marks(info),
         "free": formatting.count(info.free),
@@ -114,17 +115,20 @@ def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
         "@overdue": "bad" if overdue else "ok",
     }
     model, server = info.endpoint.model, info.endpoint.server
-    # The length tells where the model ends: both names may have slashes.
-    name = f"e.{len(model)}.{model}/{server}."
-    return {_named(name, key): text for key, text in values.items()}
+    # The length makes the name unambiguous: both parts may contain slashes.
+    return _with_prefix(f"e.{len(model)}.{model}/{server}.", values)
 
 
-def _named(name: str, key: str) -> str:
-    return f"@{name}{key[1:]}" if key.startswith("@") else f"{name}{key}"
+def _with_prefix(prefix: str, values: dict[str, str]) -> dict[str, str]:
+    """Put the prefix before each name, but after an ``@``."""
+    return {
+        f"@{prefix}{name[1:]}" if name.startswith("@") else prefix + name: text
+        for name, text in values.items()
+    }
 
 
 def _marks(info: EndpointInfo) -> str:
-    """Draw the slots: filled where a job runs, half where one is held, empty where none is."""
-    if max(info.endpoint.slots, info.held) > _MARKS:
+    """Draw one mark per slot: assigned, detached, unassigned, free."""
+    if max(info.endpoint.slots, info.held) > _MAX_MARKS:
         return ""
     return "■" * info.assigned + "▣" * info.detached + "◧" * info.unassigned + "□" * info.free

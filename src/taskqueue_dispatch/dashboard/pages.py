@@ -1,4 +1,4 @@
-"""The page, and what an operator may do there."""
+"""The page, its stream and its actions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taskqueue_server.routing.extensions import NavLink
 from taskqueue_server.routing.operations import Handler, Operation, RequestContext, Scope
 
 PATH = "/dispatch"
-_SAID = {
+_NOTICES = {
     "drained": "Draining. Running jobs continue; the server gets no new jobs.",
     "undrained": "In use again.",
     "removed": "Removed. It is deleted once none of its slots is held.",
@@ -36,7 +36,7 @@ def dispatcher_of(call: RequestContext) -> Dispatcher:
 
 
 async def show(call: RequestContext) -> Response:
-    """Show models, endpoints and what runs."""
+    """Show models, endpoints and running jobs."""
     sample = await poller_of(call).fresh()
     snapshot = (await snapshot_of(dispatcher_of(call), sample)).seen_by(call.is_allowed)
     return await render(
@@ -44,7 +44,7 @@ async def show(call: RequestContext) -> Response:
         "dispatch.html",
         200 if snapshot.error is None else 503,
         live=f"{PATH}/live",
-        said=_SAID.get(call.request.query_params.get("said", "")),
+        said=_NOTICES.get(call.request.query_params.get("said", "")),
         snapshot=sample,
         pool=snapshot,
         shape=shape(snapshot),
@@ -55,7 +55,7 @@ async def show(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Drain an endpoint, use it again, or remove it."""
+    """Drain an endpoint, end draining, or remove it."""
     form = await read_form(call)
     action, model, server = form.text("action"), _exact(form, "model"), _exact(form, "server")
     if action not in _ACTIONS:
@@ -70,17 +70,17 @@ async def act(call: RequestContext) -> Response:
 
 
 def _exact(form: Form, name: str) -> str:
-    """Return a field as it was sent: blanks around a model's name are part of it."""
+    """Return a field with its leading and trailing spaces, which may be part of a model's name."""
     return next(iter(form.all(name)), "")
 
 
 async def live(call: RequestContext) -> Response:
-    """Return the stream of the page. Raises `ProblemError` when there are too many."""
+    """Return the stream of the page. Raises `ProblemError` if there are too many streams."""
     return EventStream(poller_of(call), _events(call), call.client_name)
 
 
 async def _events(call: RequestContext) -> AsyncIterator[bytes]:
-    values: dict[str, str] = {}
+    before: dict[str, str] = {}
     dispatcher = dispatcher_of(call)
     async with aclosing(moments(call)) as samples:
         async for sample in samples:
@@ -88,9 +88,9 @@ async def _events(call: RequestContext) -> AsyncIterator[bytes]:
                 yield encoded("bye", {"reason": sample})
                 return
             snapshot = (await snapshot_of(dispatcher, sample)).seen_by(call.is_allowed)
-            now = texts(snapshot, sample)
-            changed = {name: text for name, text in now.items() if values.get(name) != text}
-            values = now
+            values = texts(snapshot, sample)
+            changed = {name: text for name, text in values.items() if before.get(name) != text}
+            before = values
             yield encoded(
                 "sample",
                 {

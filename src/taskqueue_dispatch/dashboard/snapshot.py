@@ -1,4 +1,4 @@
-"""The pool at one moment, read once for all who look."""
+"""The state of the slot pool at one time, read once for all clients."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
 JOBS = 50
-"""running jobs that are listed, the latest"""
+"""maximum number of running jobs that are listed, newest first"""
 MODELS = 200
 ENDPOINTS = 500
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One model: what may run, and what its queue has."""
+    """One model: its configuration, its endpoints and its queue."""
 
     name: str
     config: ModelConfig
     endpoints: tuple[EndpointInfo, ...]
     reading: StoreReading | None
-    """``None`` before its first job"""
+    """``None`` before the first job"""
 
     @property
     def queue(self) -> str:
-        """Its queue."""
+        """Name of its queue."""
         return queue_of(self.name)
 
     @property
     def slots(self) -> int:
-        """How many jobs of it may run at once."""
+        """Number of slots of its endpoints that are neither draining nor removed."""
         return sum(
             endpoint.endpoint.slots
             for endpoint in self.endpoints
@@ -52,26 +52,26 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> int:
-        """How many slots of endpoints that may get jobs have no holder."""
+        """Number of free slots of its usable endpoints."""
         return sum(endpoint.free for endpoint in self.endpoints if endpoint.usable)
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows."""
+    """The content of the page."""
 
     number: int
     at: float
     view: PoolView
     known: tuple[ModelSnapshot, ...] = ()
-    """all models, by name"""
+    """all models, sorted by name"""
     statuses: dict[str, TaskStatus] = {}
-    """of the jobs that are listed, by their ids"""
+    """by the ids of the listed jobs"""
     error: str | None = None
-    """why the pool could not be read; what is shown then is what was found before"""
+    """error code if the pool could not be read; the other fields are then those of the snapshot before"""
 
-    def seen_by(self, may: Callable[[str], bool]) -> PoolSnapshot:
-        """Return what somebody may see of it."""
-        names = {model.name for model in self.known if may(model.queue)}
+    def seen_by(self, is_allowed: Callable[[str], bool]) -> PoolSnapshot:
+        """Return the part of it that a client may see."""
+        names = {model.name for model in self.known if is_allowed(model.queue)}
         view = msgspec.structs.replace(
             self.view,
             endpoints=tuple(e for e in self.view.endpoints if e.endpoint.model in names),
@@ -101,43 +101,40 @@ def _listed(view: PoolView) -> list[SlotLease]:
     return sorted(bound, key=attrgetter("fence"), reverse=True)[:JOBS]
 
 
-class _Watch:
+class _Latest:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.latest: PoolSnapshot | None = None
+        self.snapshot: PoolSnapshot | None = None
 
 
-_watches: WeakKeyDictionary[Dispatcher, _Watch] = WeakKeyDictionary()
+_latest: WeakKeyDictionary[Dispatcher, _Latest] = WeakKeyDictionary()
 
 
 async def snapshot_of(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
-    """Return the moment that belongs to a sample of the store: the same for all who ask."""
-    watch = _watches.setdefault(dispatcher, _Watch())
-    async with watch.lock:
-        if watch.latest is None or watch.latest.number < sample.number:
-            watch.latest = await _taken(dispatcher, sample, watch.latest)
-        return watch.latest
+    """Return the snapshot that belongs to a sample of the store. It is taken once for all clients."""
+    latest = _latest.setdefault(dispatcher, _Latest())
+    async with latest.lock:
+        if latest.snapshot is None or latest.snapshot.number < sample.number:
+            latest.snapshot = await _take_or_keep(dispatcher, sample, latest.snapshot)
+        return latest.snapshot
 
 
-async def _taken(
+async def _take_or_keep(
     dispatcher: Dispatcher, sample: Snapshot, before: PoolSnapshot | None
 ) -> PoolSnapshot:
     error = "timeout"
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             return await _take(dispatcher, sample)
     except TaskQueueError as failure:
         error = failure.code
     except TimeoutError:
         pass
-    except Exception:  # noqa: BLE001 - whatever it is, the next moment may be read again
+    except Exception:  # noqa: BLE001 - the next sample may succeed
         _log.exception("could not read the slot pool for the dashboard")
         error = "internal"
-    if before is None:
-        return PoolSnapshot(
-            number=sample.number, at=sample.at, view=PoolView(epoch=""), error=error
-        )
-    return msgspec.structs.replace(before, number=sample.number, at=sample.at, error=error)
+    retained = before or PoolSnapshot(number=0, at=0.0, view=PoolView(epoch=""))
+    return msgspec.structs.replace(retained, number=sample.number, at=sample.at, error=error)
 
 
 async def _take(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
@@ -172,8 +169,8 @@ async def _statuses(dispatcher: Dispatcher, leases: list[SlotLease]) -> dict[str
     for lease in leases:
         if lease.job is not None:
             ids[lease.model].append(lease.job)
-    matches: dict[str, TaskStatus] = {}
+    by_id: dict[str, TaskStatus] = {}
     for model, jobs in ids.items():
         statuses = await dispatcher.control.statuses(queue_of(model), *jobs)
-        matches.update({status.task_id: status for status in statuses if status is not None})
-    return matches
+        by_id.update({status.task_id: status for status in statuses if status is not None})
+    return by_id

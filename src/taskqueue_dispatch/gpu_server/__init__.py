@@ -1,1 +1,1 @@
-"""The GPU side: a component that makes an ASGI application of a model, and a simulated server on it."""
+"""The GPU side: an ASGI application that serves a model, and a simulated GPU server."""

@@ -1,13 +1,13 @@
-"""An ASGI application of a model, by which dispatchers and direct callers share its server.
+"""An ASGI application that serves a model to dispatchers and to direct callers.
 
 ::
 
     POST, any path      a job: its body is the payload. From a dispatcher (``X-Source: dispatcher``) 503 while all slots
-                        are in use or direct calls wait, else run at once; any other caller's waits its turn
-    GET /status/{id}    how a job is: queued, processing, success or failed
-    GET /health         how many jobs run, and which
+                        are in use or direct calls wait, else run at once; jobs of other callers are queued
+    GET /status/{id}    the state of a job: queued, processing, success or failed
+    GET /health         the number and the ids of the running jobs
 
-It may be mounted anywhere in another application: then these paths are below its mount.
+It may be mounted in another application: these paths are then relative to the mount.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class _ProblemError(Exception):
 
 
 class GpuServer:
-    """The application. A job is run once for each ``Idempotency-Key``, unless that run has failed.
+    """The application. It runs a job once for each ``Idempotency-Key``, unless that run has failed.
 
-    A sync one answers a dispatcher with the result; with ``asynchronous`` it answers at once, is asked for the result,
-    and where it knows its ``dispatcher`` pushes it there too. What a handler runs counts as active until it returns.
+    A synchronous server answers a dispatcher with the result. With ``asynchronous`` it answers at once; the result is
+    polled, and also pushed if ``dispatcher`` is given. A job counts as active until its handler returns.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class GpuServer:
         body_limit: int = LIMITS.payload,
         dispatcher: str | None = None,
     ) -> None:
-        """Do no input or output.
+        """Create the application without any I/O.
 
-        ``direct_queue``: how many direct calls may wait. ``keep_seconds``, ``keep_count``: how long, and how many,
-        ended jobs are remembered. ``retry_after``: seconds that a refused sender is told to wait. ``dispatcher``: the
-        address to push results to, as ``https://queue.example.com``; of the server's own settings, never of a request.
+        ``direct_queue``: maximum number of waiting direct calls. ``keep_seconds``, ``keep_count``: how long, and how
+        many, ended jobs are kept. ``retry_after``: seconds sent as ``Retry-After`` to a refused client.
+        ``dispatcher``: URL to push results to, for example ``https://queue.example.com``; never taken from a request.
         """
         for name, value, least in (
             ("max_concurrent", max_concurrent, 1),
@@ -101,9 +101,9 @@ class GpuServer:
                 await respond(send, problem.status, encoded, extra)
 
     async def aclose(self) -> None:
-        """Cancel what runs, and what is to be pushed.
+        """Cancel running jobs and pushes.
 
-        The lifespan calls it. Where it is mounted, the application has to.
+        The ASGI lifespan calls it. If the application is mounted in another, that one must call it.
         """
         await self.jobs.aclose()
         if self._pusher is not None:
@@ -204,7 +204,7 @@ async def respond(
 
 
 def _is_rerun(known: GpuJob) -> bool:
-    """Whether a job that is known is to be run once more: it has failed, and whoever sends it again knows that."""
+    """Return whether a known job is run again: it has failed, and the client sends it again for that reason."""
     return known.phase is GpuJobPhase.FAILED
 
 

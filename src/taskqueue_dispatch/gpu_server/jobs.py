@@ -1,4 +1,4 @@
-"""The jobs of one model server: those that run, direct ones that wait, and those that have ended, for a while."""
+"""The jobs of one GPU server: running jobs, waiting direct jobs, and recently ended jobs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _log = logging.getLogger("taskqueue.gpu")
 
 
 class JobFailed(Exception):
-    """Raised by a handler: the job has failed, and its sender is told this text. Another attempt may succeed."""
+    """An error that a handler raises if the job failed: the client receives its text. Another attempt may succeed."""
 
 
 class JobRefused(Exception):
-    """Raised by a handler: as `JobFailed`, but no attempt can succeed."""
+    """An error that a handler raises like `JobFailed`, if no attempt can succeed."""
 
 
 class GpuJobPhase(StrEnum):
-    """Where a job is; the words of ``/status``."""
+    """The state of a job, as ``/status`` reports it."""
 
     QUEUED = "queued"
     PROCESSING = "processing"
@@ -42,19 +42,19 @@ class GpuJobPhase(StrEnum):
 
 
 class GpuJob:
-    """One job, as the handler gets it."""
+    """One job, as the handler receives it."""
 
     def __init__(self, job_id: str, payload: Any, *, attempt: int, direct: bool) -> None:
         self.id = job_id
         self.payload = payload
         self.attempt = attempt
-        """from 1; of the dispatcher's"""
+        """number of the dispatcher's attempt, starting at 1"""
         self.direct = direct
         """whether it did not come from a dispatcher"""
         self.switched = False
-        """whether the server was given a job of another model before: this one's weights may have to be loaded"""
+        """whether the job before was of another model: the weights of this model may have to be loaded"""
         self.progress: float | str | None = None
-        """what ``/status`` tells while it runs; the handler's to set"""
+        """progress that ``/status`` reports while the job runs; set by the handler"""
         self.token: str | None = None
         self.digest = b""
         self.phase = GpuJobPhase.QUEUED
@@ -65,7 +65,7 @@ class GpuJob:
         self.ended_at = 0.0
 
     def report(self) -> bytes:
-        """Return what there is to say of it, as JSON text."""
+        """Return its state, with result, error or progress, as JSON text."""
         fields: dict[str, Any] = {"status": self.phase, "job_id": self.id}
         if self.phase is GpuJobPhase.SUCCESS:
             fields["result"] = msgspec.Raw(self.result)
@@ -77,11 +77,11 @@ class GpuJob:
 
 
 Handler = Callable[[GpuJob], Any | Awaitable[Any]]
-"""Returns the result, which JSON can express; a plain function runs in a thread"""
+"""Return the result, as a value that JSON can express. A synchronous function runs in a thread."""
 
 
 class GpuJobs:
-    """Runs jobs, so many at once; direct ones wait for their turn. One event loop."""
+    """A runner with a limited number of concurrent jobs and a queue of direct jobs, in one event loop."""
 
     def __init__(
         self,
@@ -110,26 +110,26 @@ class GpuJobs:
         self._finished = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.active: dict[str, GpuJob] = {}
-        """those that run, by id"""
+        """running jobs, by id"""
 
     @property
     def busy(self) -> bool:
-        """Whether a dispatcher's job has to go elsewhere: all slots are in use, or direct calls wait."""
+        """Whether a dispatcher's job is refused: all slots are in use, or direct calls wait."""
         return len(self.active) >= self._max or bool(self._waiting)
 
     @property
     def full(self) -> bool:
-        """Whether another direct call has no place to wait."""
+        """Whether the queue of direct calls is full."""
         return len(self.active) >= self._max and len(self._waiting) >= self._direct
 
     def find(self, job_id: str) -> GpuJob | None:
-        """Return a job that runs, waits or has ended not long ago."""
+        """Return a running, waiting or recently ended job."""
         self._forget()
         result = self.active.get(job_id) or self._ended.get(job_id)
         return result or next((job for job in self._waiting if job.id == job_id), None)
 
     def position(self, job: GpuJob) -> int:
-        """Return the place of a direct job, from 1; 0 once it runs."""
+        """Return the position of a direct job in the queue, from 1; 0 once it runs."""
         return self._waiting.index(job) + 1 if job in self._waiting else 0
 
     def add(self, job: GpuJob) -> None:
@@ -139,13 +139,13 @@ class GpuJobs:
         self._go_on()
 
     async def aclose(self) -> None:
-        """Cancel what runs and drop what waits; a plain function runs on in its thread, of which nobody hears."""
+        """Cancel running jobs and drop waiting ones. A synchronous function continues in its thread, without effect."""
         self._waiting.clear()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A task that is cancelled before its first turn does not end its job.
+        # A task that is cancelled before its first step does not end its job.
         for job in tuple(self.active.values()):
             self._fail(job, _OVER)
             self._end(job)
@@ -172,8 +172,8 @@ class GpuJobs:
         except asyncio.CancelledError:
             self._fail(job, _OVER)
             raise
-        except Exception as error:  # noqa: BLE001 - what a model raises is its own
-            # What an error of the model's own says may hold what the client has sent.
+        except Exception as error:  # noqa: BLE001 - a handler may raise any exception
+            # Only the type is reported: the text may contain data of the client.
             _log.exception("a job has failed", extra={"job_id": job.id})
             self._fail(job, f"the model has failed ({type(error).__name__})")
         finally:

@@ -1,4 +1,4 @@
-"""Telling a dispatcher what has become of its jobs, so that it need not ask."""
+"""Pushing of results to a dispatcher, so that it need not poll."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _log = logging.getLogger("taskqueue.gpu")
 
 
 class Pusher:
-    """Pushes results in the background. What it can't bring is there to be asked for all the same."""
+    """A background sender of results. A result that cannot be pushed can still be polled."""
 
     def __init__(
         self, dispatcher: str, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        """Do no input or output. ``dispatcher`` is its address, to which ``/tasks/callback/{job_id}`` is added."""
+        """Create a pusher without any I/O. ``dispatcher`` is a URL, to which ``/tasks/callback/{job_id}`` is added."""
         self._base = dispatcher.rstrip("/")
         self._sleep = sleep
         self._client: httpx2.AsyncClient | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def push(self, job_id: str, token: str, report: bytes) -> None:
-        """Begin to push a report; no more than 256 at once, the others are left to be asked for."""
+        """Start to push a report. If 256 pushes are running, do nothing: the result can be polled."""
         if len(self._tasks) < _AT_ONCE:
             task = asyncio.create_task(self._push(job_id, token, report))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Give up what is under way."""
+        """Cancel running pushes."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Requests to places that a client has named: what may be reached at all, and nothing but that is connected to."""
+"""Requests to URLs that clients supply: the host's addresses are checked, and only these are connected to."""
 
 from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve, look_up
 from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached

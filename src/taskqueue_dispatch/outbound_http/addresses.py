@@ -1,4 +1,4 @@
-"""Which addresses are of the public network, so that anybody may name them."""
+"""Which IP addresses are public, and may be used by any client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEVER: tuple[Network, ...] = tuple(
         ),
     )
 )
-"""no receiver can be there, whatever an operator allows"""
+"""never allowed, whatever an operator configures"""
 
 _SPECIAL: tuple[Network, ...] = tuple(
     map(
@@ -48,18 +48,18 @@ _SPECIAL: tuple[Network, ...] = tuple(
     )
 )
 _UNICAST = IPv6Network("2000::/3")
-"""outside of it no IPv6 address is public: loopback, mapped, NAT64, ULA, link-local, site-local"""
+"""all public IPv6 addresses; outside of it are loopback, mapped, NAT64, ULA, link-local and site-local addresses"""
 _HOLDERS = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")))
-"""whose last 32 bits are an IPv4 address: compatible, mapped, NAT64"""
+"""networks whose addresses end with an IPv4 address: compatible, mapped, NAT64"""
 _OWN = (IPv6Address("::"), IPv6Address("::1"))
 _LOW = 0xFFFF_FFFF
 _ISATAP, _ISATAP_MASK = 0x0000_5EFE, 0xFCFF_FFFF
 
 
 def may_be_reached(address: Address, exceptions: Iterable[Network] = ()) -> bool:
-    """Whether an address is a public one, or in a network that an operator allows.
+    """Return whether an address is public, or in one of the networks that an operator allows.
 
-    An IPv6 address that leads to an IPv4 one, as those of NAT64 do, is good only if both are.
+    An IPv6 address that contains an IPv4 address, for example of NAT64, is allowed only if both are.
     """
     exceptions = tuple(exceptions)
     if _in(address, _NEVER):

@@ -1,4 +1,4 @@
-"""Names to addresses, by the system's resolver, with no more threads than it is given."""
+"""Name resolution by the system's resolver, with a limited number of threads."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from functools import cache
 from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
 
 Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
-"""Returns the addresses of a host, for a port. Raises `NotReached`, and `NameUnknown` where it has none."""
+"""Return the addresses of a host, for a port. Raises `NotReached`, and `NameUnknown` if the host does not exist."""
 _THREADS = 8
 _RECENT = 10.0
 _MANY = 1000
-"""names that are remembered at a time"""
+"""maximum number of names in the cache"""
 _UNKNOWN = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
 async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[str, ...]:
-    """Ask the system, once. Raises `NotReached`, and `NameUnknown` where nothing has the name.
+    """Resolve a host name once. Raises `NotReached`, and `NameUnknown` if the host does not exist.
 
-    Look-ups with other ``threads`` never wait for these.
+    ``threads`` names a thread pool: lookups in different pools never wait for each other.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -44,15 +44,14 @@ def _ask(host: str, port: int) -> list[str]:
 
 @cache
 def _threads(name: str) -> ThreadPoolExecutor:
-    # Own ones: a resolver that hangs must not take the threads of all else.
+    # Separate threads: a resolver that hangs must not block the default executor.
     return ThreadPoolExecutor(_THREADS, name)
 
 
 class CachedLookup:
-    """Looks up through another, which is asked once for all who want the same at a time, and for some seconds after.
+    """A cache for a resolver: concurrent lookups of a name share one call, whose result is kept for some seconds.
 
-    For a first look at what is checked again when it is connected to, or where no address but those that were found
-    and checked is connected to.
+    Use it only if the addresses are checked again before connecting, or if only checked addresses are connected to.
     """
 
     def __init__(
@@ -75,12 +74,12 @@ class CachedLookup:
         if requested is None or until <= now:
             self._forget(now)
             requested = asyncio.create_task(self._ask(host, port))
-            requested.add_done_callback(_read_exception)  # all who asked may have left
+            requested.add_done_callback(_read_exception)  # all callers may have been cancelled
             self._requests[host, port] = now + _RECENT, requested
         return await asyncio.shield(requested)
 
     async def aclose(self) -> None:
-        """End what is still asked. Idempotent."""
+        """Cancel running lookups. Idempotent."""
         requested = [task for _, task in self._requests.values()]
         self._requests.clear()
         for task in requested:

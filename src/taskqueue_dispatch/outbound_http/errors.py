@@ -1,4 +1,4 @@
-"""What goes wrong on the way to a place. No message holds an address or anything that was answered."""
+"""Errors of outbound requests. No message contains an address or a part of a response."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from taskqueue_core.errors import TaskQueueError
 
 
 class NotReached(TaskQueueError):
-    """There is no answer, or none that is whole. It may be otherwise later."""
+    """There was no complete response. A later attempt may succeed."""
 
     code = "not_reached"
 
 
 class NameUnknown(NotReached):
-    """Nothing has the name."""
+    """The host name does not exist."""
 
     code = "name_unknown"

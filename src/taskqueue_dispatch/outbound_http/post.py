@@ -1,4 +1,4 @@
-"""One POST to a place that was checked: to its addresses and no others, bounded in time and size."""
+"""One POST request to a checked URL: only to its checked addresses, limited in time and size."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from taskqueue_dispatch.outbound_http.url_policy import Checked
 
 _BODY = 64 * 1024
 _BODY_SECONDS = 2.0
-"""for what follows a status that is known already"""
+"""seconds for reading the body"""
 _CONNECT_SECONDS = 5.0
 _ADDRESSES = 3
-"""that are tried, where one refuses to be connected to"""
+"""maximum number of addresses that are tried, if connections fail"""
 _ONE = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
 
 
 class PostReply(msgspec.Struct, frozen=True):
-    """What came back, without a word of what it said."""
+    """The response, without its content."""
 
     status: int
     length: int
-    """bytes of its body that were read, at most 64 KiB"""
+    """bytes of the body that were read, at most 64 KiB"""
     retry_after: float | None = None
     """seconds"""
 
 
-@cache  # the authorities take a twentieth of a second to load
+@cache  # loading the certificate authorities takes 50 ms
 def trusted() -> ssl.SSLContext:
-    """Return what trusts the system's authorities, verifies names, and speaks TLS 1.2 or later: one for all."""
+    """Return a shared TLS context: the system's certificate authorities, host name checks, TLS 1.2 or later."""
     context = httpx2.create_ssl_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
@@ -52,13 +52,13 @@ async def post(
     tls: ssl.SSLContext,
     within: float,
 ) -> PostReply:
-    """Send one POST and return its reply, whatever its status; a redirect is a reply, and nothing is followed.
+    """Send one POST and return the response, whatever its status. Redirects are not followed.
 
-    It connects to the checked addresses, in turn as long as none is connected to, with the host's name for TLS and
-    in ``Host``. Proxies of the environment are left out, and so are cookies and compression. The status and headers
-    come within that many seconds; two more are for what is read of the body. Raises `NotReached`.
+    Try the checked addresses in turn until a connection succeeds; TLS and the ``Host`` header use the host's name.
+    Proxies from the environment, cookies and compression are not used. Status and headers must arrive within
+    ``within`` seconds; reading the body may take two more. Raises `NotReached`.
     """
-    # A transport for each: a connection that was made for one name must never serve another.
+    # One transport per request: a connection made for one name must never be used for another.
     async with (
         _Opened() as opened,
         httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=_ONE) as transport,
@@ -79,7 +79,7 @@ async def post(
 
 
 class _Opened:
-    """Closes what was opened. The transport itself leaves a socket behind whose TLS was cancelled on the way."""
+    """The opened connections, to be closed: the transport leaks a socket whose TLS handshake was cancelled."""
 
     def __init__(self) -> None:
         self._streams: list[Any] = []
@@ -135,7 +135,7 @@ def _request(
 
 
 async def _length(response: httpx2.Response) -> int:
-    # The status has decided. The body is read for the sender's sake, who may not like to be cut off, and only so far.
+    # The status is what matters. A limited part of the body is read, so that the receiver's send does not fail.
     length = 0
     with contextlib.suppress(httpx2.HTTPError, TimeoutError):
         async with asyncio.timeout(_BODY_SECONDS):

@@ -1,4 +1,4 @@
-"""Whether a URL may be called: its form, its scheme, its port, and each address that its host has."""
+"""Whether a URL may be called: checks of its form, scheme, port and all addresses of its host."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
 from taskqueue_dispatch.outbound_http.urls import UrlParts, read_url
 
 _SECONDS = 5.0
-"""for a look-up"""
+"""time limit of a lookup"""
 _HTTP = 80
 
 
 class UrlPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be called. Nothing but public addresses, unless `networks` has others."""
+    """Which URLs may be called. Only public addresses are allowed, except those in `networks`."""
 
     ports: frozenset[int] = frozenset({443, 8443})
     http: bool = False
-    """plain http too, at these ports and 80"""
+    """whether http is allowed too, on these ports and 80"""
     networks: tuple[Network, ...] = ()
-    """where private addresses are allowed"""
+    """networks whose addresses are allowed although they are private"""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A URL that may be called now, at these addresses and no others."""
+    """A checked URL, with the only addresses that may be connected to."""
 
     parts: UrlParts
     addresses: tuple[str, ...]
-    """in the order of preference"""
+    """in order of preference"""
 
 
 async def check_url(
     url: str, policy: UrlPolicy, *, field: str = "url", resolve: Resolve = look_up
 ) -> Checked:
-    """Look the host up, once, and check every answer.
+    """Check a URL: resolve its host once and check every address.
 
-    Raises `InvalidInput`, naming ``field``, for what may not be called, `NotReached` where the name can't be looked
-    up now, and `NameUnknown` where there is none. None of them shows the URL.
+    Raises `InvalidInput`, naming ``field``, if the URL is not allowed, `NotReached` if its host cannot be resolved
+    now, and `NameUnknown` if the host does not exist. No error shows the URL.
     """
     parts = read_url(field, url)
     _check_way(parts, policy, field)
@@ -56,7 +56,7 @@ async def check_url(
             raise NotReached("the host name was not resolved in time") from None
     if not matches:
         raise NameUnknown("the host name does not exist")
-    # One bad answer spoils all: whoever mixes them in hopes that the next connection goes there.
+    # One forbidden address rejects all: an attacker could mix addresses and hope that the forbidden one is used.
     if not all(_allowed(address, policy) for address in matches):
         raise InvalidInput(
             field,

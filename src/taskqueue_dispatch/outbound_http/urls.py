@@ -1,4 +1,4 @@
-"""Addresses of the web, read strictly: one spelling means one thing here and to whoever connects."""
+"""Strict parsing of URLs, so that the check and the HTTP client read a URL in the same way."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ _NAME = "a host's name, without a dot at its end, or its IP address in full, as 
 
 
 class UrlParts(msgspec.Struct, frozen=True):
-    """Where a URL leads to."""
+    """The parts of a URL."""
 
     scheme: str
     host: str
-    """in small letters; an IP address as it is usually written, without brackets"""
+    """in lower case; an IP address in its usual form, without brackets"""
     port: int
     target: str
-    """path and query, as they were given"""
+    """path and query, unchanged"""
     address: Address | None
-    """where the host is one"""
+    """the host, if it is an IP address"""
 
     def __repr__(self) -> str:
-        """Show no path: there may be secrets in it."""
+        """Return a text without the path, which may contain secrets."""
         return f"Place({self.scheme}://{self.authority})"
 
     @property
     def authority(self) -> str:
-        """What the ``Host`` header says."""
+        """Value of the ``Host`` header."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == _PORTS[self.scheme] else f"{name}:{self.port}"
 
 
 def read_url(field: str, url: object) -> UrlParts:
-    """Read ``http[s]://host[:port][/path][?query]``. Raises `InvalidInput`, naming ``field``, for anything else."""
+    """Parse ``http[s]://host[:port][/path][?query]``. Raises `InvalidInput`, naming ``field``, for anything else."""
     if not isinstance(url, str) or len(url) > LIMITS.url:
         raise InvalidInput(field, kind_of(url), f"a URL of at most {LIMITS.url} characters")
     match = _URL.fullmatch(url)
@@ -82,7 +82,7 @@ def _host(field: str, host: str) -> tuple[str, Address | None]:
             six = IPv6Address(host[1:-1])
             return str(six), six
         labels = host.split(".")
-        # What ends like a number is an address to most readers, in whatever base: one form is enough.
+        # Most parsers read a host that ends with a number, in any base, as an IPv4 address: accept one form only.
         if _NUMBER.fullmatch(labels[-1]):
             four = IPv4Address(host)
             return str(four), four
