@@ -86,7 +86,7 @@ def test_bad_limits_are_named(words: list[str], field: str, cli: Cli, store: Sha
 
 
 def test_order_and_tenants(cli: Cli, store: Shared) -> None:
-    """B12, OPEN-B4: everything that orders a queue is set, told and taken back; a weight leaves the others alone."""
+    """B12, OPEN-B4: everything that orders a queue is set, printed and reset; a weight leaves the others alone."""
     publish(store, "a")
     tenants = ["--tenant-capacity", "1000", "--tenant-max-inflight", "5", "--tenant-rate", "7/1m"]
     weights = ["--weight", "a=3", "--weight", "b=2"]

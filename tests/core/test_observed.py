@@ -137,7 +137,7 @@ async def test_nothing_delivered_is_nothing_seen(
 async def test_releases_and_losses_are_distinguished(
     backend: InstrumentedBackend, recorder: Recorder
 ) -> None:
-    """Law 3: a plugin can tell a hand-back from a loss."""
+    """Law 3: a plugin sees whether a delivery was released or lost."""
     await backend.publisher.publish(*tasks("a"))
     subscription = backend.subscribe(["k"], "w")
     for lost in (False, True):
@@ -287,7 +287,7 @@ async def test_an_ordering_key_needs_an_order() -> None:
 async def test_passes_of_maintenance(
     backend: InstrumentedBackend, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is told, one that fails too; its error goes to who asked for it."""
+    """Each is reported, also one that fails; its error is raised to the caller."""
     control = control_of(backend)
     done = await control.maintain()
 

@@ -84,7 +84,7 @@ async def test_what_it_does_not_keep(
 async def test_the_room_signal_is_sent_for_new_room(
     backend: RecordBackend, store: DictStore
 ) -> None:
-    """B13: with a first hand-out, an end before it, a change of settings, and an unsure step; for its keys alone."""
+    """B13: after a first delivery, an end before it, a change of settings, and an unsure step; for its keys only."""
 
     async def rung() -> bool:
         waiting = asyncio.create_task(signal.wait(60))

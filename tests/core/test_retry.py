@@ -164,7 +164,7 @@ def test_redriven_tasks_start_counting_again() -> None:
 
 @given(attempt=st.integers(1, 2000), losses=st.integers(0, 50), lost=st.booleans())
 def test_a_release_never_counts(attempt: int, losses: int, lost: bool) -> None:  # noqa: FBT001
-    """FIX-C3 and law 3: however often, a hand-back is neither a failure nor the end."""
+    """FIX-C3 and law 3: a release, however often it happens, is neither a failure nor an end."""
     assert decide(HandBack(lost), delivery(attempt, losses=losses), DEFAULT) == Redeliver(lost)
 
 

@@ -212,7 +212,7 @@ class BellDoor(Door):
 @pytest.mark.parametrize("code", [Refusal.QUEUE_FULL, Refusal.TENANT_FULL, Refusal.INTAKE_PAUSED])
 @pytest.mark.parametrize("observed", [False, True])
 async def test_a_room_signal_ends_the_wait(code: Refusal, *, observed: bool) -> None:
-    """B13: where the backend tells of room nobody polls: it is asked once the bell is open, and when it has wait."""
+    """B13: with a room signal, a publisher does not poll: it retries when the signal is open, and on a notification."""
     door = BellDoor(3, code=code)
     queue = Queue(InstrumentedBackend(door, Hooks()) if observed else door)
     publishing = asyncio.create_task(queue.publish("k", id="t", wait=60))
@@ -230,7 +230,7 @@ async def test_a_room_signal_ends_the_wait(code: Refusal, *, observed: bool) -> 
 
 
 async def test_no_room_signal_for_accepted_publishes() -> None:
-    """A publish that is let in, will not wait, or need not, opens no bell."""
+    """A publish that is accepted, or that does not wait, opens no room signal."""
     assert (await Queue(door := BellDoor(0)).publish("k", wait=5)).stored
     assert door.bells == []
     for wait, hint in ((0, 60.0), (5, None)):
@@ -240,14 +240,14 @@ async def test_no_room_signal_for_accepted_publishes() -> None:
 
 
 async def test_room_that_came_while_the_room_signal_was_opened() -> None:
-    """B13: nothing is missed between the refusal and the bell."""
+    """B13: nothing is missed between the refusal and the opening of the room signal."""
     door = BellDoor(1)
     assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
     assert door.signal.waits == []
 
 
 async def test_a_full_store_sends_no_room_signal() -> None:
-    """B13: a full store rings for nobody: it is asked when it hinted, by those with a bell too."""
+    """B13: a full store sends no room signal: publishers retry after the suggested delay, also those with a signal."""
     door = BellDoor(3, 0.01, Refusal.STORE_FULL)
     assert (await asyncio.wait_for(Queue(door).publish("k", wait=60), 5)).stored
     assert door.signal.waits == []
@@ -267,7 +267,7 @@ async def test_a_queue_that_moves_while_a_publisher_waits() -> None:
 
 
 async def test_the_timeout_is_kept_with_a_room_signal() -> None:
-    """B13: a bell that never rings ends no later than it was told, after a last try."""
+    """B13: without a notification, the wait ends at its timeout, after a last try."""
     door = BellDoor(NEVER)
     clock = LoopClock()
     start = clock.now()
@@ -278,7 +278,7 @@ async def test_the_timeout_is_kept_with_a_room_signal() -> None:
 
 
 async def test_room_signals_of_bound_queues() -> None:
-    """D9, B13: who publishes to a queue that hands on copies hears of room in each of those."""
+    """D9, B13: publishers to a queue with bindings are notified of room in each bound queue."""
     door = BellDoor(1)
     names = {Capability.FLOW, Capability.FAN_OUT, Capability.CONTROL}
     door.capabilities = Capabilities(names=frozenset(names))

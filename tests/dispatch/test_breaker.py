@@ -104,7 +104,7 @@ def test_a_failure_without_a_trial(breaker: Breaker, now: Now) -> None:
 
 
 def test_a_trial_without_an_outcome(breaker: Breaker, now: Now) -> None:
-    """A trial that came to nothing is somebody else's, at once or after a minute (fault H5)."""
+    """A trial without an outcome passes to another job, at once or after a minute (fault H5)."""
     opened(breaker)
     now.time += 10
     assert breaker.allows(*FLUX)

@@ -112,7 +112,7 @@ async def _all_healthy(backend: Backend) -> bool:
 
 
 async def test_a_server_that_restarted(desk: Desk) -> None:
-    """Slots of a server that began anew come back on two equal looks, and their holder knows (C22, C23, FIX-C5)."""
+    """Slots of a restarted server are freed after two equal looks, and their holder learns it (C22, C23, FIX-C5)."""
     held, other = await desk.take(2)
     await desk.assign(held, "job")
     await desk.assign(other, "kept")

@@ -211,7 +211,7 @@ class TestRude:
         assert str(caught.value) == error
 
     async def test_a_refused_connection(self) -> None:
-        """A refused connection is told apart from a lost answer (fault I1)."""
+        """A refused connection is distinguished from a lost answer (fault I1)."""
         async with receiving() as receiver:
             pass
         with pytest.raises(NotReached, match="no connection"):

@@ -90,7 +90,7 @@ async def test_notes_come_with_renewals(desk: Desk) -> None:
 
 
 async def test_a_signal_makes_notes_be_read_at_once(desk: Desk) -> None:
-    """A word of a bell brings a note long before the next renewal, with few calls, and only for jobs (C7, C19)."""
+    """After a signal, a note is read long before the next renewal, with few calls, and only for jobs (C7, C19)."""
     held, spare = await desk.take(2)
     await desk.assign(held, "job")
     async with running(desk.renewer):

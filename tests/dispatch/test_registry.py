@@ -288,7 +288,7 @@ async def test_a_look_that_is_cancelled() -> None:
 
 
 async def test_listeners_are_called_for_each_change(backend: Backend) -> None:
-    """Whoever listens is told of each change of what is known, and of nothing else (C12)."""
+    """Listeners are called for each change of the registry, and for nothing else (C12)."""
     registry, other = await registry_of(backend), await registry_of(backend)
     heard: list[int] = []
     registry.listen(lambda: heard.append(len(registry.known())))

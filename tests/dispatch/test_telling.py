@@ -84,7 +84,7 @@ async def test_a_slot_does_not_wait_for_its_callback(
 
 
 async def test_an_expiry_is_reported(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client is told that its job has expired in the queue, once (C26, fault F12)."""
+    """A client is notified once that its job has expired in the queue (C26, fault F12)."""
     monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
     monkeypatch.setattr(maintenance, "_EVERY", 0.2)
     async with (
@@ -109,7 +109,7 @@ async def test_an_expiry_is_reported(backend: Backend, monkeypatch: pytest.Monke
 async def test_one_end_is_reported(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
-    """How a job has ended is told, and nothing else; one that runs past its deadline may have expired (C26)."""
+    """Only how a job has ended is reported; one that runs past its deadline may have expired (C26)."""
     monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
     monkeypatch.setattr(maintenance, "_EVERY", 0.1)
     async with (

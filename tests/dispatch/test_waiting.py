@@ -109,7 +109,7 @@ async def test_who_left_is_gone(backend: Backend) -> None:
 
 
 async def test_a_place_times_out_while_it_is_not_awaited(backend: Backend) -> None:
-    """A place is good for its time, also while nobody awaits it; a slot that nobody fetched goes back (B3, B7)."""
+    """A place is valid for its time, also while it is not awaited; a slot that was not fetched goes back (B3, B7)."""
     desk = await desk_of(backend)
     permit = await desk.permit()
     late = await desk.place(timeout=0.01)

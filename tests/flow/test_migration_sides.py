@@ -70,7 +70,7 @@ def test_control_is_needed() -> None:
 
 
 async def test_a_dead_old_side_does_not_block_the_new_one() -> None:
-    """Fault J6: with the old side gone or silent the new one takes in and hands out; afterwards the old one drains."""
+    """Fault J6: with the old side gone or silent, the new one accepts and delivers; afterwards the old one drains."""
     async with pair() as two:
         await two.publish("a", "b")
         await start(two.both)

@@ -33,7 +33,7 @@ def timers(clock: ManualClock) -> int:
 async def test_a_closed_room_signal_leaves_nothing(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """Fault G10: of bells that were closed, and of queues that were bound, nothing is kept (fault M5)."""
+    """Fault G10: nothing is kept of closed room signals and of queues that were bound (fault M5)."""
     signals = backend._store.signals
     first, second = backend.publisher.room_signal("k", "j"), backend.publisher.room_signal("k")
     async with first:
@@ -76,7 +76,7 @@ async def test_a_room_signal_waits_as_long_as_asked(
 
 
 async def test_a_room_signal_is_sent_for_room_alone(backend: MemoryBackend) -> None:
-    """A task that comes, is handed back, acked or retried makes no room; one that is taken does (fault M5)."""
+    """A task that is published, released, acked or retried makes no room; one that is delivered does (fault M5)."""
     await configure(backend, capacity=2)
     subscription = backend.subscribe(["k"], "w")
     async with backend.publisher.room_signal("k") as signal:
@@ -176,7 +176,7 @@ async def test_no_watch_without_a_limit(backend: MemoryBackend, clock: ManualClo
 async def test_recovered_deliveries_are_counted_once(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    """C18: each pass of housekeeping counts what was taken back since the last one (fault M5)."""
+    """C18: each maintenance pass counts what was recovered since the last one (fault M5)."""
     await configure(backend, max_processing_time=5)
     await backend.publisher.publish(Task(key="k"), Task(key="k"))
     assert len((await backend.subscribe(["k"], "w").receive(9, 0)).deliveries) == 2

@@ -84,7 +84,7 @@ async def test_where_reports_come_and_go(backend: MemoryBackend, clock: ManualCl
 
 
 async def test_a_closed_slot_signal_is_forgotten(backend: MemoryBackend) -> None:
-    """A bell that is closed is forgotten, also where its wait was cancelled (B3, B7)."""
+    """A closed slot signal is forgotten, also if its wait was cancelled (B3, B7)."""
     async with backend.slots.slot_signal(MODEL, "other") as signal:
         waiting = asyncio.ensure_future(signal.wait(60))
         await asyncio.sleep(0)

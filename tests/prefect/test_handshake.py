@@ -213,7 +213,7 @@ class TestTokens:
 
 
 class TestOtherRequests:
-    """What a worker asks for beside its socket."""
+    """What a worker requests over HTTP, next to its socket."""
 
     async def test_requests(self, tokens: Path) -> None:
         """The version that workers compare theirs with, as JSON text; none of it is in the description of the API."""

@@ -31,13 +31,13 @@ def side_by_side() -> dict[str, dict[str, str]]:
     ],
 )
 def test_its_cost_compared_with_the_stock_server(figure: str) -> None:
-    """Row E9: what it costs stands beside what Prefect's own queue costs, measured in the same run."""
+    """Row E9: its cost is compared with that of Prefect's own queue, measured in the same run."""
     row = side_by_side()[figure]
     assert all(re.match(r"[\d.,]+", row[whose]) for whose in ("ours", "stock"))
 
 
 def test_the_alternative_compared_with_it() -> None:
-    """Row REV-E7: docket, alone, had the same long runs, the same workers and the same lease, beside this."""
+    """Row REV-E7: docket alone had the same long runs, the same workers and the same lease as this."""
     (row,) = (row for figure, row in side_by_side().items() if LONG.match(figure))
     assert row["ours"] == "8"
     assert re.match(r"\d+", row["docket alone"])

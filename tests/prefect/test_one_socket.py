@@ -62,7 +62,7 @@ async def test_the_handlers_word_is_the_ack(place: Place) -> None:
 async def test_what_was_lost_meanwhile_is_not_delivered(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault A4: what another has got while this process stood still is not handed out here, too."""
+    """Fault A4: what another process received while this one was frozen is not delivered here as well."""
     read, readings = task_runs.read, 0
 
     async def handler(socket: SharedQueueDelivery) -> None:
@@ -113,7 +113,7 @@ async def test_however_the_handler_ends(place: Place, end: str) -> None:
 async def test_a_run_that_was_never_committed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row E8: a run that the database does not have is looked for again, and dropped in the end, never handed out."""
+    """Row E8: a run that the database does not have is looked up again, and dropped in the end, never delivered."""
     looks = []
 
     async def read(name: str) -> None:

@@ -214,7 +214,7 @@ async def test_a_parked_body_that_is_changed_by_hand(
 async def test_entries_that_were_never_published(
     each_redis: RedisServer, redis_prefix: str, name: str | bytes
 ) -> None:
-    """E6, rule 10: an entry that has no body and no record is passed over, stays nowhere, and holds up nobody."""
+    """E6, rule 10: an entry without a body and a record is skipped and removed, and delays no other."""
     async with opened(each_redis.url, redis_prefix) as backend:
         async with backend.subscribe([KEY], "c") as consumer:
             for limit in (1, 9):

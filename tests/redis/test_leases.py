@@ -155,7 +155,7 @@ async def test_the_dead_are_recovered_page_by_page(
 async def test_after_a_gap_all_consumers_have_a_whole_lease(
     redis_server: RedisServer, redis_url: str, redis_prefix: str
 ) -> None:
-    """Fault B10: where nobody kept house for a while, silence counts from the first pass on."""
+    """Fault B10: if maintenance did not run for a while, silence counts from the first pass on."""
     async with opened(redis_url, redis_prefix) as backend, opened(redis_url, redis_prefix) as other:
         await publish(backend, "t")
         lost = other.subscribe([KEY], "lost")

@@ -1,4 +1,4 @@
-"""One pass of housekeeping: it is bounded, comes to every queue in the end, and touches nothing before its time."""
+"""One maintenance pass: it is bounded, reaches every queue in the end, and changes nothing before its time."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ async def test_who_was_given_up_in_one(backend: RedisBackend, faults: Faults) ->
 async def test_what_expired_without_a_waiting_consumer(
     redis_url: str, redis_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law 8, fault E3: what a partition tells late of deadlines that have passed, a later receive tells (fault M5)."""
+    """Law 8, fault E3: a later receive reports the expired deadlines that a partition reported late (fault M5)."""
     clock = ManualClock(1_700_000_000.0)
     async with opened(redis_url, redis_prefix, partitions=4, clock=clock) as backend:
         faults = Faults(backend._context.scripts)
@@ -233,7 +233,7 @@ async def test_what_expired_without_a_waiting_consumer(
 
 
 async def test_maintenance_where_one_is_out_of_reach(backend: RedisBackend, faults: Faults) -> None:
-    """Fault C7: what the others do is done and told; where none is within reach the caller hears it (fault M5)."""
+    """Fault C7: the others are maintained and reported; if none is available, the caller gets an error (fault M5)."""
     bad, *_ = places(backend)
     await published(backend, "t")
     faults.failing.add(bad)

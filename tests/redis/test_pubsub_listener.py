@@ -1,4 +1,4 @@
-"""The doorbell: what is published reaches who listens, over losses of every kind."""
+"""The pub/sub listener: what is published reaches its callbacks, over losses of every kind."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_a_half_open_connection(redis_server: RedisServer, redis_prefix: s
 async def test_a_callback_that_fails_harms_no_other(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error of a callback is logged; the bell goes on."""
+    """An error of a callback is logged; the listener continues."""
     heard: list[bytes] = []
 
     def hear(_: str, message: bytes) -> None:

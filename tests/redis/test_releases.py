@@ -1,4 +1,4 @@
-"""What consumers hold and give back: openly, each to its own queue, in batches; and what a store can promise."""
+"""What consumers hold and release: each to its own queue, in batches; and what a store can promise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs/redis.md"
 
 
 async def test_released_at_once(each_redis: RedisServer, redis_prefix: str) -> None:
-    """D10, BUG-D1: what is handed back is available at once, in its place ahead of new ones, and no loss is counted."""
+    """D10, BUG-D1: what is released is available at once, ahead of new ones, and no loss is counted."""
     async with (
         opened(each_redis.url, redis_prefix, lease=60.0) as backend,
         opened(each_redis.url, redis_prefix, lease=60.0) as other,

@@ -215,7 +215,7 @@ async def test_a_note_for_who_gives_back_is_dropped(backend: RedisBackend) -> No
 async def test_a_slot_signal_in_another_process(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """C23: a slot that comes free in one process wakes who waits in another; a model has a bell of its own."""
+    """C23: a slot that comes free in one process wakes waiters in another; each model has its own signal."""
     async with (
         opened(redis_server.url, redis_prefix) as one,
         opened(redis_server.url, redis_prefix) as two,
@@ -240,7 +240,7 @@ async def test_a_slot_signal_in_another_process(
 async def test_a_slot_signal_that_may_have_missed_a_message(
     redis_server: RedisServer, redis_prefix: str
 ) -> None:
-    """BUG-D3, fault B2: a bell whose connection was cut rings once it hears again."""
+    """BUG-D3, fault B2: a signal whose connection was cut is sent once the connection is back."""
     async with FaultProxy(("127.0.0.1", redis_server.port)) as proxy:
         url = f"redis://127.0.0.1:{proxy.address[1]}"
         async with opened(url, redis_prefix) as backend, backend.slots.slot_signal(MODEL) as signal:
@@ -251,7 +251,7 @@ async def test_a_slot_signal_that_may_have_missed_a_message(
 
 
 async def test_slot_and_room_signals_are_separate(backend: RedisBackend) -> None:
-    """A bell for slots hears nothing of a queue with the same name, nor the other way round."""
+    """A slot signal gets no message of a queue with the same name, nor a room signal one of slots."""
     name = "work"
     await backend.slots.register(endpoint(model=name))
     (lease,) = await backend.slots.acquire(name, "h", ttl=60)

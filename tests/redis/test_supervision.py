@@ -52,7 +52,7 @@ async def test_the_listener_continues_after_an_error(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A11, fault E5: a bell whose work fails in a way of its own says so, connects again, and is heard."""
+    """A11, fault E5: a listener that fails unexpectedly logs it, connects again, and receives messages."""
     real, failed = Doorbell._serve, [0]
 
     async def serve(self: Doorbell, *rest: Any) -> None:

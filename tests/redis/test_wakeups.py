@@ -119,7 +119,7 @@ async def woken(receive: asyncio.Task[Received]) -> list[str]:
 
 
 async def test_no_wake_up_is_missed(redis_server: RedisServer, redis_prefix: str) -> None:
-    """BUG-D5, fault E5: the bell's connection is killed as often as one likes; what is published meanwhile comes.
+    """BUG-D5, fault E5: the listener's connection is killed repeatedly; what is published meanwhile arrives.
 
     A wait that ends with nothing is no error.
     """

@@ -36,7 +36,7 @@ async def test_sent_again_it_is_the_same_task(api: httpx2.AsyncClient) -> None:
 
 
 async def test_another_body_is_an_error(api: httpx2.AsyncClient) -> None:
-    """Law 7: a key that stood for another payload is a mistake of the client's, and nothing is stored."""
+    """Law 7: a key that was used for another payload is a client error, and nothing is stored."""
     await publish(api, "a", {"key": "k", "payload": 1})
     answer = await publish(api, "a", {"key": "k", "payload": 2})
     problem(answer, 422, "idempotency_key_reused", "Idempotency-Key")

@@ -46,7 +46,7 @@ _LAST = _PLAIN + b"connection: close\r\n\r\n"
     ids=lambda value: value[:70].decode("latin-1") if isinstance(value, bytes) else "",
 )
 async def test_malformed_requests(request_: bytes, expected: list[int]) -> None:
-    """Faults K1 and K5: what is no request is answered with 4xx or not at all, stores nothing, harms nobody else."""
+    """Faults K1 and K5: a bad request is answered with 4xx or not at all, stores nothing, harms no other client."""
     async with running() as it:
         found = await it.answers(request_, patience=0.2)
         assert set(found) <= set(expected)

@@ -118,7 +118,7 @@ class TestFigures:
                 assert seen("build_info", version=VERSION) == 1
 
     async def test_queues_without_a_consumer(self) -> None:
-        """Fault K1: a queue in which tasks wait, and to which nobody is subscribed, says so, and so does its age."""
+        """Fault K1: metrics name a queue with waiting tasks and no subscription, and the age of its oldest task."""
         async with running() as it, http(it) as client:
             await it.publish("a")
             await it.context.control.configure("k", QueueSettings(paused=True))
@@ -323,7 +323,7 @@ class TestBounds:
         exporter._drop_ended_processes(tmp_path)
 
     async def test_what_fails_is_counted_as_a_failure(self) -> None:
-        """Fault K1: an error that nobody made a problem of is answered with 500, and so counted, not as given up."""
+        """Fault K1: an error without a problem document is answered with 500 and counted as such, not as given up."""
         local = ProcessMetrics(registry := CollectorRegistry(), lambda: 1.0)
 
         context = ServerContext(MemoryBackend(), Settings())

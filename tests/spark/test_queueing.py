@@ -94,7 +94,7 @@ def test_the_least_that_fits_is_found(wanted: int) -> None:
 
 
 def test_a_bucket_is_as_large_as_the_deliveries_need() -> None:
-    """With so many tokens no hand-out waits, with one less some would (G10)."""
+    """With this number of tokens no delivery waits; with one less, some would (G10)."""
     started = np.sort(load(4, 500, 8.0)[0])
 
     def holds(tokens: int) -> bool:

@@ -163,7 +163,7 @@ def test_a_text_that_is_no_utf8_costs_no_transition(store: Store) -> None:
 
 
 def test_what_is_missing_is_reported(store: Store) -> None:
-    """Gaps raise where that was asked for; at the end, a row tells of them (G8, G9)."""
+    """Gaps raise an error if asked for; at the end, a row reports them (G8, G9)."""
     store.write([(START + n, [f"t{n}"]) for n in range(20)])
     for place in ("8-0", "9-0", "20-0"):
         store.call("", "XDEL", store.journal(), place)

@@ -159,7 +159,7 @@ def test_a_report_of_nothing_is_a_page_too() -> None:
 def test_audit_outcomes(
     rows: Sequence[dict[str, Any]], more: dict[str, Any], kind: str, words: str
 ) -> None:
-    """The worst that was found is the title, everything is told, and what is unknown is never "no loss" (G9, G10)."""
+    """The worst finding is the title, everything is reported, and what is unknown is never "no loss" (G9, G10)."""
     verdict = outcome_of(total(*(conserved("k", **row) for row in rows)), **more)
     assert verdict.kind == kind
     assert words in " ".join(verdict.sentences)

@@ -266,7 +266,7 @@ def test_rising_failure(tmp_path: Path) -> None:
 
 
 def test_an_episode_is_reported_once(tmp_path: Path) -> None:
-    """Start and end of an episode are a line each, whoever goes on with the file, torn or not (G11)."""
+    """Start and end of an episode are one line each, whichever process continues the file, torn or not (G11)."""
     path = tmp_path / "alerts.jsonl"
     lasting = Condition("stuck", KEY, "1 task", {"tasks": 1})
     passing = Condition("missing", "r1/0/5", "2 transitions", {}, passing=True)

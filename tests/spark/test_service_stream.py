@@ -114,7 +114,7 @@ def test_crashes_between_any_two_steps(
 
 
 def test_replaced_stores_and_missing_numbers(spark: SparkSession, tmp_path: Path) -> None:
-    """An id of a store that began anew is another task, be that seen at once or later (G11; faults L1, L2).
+    """An id of a store that was replaced is another task, whether seen at once or later (G11; faults L1, L2).
 
     What the end of a journal lacks is missing, and is not told when the next number comes. Settings that are not the
     first say that there were others. A lost checkpoint doubles no damage; numbers that are given again are kept.

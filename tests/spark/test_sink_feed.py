@@ -195,7 +195,7 @@ def test_bad_rows(told: dict[str, str], tmp_path: Any) -> None:
 def test_a_wrong_address_fails_at_once(
     told: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits an hour for a store that was never there (G8)."""
+    """A stream does not wait an hour for a store that never existed (G8)."""
     monkeypatch.setenv("TASKQUEUE_REDIS_OPERATION_TIMEOUT", "0.2")
     nowhere = told | {"url": "redis://127.0.0.1:1"}
     with pytest.raises(

@@ -154,7 +154,7 @@ def test_options_travel_and_do_not_care_for_case(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_store_of_one_process_is_refused() -> None:
-    """Tasks in the memory of one executor would be seen by nobody (G8)."""
+    """Tasks in the memory of one executor would be visible to no consumer (G8)."""
     with pytest.raises(ConfigurationError, match="use a shared backend"):
         async with SparkStore(name="memory").opened():
             pass

@@ -164,7 +164,7 @@ def test_a_kill_while_writing_leaves_the_version_before(
 
 
 def test_folders_that_cannot_be_used_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A pattern for a name, a file in the way, a table of somebody else's, a folder in use, none there (G10)."""
+    """A pattern for a name, a file in the way, another program's table, a folder in use, a missing one (G10)."""
     with pytest.raises(InvalidInput):
         tables.folder(tmp_path / "a*")
     (tmp_path / "file").touch()

@@ -231,7 +231,7 @@ async def test_nothing_is_fetched_that_cannot_run_soon() -> None:
 
 
 async def test_it_runs_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law 10: without a server somebody has to."""
+    """Law 10: without a server, the worker runs maintenance."""
     monkeypatch.setattr(maintenance, "_EVERY", 0.005)
     passes = asyncio.Event()
     backend = MemoryBackend()

@@ -18,7 +18,7 @@ from tests.worker.local import ledger_when, publish, serving, status, until
 
 
 async def test_stopping_finishes_running_tasks_and_releases_the_rest() -> None:
-    """A13: a worker that stops takes nothing new; nothing that it hands back counts as an attempt or a loss."""
+    """A13: a stopping worker takes nothing new; what it releases counts neither as an attempt nor as a loss."""
     backend = MemoryBackend()
     worker = LocalWorker(backend, concurrency=2)
     go_on = asyncio.Event()
