@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -191,16 +191,24 @@ def _number(text: str | None) -> float | None:
         return None
 
 
+@runtime_checkable
+class FiltersDeadLetters(Protocol):
+    """Dead letters that apply a `DeadLetterFilter` where they are stored, as a server does."""
+
+    async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
+        """Redrive or discard the dead letters that match the conditions; return their number."""
+        ...
+
+
 async def act_on_all(
     dead_letters: DeadLetters, verb: str, key: str, now: float, **conditions: Any
 ) -> int:
-    """Redrive or discard, as ``verb`` says, all dead letters that match `DeadLetterFilter.of`; return how many.
+    """Redrive or discard, as ``verb`` says, all dead letters that match `DeadLetterFilter.of`; return their number.
 
-    A backend elsewhere sifts by itself.
+    A backend that can apply the filter itself does so, so that no dead letter is transferred.
     """
-    if sift := getattr(dead_letters, "sift", None):
-        value: int = await sift(verb, key, now, **conditions)
-        return value
+    if isinstance(dead_letters, FiltersDeadLetters):
+        return await dead_letters.act_on_filter(verb, key, now, **conditions)
     dead_letter_filter, count, after = DeadLetterFilter.of(now, **conditions), 0, None
     while True:
         batch, after = await act(

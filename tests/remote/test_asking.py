@@ -1,10 +1,13 @@
 """Everything that is not publishing: look-ups, control, health, the time."""
 
+import json
+
 import httpx2
 import pytest
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.dead_letter_filter import act_on_all
 from taskqueue_core.errors import (
     BackendUnavailable,
     CapabilityMissing,
@@ -218,3 +221,17 @@ async def test_pages_that_start_again_show_nothing_twice() -> None:
     ]
     backend = remote(httpx2.Response(200, json={"dead_letters": letters}))
     assert len(await backend.dead_letters.list("k", limit=5000)) == 1000
+
+
+async def test_the_server_applies_a_filter() -> None:
+    """A filter is one request: the dead letters that match are acted on where they are stored."""
+    requests: list[tuple[str, str, object]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        requests.append((request.method, request.url.path, json.loads(request.content)))
+        return httpx2.Response(200, json={"count": 3})
+
+    backend = RemoteBackend("http://h", transport=httpx2.MockTransport(answer))
+    assert await act_on_all(backend.dead_letters, "redrive", "k", 0.0, error="x") == 3
+    body = {"filter": {"error": "x"}}
+    assert requests == [("POST", "/v1/queues/k/dead-letters/redrive", body)]

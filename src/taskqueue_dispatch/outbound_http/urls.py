@@ -44,7 +44,7 @@ class UrlParts(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         """Return a text without the path, which may contain secrets."""
-        return f"Place({self.scheme}://{self.authority})"
+        return f"UrlParts({self.scheme}://{self.authority})"
 
     @property
     def authority(self) -> str:
