@@ -50,7 +50,7 @@ class Checks:
     """Checks of each known endpoint, every ``health_interval``; a new endpoint is checked at once.
 
     Endpoints registered with ``reports=False`` are not checked. After a first failure, the endpoint is checked again
-    before the pool is told.
+    before the pool is updated.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class RecordRoomNotifier:
 
 
 class RecordRoomSignal:
-    """See `taskqueue_core.capabilities.RoomBell`."""
+    """See `taskqueue_core.capabilities.RoomSignal`."""
 
     def __init__(self, signals: RecordRoomNotifier, keys: tuple[str, ...]) -> None:
         """Be notified by ``signals`` once it is open."""

@@ -61,7 +61,7 @@ class CachedLookup:
         *,
         failures: float = _RECENT,
     ) -> None:
-        """``clock`` tells seconds; ``failures`` are for how many of them what went wrong is told again."""
+        """``clock`` returns seconds; a failed lookup is repeated to callers for ``failures`` seconds."""
         self._resolve = resolve
         self._clock = clock
         self._failures = failures

@@ -49,7 +49,7 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> Identity:
-        """The identity that the token stands for."""
+        """The identity that the token gives."""
         return Identity(
             name=self.name,
             verbs=self.verbs,

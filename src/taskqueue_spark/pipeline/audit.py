@@ -145,8 +145,8 @@ def _asked_at(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -
     requested = transitions.agg(F.max("ts").alias("_asked"))
     if "as_of" not in live.columns:
         return requested
-    result = live.agg(F.min("as_of").alias("_told"))
-    return result.crossJoin(requested).select(F.coalesce("_told", "_asked").alias("_asked"))
+    result = live.agg(F.min("as_of").alias("_as_of"))
+    return result.crossJoin(requested).select(F.coalesce("_as_of", "_asked").alias("_asked"))
 
 
 def _columns(*, looked: bool) -> list[str]:

@@ -66,7 +66,7 @@ class Holes:
     def between(low: Column, high: Column) -> Column:
         """Return whether a number between two others is missing; null means no bound.
 
-        Number 0 stands for the time before number 1.
+        Number 0 is the time before number 1.
         """
         least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
         result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
