@@ -48,27 +48,27 @@ class Control(Protocol):
         ...
 
     async def stats(self, key: str) -> QueueStats:
-        """Return the queue at a glance."""
+        """Return the statistics of a queue."""
         ...
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        """Say what is known of tasks; ``None`` for unknown or forgotten ones."""
+        """Return the status of tasks; ``None`` for an unknown task, or one whose record has expired."""
         ...
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """Return results as JSON text; ``None`` where there is none (yet, or any more)."""
+        """Return results as JSON text; ``None`` if there is none, or not yet, or it has expired."""
         ...
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        """Note the progress of a running task: 0..1 or a short text. False, and nothing changed, on a stale receipt."""
+        """Record the progress of a running task: 0..1 or a short text. Return False for a stale receipt."""
         ...
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """End a live task as ``cancelled``, wherever it is; a running one is revoked. False if it was not live."""
+        """End a live task as ``cancelled``; a running one is revoked. Return False if the task was not live."""
         ...
 
     async def purge(self, key: str) -> int:
-        """End all waiting and scheduled tasks as ``cancelled``; return how many. What runs is left alone."""
+        """End all waiting and scheduled tasks as ``cancelled``, and return their number. Running tasks continue."""
         ...
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
@@ -76,9 +76,9 @@ class Control(Protocol):
         ...
 
     async def maintain(self) -> Maintained:
-        """Do one bounded pass of maintenance. Idempotent, safe from every replica at once (law 10).
+        """Do one bounded pass of maintenance. Idempotent; all replicas may call it at the same time (law 10).
 
-        It promotes what is due, expires, takes back what was lost, forgets what is long over, repairs what another
-        program has changed, and reports the queues with waiting tasks and no subscription.
+        It makes due tasks available, expires overdue ones, takes back lost deliveries, deletes old records, repairs
+        records that another program has changed, and reports queues with waiting tasks and no subscription.
         """
         ...

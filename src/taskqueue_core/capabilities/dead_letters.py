@@ -1,4 +1,4 @@
-"""``dead_letters``: tasks that were given up, kept until a human decides. Nothing here expires."""
+"""``dead_letters``: tasks that will not be tried again, kept until an operator decides. Dead letters never expire."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class DeadLetters(Protocol):
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """Return dead letters of a queue, oldest first; ``after`` is the task id that ended the page before.
+        """Return dead letters of a queue, oldest first; ``after`` is the last task id of the previous page.
 
-        If that task is not dead any more, the list starts from the beginning, so a redrive page by page misses none.
+        If that task is no longer dead, the list starts from the beginning, so that a redrive page by page misses none.
         """
         ...
 

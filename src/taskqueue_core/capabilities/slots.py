@@ -1,26 +1,28 @@
-"""``slots``: fenced leases on what endpoints run at once.
+"""``slots``: fenced leases on the jobs that endpoints run at once.
 
-An *endpoint* is one model on one server. Each has a number of *slots*; a client takes the lease of one before it sends
-a job. A lease is in one of three states:
+An *endpoint* is one model on one server. It has a number of *slots*; a client acquires the lease of a slot before it
+sends a job. A lease is in one of three states:
 
-========== ================================================ ===================================================
-unassigned held by a client that looks for a job            free when it runs out, or the endpoint gets no jobs
-assigned   bound to a job, which may be on the server       when it runs out, free once the server is seen idle
-detached   its job runs on the server without its holder    as assigned, but its time is the job's, not its holder's
-========== ================================================ ===================================================
+========== ================================================ =====================================================
+state      meaning                                          when the slot becomes free
+========== ================================================ =====================================================
+unassigned held by a client that looks for a job            the lease expires, or the endpoint may get no jobs
+assigned   bound to a job, which may be on the server       the lease has expired, and the server was seen idle
+detached   its job runs on the server without a holder      as for assigned; the lease lasts as long as the job may
+========== ================================================ =====================================================
 
-A lease runs out at its ``expires_at``. One with a job is *overdue* from then on: held all the same, and its token is
-good. Where the server does not report what it runs, the lease ends by its time alone.
+A lease expires at its ``expires_at``. A lease with a job is then *overdue*: the slot is still held, and the token is
+still valid. If the server does not report its running jobs, the lease ends when it expires.
 
 Laws, which the kit checks:
 
-* A slot has one holder at most, and a job one lease at most: assigning a job that has one already takes that one over.
-* Each lease has a token of its own, with a fence that rises. A stale token changes nothing.
-* ``held + free == slots`` for each endpoint at every instant (where slots were taken away, ``held`` may be more).
-* No slot is lost: a slot that is not released becomes free by its time or by `SlotPool.reconcile`.
-* No slot is kept for a job that may not come: the verbs that have an endpoint get no jobs end its unassigned leases in
-  the same step, however often they were renewed. Those with a job stay.
-* No lease with a job ends by arithmetic on times where the server can be asked what it runs.
+* A slot has at most one holder, and a job at most one lease: assigning a job that already has a lease takes that over.
+* Each lease has a token of its own, with an increasing fence. A stale token changes nothing.
+* ``held + free == slots`` for each endpoint at every instant (``held`` may be larger after the slots were reduced).
+* No slot is lost: a slot that is not released becomes free when it expires, or by `SlotPool.reconcile`.
+* No slot is kept for a job that may never arrive: if an endpoint may get no more jobs, its unassigned leases end in the
+  same step, however often they were renewed. Leases with a job are kept.
+* A lease with a job does not end by its time alone if the server reports its running jobs.
 """
 
 from __future__ import annotations
@@ -56,22 +58,22 @@ class Permit(StrEnum):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on one server. Checked when it is made: an invalid one raises `InvalidInput`."""
+    """One model on one server. The constructor checks all fields, and raises `InvalidInput`."""
 
     model: str
     """any printable text"""
     server: str
-    """any printable text; a server may have several models"""
+    """any printable text; a server may run several models"""
     url: str
     slots: int
-    """how many jobs of the model it runs at once"""
+    """number of the model's jobs that the server runs at once"""
     priority: int = 5
-    """0 to 9; the slots of a higher one are given first"""
+    """0 to 9; slots of endpoints with a higher priority are granted first"""
     reports: bool = True
-    """its server reports what it runs: it gets jobs once it is healthy, and keeps slots that it says are in use"""
+    """whether the server reports its running jobs; then it gets jobs once it is healthy, and keeps slots in use"""
     together: int | None = None
-    """how many jobs of all its models the server runs at once, unassigned slots included; what was registered last
-    for one of them counts. None: no such limit"""
+    """number of jobs of all models that the server runs at once, unassigned slots included; of the values of its
+    models, the one registered last applies. ``None``: no limit"""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -87,67 +89,67 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint at a glance."""
+    """An endpoint, its health and the use of its slots."""
 
     endpoint: Endpoint
     healthy: bool
-    """whether it was well when it was last looked at; one that does not report always is"""
+    """whether the last check succeeded; always true if the server does not report its running jobs"""
     draining: bool = False
-    """it gets no more jobs; running ones continue"""
+    """whether it gets no more jobs; running jobs continue"""
     removed: bool = False
-    """likewise, and it is forgotten with its last lease"""
+    """like ``draining``; the endpoint is deleted with its last lease"""
     resting_until: float | None = None
-    """it gets no jobs before this time"""
+    """time before which it gets no jobs"""
     unassigned: int = 0
     assigned: int = 0
-    """those that are bound to a job, with the ones that ran out"""
+    """number of leases that are bound to a job, expired ones included"""
     detached: int = 0
     overdue: int = 0
-    """how many of those with a job ran out, and wait to be reconciled"""
+    """number of leases with a job that have expired and wait to be reconciled"""
     last_model: str | None = None
-    """of which model its server was given a job last"""
+    """the model of the last job that its server was given"""
 
     @property
     def held(self) -> int:
-        """How many slots have a holder."""
+        """Number of slots with a lease."""
         return self.unassigned + self.assigned + self.detached
 
     @property
     def free(self) -> int:
-        """How many have none."""
+        """Number of slots without a lease."""
         return max(0, self.endpoint.slots - self.held)
 
     @property
     def usable(self) -> bool:
-        """Whether it may get jobs, but for a rest."""
+        """Whether it may get jobs, apart from ``resting_until``."""
         return self.healthy and not (self.draining or self.removed)
 
 
 class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
-    """A held slot. Only a holder of the token can use, renew or release it."""
+    """The lease of a slot. Only the holder of its token can use, renew or release it."""
 
     model: str
     server: str
     url: str
-    """the endpoint's present one"""
+    """the current URL of the endpoint"""
     holder: str
     token: str
-    """``epoch.fence.random``: unguessable, the same for the life of a lease in one hand; the repr does not show it"""
+    """``epoch.fence.random``: unguessable; the same while the lease has one holder; the repr does not show it"""
     fence: int
-    """rises with each token of the pool"""
+    """increases with each token of the pool"""
     state: Permit
     job: str | None = None
     expires_at: float
-    """store's time"""
+    """Unix seconds of the store's clock"""
     switched: bool = False
-    """its server was given a job of another model before: it may have to load this one. Before it has a job: so far"""
+    """whether the server's previous job was of another model, so that it may have to load this one"""
     resumed: bool = False
-    """the job had this slot before; another holder may have sent it to the server already"""
+    """whether the job had this slot before; another holder may already have sent it to the server"""
     note: bytes | None = None
     """a note for the holder: see `SlotPool.leave`"""
 
     def __repr__(self) -> str:
-        """Return it without its token, which is a secret, and without its note."""
+        """Return a text without the token, which is a secret, and without the note."""
         return (
             f"SlotLease({self.model!r} on {self.server!r}, {self.state.value}, job={self.job!r}, "
             f"holder={self.holder!r}, fence={self.fence}, expires_at={self.expires_at})"
@@ -155,10 +157,10 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server said of one of its models."""
+    """A server's report about one of its models."""
 
     active: int
-    """how many jobs it runs"""
+    """number of running jobs"""
     jobs: frozenset[str] | None = None
     """the running jobs, if the server reports them; jobs of other pools among them"""
 
@@ -167,59 +169,59 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """The pool, read in one step."""
 
     epoch: str
-    """another one after the pool was emptied"""
+    """an id that changes when the pool was emptied"""
     endpoints: tuple[EndpointInfo, ...] = ()
-    """by model and order of registration"""
+    """by model, then in the order of registration"""
     leases: tuple[SlotLease, ...] = ()
-    """by fence; without their tokens, which are their holders' alone: those are empty; and without notes"""
+    """by fence; with empty tokens, which only the holders know, and without notes"""
 
 
 class Left(StrEnum):
-    """What became of a note."""
+    """The result of `SlotPool.leave`."""
 
     TAKEN = "taken"
     """the holder gets it with its next renewal"""
     LATE = "late"
-    """the token is not the job's any more: it was put aside, and changes nothing"""
+    """the token is no longer the job's: the note is stored as late, and changes nothing"""
 
 
 class SlotPool(Protocol):
-    """The attribute ``slots`` of a backend with the capability. All of it is one partition: every call is one step.
+    """The attribute ``slots`` of a backend with the capability. The pool is in one partition: every call is one step.
 
-    Times are in seconds, a ``ttl`` is more than 0. Models and servers are any printable text; holders and jobs are
-    names as those of tasks. A call takes 1,000 leases at most. Methods raise `InvalidInput` for what is not so, and
-    `BackendUnavailable` where the store is unavailable. `taskqueue_core.authoring.slot_checks` checks it all.
+    Times are in seconds; a ``ttl`` is larger than 0. Models and servers are any printable text; holders and jobs have
+    names like those of tasks. A call takes at most 1,000 leases. Methods raise `InvalidInput` for other arguments
+    (`taskqueue_core.authoring.slot_checks` checks them), and `BackendUnavailable`.
     """
 
     async def register(self, endpoint: Endpoint) -> EndpointInfo:
-        """Add an endpoint, or change one: its leases stay, and lowering its slots ends none of them.
+        """Add or change an endpoint. Its leases are kept, even if its number of slots is reduced.
 
-        One that was draining or removed is in use again; its health, rest and place in the order stay. A new one that
-        ``reports`` is not healthy before it was seen.
+        A draining or removed endpoint is used again; its health, its pause and its position in the order are kept. A
+        new endpoint with ``reports`` is unhealthy until its first check.
         """
         ...
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """Give it no more jobs, and end its unassigned leases; or give it some again. False if there is none such."""
+        """Give an endpoint no more jobs and end its unassigned leases, or undo that. Return False if it is unknown."""
         ...
 
     async def remove(self, model: str, server: str) -> bool:
-        """Give it no more jobs, end its unassigned leases, and forget it once nothing of it is held.
+        """Give an endpoint no more jobs, end its unassigned leases, and delete it once no slot is held.
 
-        False if there is no such endpoint, or no more: one without a job is forgotten at once.
-        What its server has in common is forgotten with its last endpoint.
+        An endpoint without a job is deleted at once. Return False if the endpoint does not exist. The state of a server
+        is deleted with its last endpoint.
         """
         ...
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
-        """Give it no jobs for so long from now on, whatever was before, and end its unassigned leases; 0 ends a rest.
+        """Give an endpoint no jobs for ``duration`` from now on, and end its unassigned leases; 0 ends the pause.
 
-        False if there is no such endpoint.
+        A new duration replaces an earlier one. Return False if the endpoint does not exist.
         """
         ...
 
     async def configure(self, model: str, document: bytes | None) -> None:
-        """Keep a JSON document for a model, of at most 64 KiB; ``None`` takes it away."""
+        """Store a JSON document of at most 64 KiB for a model; ``None`` deletes it."""
         ...
 
     async def documents(self) -> dict[str, bytes]:
@@ -227,7 +229,7 @@ class SlotPool(Protocol):
         ...
 
     async def inspect(self, model: str | None = None) -> PoolView:
-        """Return the pool, or what is of one model."""
+        """Return the pool, or its part for one model."""
         ...
 
     async def acquire(
@@ -240,81 +242,82 @@ class SlotPool(Protocol):
         releasing: Sequence[SlotLease] = (),
         idle: float | None = None,
     ) -> tuple[SlotLease, ...]:
-        """Release some leases, and take up to ``limit`` free slots of a model, unassigned, for ``ttl``.
+        """Release some leases, and acquire up to ``limit`` free slots of a model, unassigned, for ``ttl``.
 
-        Of endpoints that are healthy and not draining, removed or resting, with room on their server: the higher
-        priority first, then those whose server was given this model last, then the least used, then the one registered
-        first. With ``idle``, slots that others have held unassigned for longer than that since they took them are
-        taken from them where there are too few, the oldest first, but none that were taken away since. Stale ones
-        among ``releasing`` are passed over. Never an error for want of slots: the answer is shorter, or empty.
+        The endpoint must be healthy and not draining, removed or paused, and its server must not be at its limit. The
+        order is: higher priority; the server's last job was of this model; fewer slots in use; registered earlier. With
+        ``idle``, if there are too few slots, those are taken that other holders have held unassigned for longer than
+        ``idle``, the oldest first. Stale leases in ``releasing`` are ignored. Too few slots are no error: the result is
+        shorter, or empty.
         """
         ...
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
     ) -> tuple[SlotLease | None, ...]:
-        """Bind leases to jobs, one after another, for ``ttl``; ``None`` for a stale lease, or one of another job.
+        """Bind leases to jobs, one after another, for ``ttl``; ``None`` for a stale lease, or the lease of another job.
 
-        A job of the model that has a lease already gets that one instead, with a new token and holder, as ``resumed``
-        and with its note, and the slot it came with is released: the holder before finds its token stale. Idempotent:
-        the same pair again answers the same lease, the taken over one too, and makes a detached one assigned.
+        A job of the model that already has a lease gets that lease instead, with a new token and holder, with its note,
+        and marked ``resumed``; the slot of the pair is released, and the earlier holder's token is stale. Idempotent:
+        the same pair again returns the same lease, also one that was taken over, and makes a detached lease assigned.
         """
         ...
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Say that the jobs of leases run on by themselves, for ``ttl``; ``None`` for one stale or without a job.
+        """Let jobs run on without their holder, for ``ttl``; return ``None`` for a stale lease, or one without a job.
 
-        Their tokens stay valid: a holder of one may renew and release the lease, and leave notes for it.
+        The tokens stay valid: a client with a token may renew and release the lease, and leave notes for it.
         """
         ...
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Keep leases for ``ttl`` from now on at least, with the notes left for them; ``None`` for a stale one.
+        """Extend leases to at least ``ttl`` from now, and return them with their notes; ``None`` for a stale lease.
 
-        No lease ends earlier for it. One with a job that the pool has lost whole (`PoolView.epoch` is another one) is
-        made again where its endpoint is registered and the job has none, even above its slots: that job runs. Its token
-        and fence are new ones; the same renewal again answers the same lease.
+        No lease gets shorter. If the pool was emptied (`PoolView.epoch` has changed), the lease of a running job is
+        created again, with a new token and fence, if its endpoint is registered and the job has no other lease; even if
+        this exceeds the slots. Repeating the renewal returns the same lease.
         """
         ...
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
-        """Give slots back; False for a stale lease. Notifies clients that wait for a slot of the model."""
+        """Release slots; False for a stale lease. Notifies clients that wait for a slot of the model."""
         ...
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """Leave a note for the holder of a job's lease, in place of an earlier one, and notify its model's signal.
+        """Leave a note for the holder of a job's lease, instead of an earlier one, and notify its model's signal.
 
-        It is JSON text, as large as a result at most, and part of every answer about the lease. One with a stale
-        token is put aside, and so is one whose lease ends by time or by `reconcile`: the last 8 of a job, for an hour,
-        the last 1,000 and 16 MiB of the pool. One whose lease is released is dropped.
+        A note is JSON text, no larger than a result, and part of every answer about the lease. A note with a stale
+        token is stored as late, and so is a note whose lease expires or ends by `reconcile`: for an hour, the last 8
+        of a job, and the last 1,000 or 16 MiB of the pool. When a lease is released, its note is deleted.
         """
         ...
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
-        """Return the notes of a job that were put aside, oldest first."""
+        """Return the late notes of a job, oldest first."""
         ...
 
     async def reconcile(
         self, model: str, server: str, observed: Seen | None, *, settled: float
     ) -> tuple[SlotLease, ...]:
-        """Hold an endpoint's leases against what its server said, ``None`` if it did not answer; return what it lacks.
+        """Compare an endpoint's leases with its server's report (``None``: no answer); return the leases that ended.
 
-        Without an answer an endpoint that reports is not healthy, and its unassigned leases end, untold. Those with a
-        job stay, and so does what was missed. With an answer a healthy endpoint stays so, and another is once no more
-        is active than leases have a job, or no more than was seen ``settled`` seconds ago or before (that is others'
-        work).
+        Without an answer, an endpoint with ``reports`` becomes unhealthy, and its unassigned leases end without a
+        notification; leases with a job are kept, and so is the record of missed ones. With an answer, a healthy
+        endpoint stays healthy. An unhealthy one becomes healthy once the server runs no more jobs than there are
+        leases with a job, or no more than it did at least ``settled`` seconds ago, because the rest is the work of
+        other clients.
 
-        A lease with a job is *missed* where ``seen.jobs`` lacks it, or without ``jobs`` where nothing is active, or
-        where less is active than leases have a job and it has run out; of those the ones that ran out first come first,
-        as many as there are fewer. It ends when it is missed twice with the same ``active``, at least ``settled``
-        seconds of the store's time apart, with its token unchanged and nothing to the contrary seen between. What ended
-        so is returned by fence and as in a `PoolView`.
+        A lease with a job is *missed* if ``observed.jobs`` does not contain the job; or, without ``jobs``, if the
+        server runs nothing, or if it runs fewer jobs than there are leases with a job and the lease has expired (of
+        these, as many as the difference, those that expired first). A lease ends when it is missed twice with the same
+        ``active``, at least ``settled`` seconds of the store's clock apart, with an unchanged token and no contrary
+        report between. The ended leases are returned by fence, as in a `PoolView`.
         """
         ...
 
     def slot_signal(self, *models: str) -> RoomSignal:
-        """Make a signal for when a slot of one of the models may have become free, or a note was left there.
+        """Return a signal that is set when a slot of one of the models may have become free, or a note was left.
 
-        What happens by time alone (a rest or a lease runs out) is notified by the next step that finds it, not before.
+        The end of a pause or of a lease is notified by the next call that notices it, not before.
         """
         ...
