@@ -85,7 +85,7 @@ async def test_a_slot_does_not_wait_for_its_callback(
 
 async def test_an_expiry_is_reported(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client is notified once that its job has expired in the queue (C26, fault F12)."""
-    monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(sender, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(maintenance, "_EVERY", 0.2)
     async with (
         receiving() as receiver,
@@ -110,7 +110,7 @@ async def test_one_end_is_reported(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
     """Only how a job has ended is reported; one that runs past its deadline may have expired (C26)."""
-    monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(sender, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(maintenance, "_EVERY", 0.1)
     async with (
         receiving() as receiver,
@@ -142,7 +142,7 @@ async def test_the_watch_sends_a_missing_callback(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher is killed between a late job's settlement and its callback: the client hears of it (C26)."""
-    monkeypatch.setattr(sender, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(sender, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(maintenance, "_EVERY", 60)  # it is done before it can expire
     late = asyncio.Event()
 
