@@ -110,7 +110,9 @@ async def test_what_is_malformed_is_named_and_harmless() -> None:
         it.forget_peak()
         for name, (data, code) in MALFORMED.items():
             with await it.raw("bad") as raw:
-                await raw.send(data)
+                # The server may refuse a frame by its head, and close before all of it is sent.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    await raw.send(data)
                 assert await raw.end() == code, name
                 assert len(raw.reason) <= 123, name
         for name, hello in HELLOS.items():
