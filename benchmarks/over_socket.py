@@ -23,6 +23,7 @@ RATE = 200
 SECONDS = 10
 KEY = "bench"
 PATIENCE = 60.0
+QUIET = ("--log-level", "error")
 WORKER = """
 import time
 from taskqueue_worker import Worker
@@ -37,8 +38,8 @@ async def handle(sent: float) -> float:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Queue]:
-    """Start a server and a worker; yield a queue that publishes to them."""
+async def running(worker: str = WORKER, backend: str = "memory") -> AsyncIterator[Queue]:
+    """Start a server on a backend and a process with the source of a worker; yield a queue that publishes to them."""
     children: list[subprocess.Popen[str]] = []
 
     def start(*words: str, folder: str) -> dict[str, str]:
@@ -52,15 +53,14 @@ async def running() -> AsyncIterator[Queue]:
         return ready
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "bench_worker.py").write_text(WORKER)
+        (Path(folder) / "bench_worker.py").write_text(worker)
         try:
-            url = start("serve", "--port", "0", "--log-level", "error", folder=folder)["url"]
-            start(
-                "worker", "bench_worker:worker", "--url", url, "--log-level", "error", folder=folder
-            )
-            backend = RemoteBackend(url)
-            yield Queue(backend)
-            await backend.aclose()
+            served = start("serve", "--backend", backend, "--port", "0", *QUIET, folder=folder)
+            url = served["url"]
+            start("worker", "bench_worker:worker", "--url", url, *QUIET, folder=folder)
+            remote = RemoteBackend(url)
+            yield Queue(remote)
+            await remote.aclose()
         finally:
             for child in reversed(children):
                 child.terminate()

@@ -8,17 +8,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+
+from over_socket import running
 
 from taskqueue_core import Delivery, Queue, Task, connect
 from taskqueue_core.capabilities import QueueSettings, control_of
-from taskqueue_remote import RemoteBackend
 
 PAYLOAD = {"path": "/srv/images/cat.png", "width": 320, "height": 200, "note": "x" * 120}
 SECONDS = 60.0
@@ -120,7 +116,7 @@ async def _retry(queue: Queue, key: str, batch: int, count: int) -> float:
 async def server(backend: str, tasks: int) -> dict[str, float]:
     """Measure a server with one worker process on a socket: from the first task to the last one that is settled."""
     rates = {}
-    async with _running(backend) as queue:
+    async with running(WORKER, backend) as queue:
         for key, states in (("ack", ("done",)), ("retry", ("scheduled",))):
             control = control_of(queue.backend)
             settings = await control.configure(key, QueueSettings(paused=True))
@@ -143,33 +139,6 @@ async def _until(queue: Queue, key: str, state: str, count: int) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"invalid: {number} of {count} tasks of {key} are {state}")
         await asyncio.sleep(0.02)
-
-
-@asynccontextmanager
-async def _running(backend: str) -> AsyncIterator[Queue]:
-    """Start a server and a worker in processes of their own, and yield a queue that publishes to them."""
-    children: list[subprocess.Popen[str]] = []
-
-    def start(*words: str, folder: str) -> dict[str, str]:
-        command = [sys.executable, "-m", "taskqueue_cli", *words, "--log-level", "error", "--json"]
-        child = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
-        children.append(child)
-        assert child.stdout is not None
-        ready: dict[str, str] = json.loads(child.stdout.readline())
-        return ready
-
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "bench_worker.py").write_text(WORKER)
-        try:
-            url = start("serve", "--backend", backend, "--port", "0", folder=folder)["url"]
-            start("worker", "bench_worker:worker", "--url", url, folder=folder)
-            backend_of_server = RemoteBackend(url)
-            yield Queue(backend_of_server)
-            await backend_of_server.aclose()
-        finally:
-            for child in reversed(children):
-                child.terminate()
-                child.communicate()
 
 
 AREAS = {

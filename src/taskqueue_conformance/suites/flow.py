@@ -124,7 +124,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             )
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
-        """What runs goes on under a lower limit; the next is delivered once there is a place (laws 3, 5, 9)."""
+        """Running tasks continue under a lower limit; the next is delivered once it allows that (laws 3, 5, 9)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         running = await bench.take(subscription, 3)
         await bench.limit(max_inflight=1)
