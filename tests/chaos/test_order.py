@@ -87,12 +87,11 @@ async def test_an_entity_that_is_held_holds_up_no_other(folder: Path, seed: int)
     )  # fmt: skip
     async with World(folder, shape, seed=seed) as world:
         await world.begin()
-        await world.holding("consumer", 0, 1)
-        await world.inflict("freeze", "consumer", 0, 1.5 * LEASE)
+        await world.freeze_while_it_holds(0, 1.5 * LEASE)
         outcome = await world.finish()
     passed(outcome)
     history = History(outcome.events)
-    frozen = next(e.at for e in outcome.events if e.what is What.FROZEN)
+    frozen = max(e.at for e in outcome.events if e.what is What.FROZEN)
     over = frozen + 1.5 * LEASE
     held: set[str | None] = set()
     back = math.inf

@@ -59,7 +59,10 @@ async def test_they_add_up(tmp_path: Path) -> None:
             async def told() -> Seen | None:
                 seen = await scrape(client)
                 done = seen.samples.get(("taskqueue_settled_total", ("outcome", "done")))
-                return seen if done == 3 else None
+                ended = seen.samples.get(
+                    ("taskqueue_task_end_to_end_seconds_bucket", ("key", "k"), ("le", "+Inf"))
+                )
+                return seen if done == ended == 3 else None
 
             seen: Seen = await eventually(told)
             post = {"method": "POST", "path": "/v1/tasks"}
