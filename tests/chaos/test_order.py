@@ -13,7 +13,7 @@ from taskqueue_core.backend import Subscription
 from taskqueue_core.capabilities import Order, revocation_of
 from taskqueue_core.tasks import Delivery, Settled
 from tests.chaos import fairness
-from tests.chaos.cases import CHAOS, LEASE, LONG, SEEDS, passed, small
+from tests.chaos.cases import CHAOS, HOUSEKEEPING, LEASE, LONG, PASSES, SEEDS, passed, small
 from tests.chaos.checker import check
 from tests.chaos.history import What
 from tests.chaos.limiting import swap
@@ -24,7 +24,9 @@ pytestmark = LONG
 
 each_seed = pytest.mark.parametrize("seed", SEEDS)
 _HELD = 4
-"""deliveries that a consumer has in hand at most, where few entities are to be held up"""
+"""maximum number of deliveries that a consumer holds, so that few entities wait for a frozen one"""
+_FREEZE_SECONDS = LEASE + PASSES + HOUSEKEEPING
+"""longer than the first pass of maintenance, a lease from then on, and the pass that then finds the consumer lost"""
 
 
 def _handed_out(outcome: Outcome) -> list[tuple[Handout, Story]]:
@@ -87,12 +89,12 @@ async def test_an_entity_that_is_held_holds_up_no_other(folder: Path, seed: int)
     )  # fmt: skip
     async with World(folder, shape, seed=seed) as world:
         await world.begin()
-        await world.freeze_while_it_holds(0, 1.5 * LEASE)
+        await world.freeze_while_it_holds(0, _FREEZE_SECONDS)
         outcome = await world.finish()
     passed(outcome)
     history = History(outcome.events)
     frozen = max(e.at for e in outcome.events if e.what is What.FROZEN)
-    over = frozen + 1.5 * LEASE
+    over = frozen + _FREEZE_SECONDS
     held: set[str | None] = set()
     back = math.inf
     for handout, story in _handed_out(outcome):
