@@ -266,18 +266,6 @@ class World:
             lambda: self.held_by(role, number) >= count, f"{role} {number} holds {count}"
         )
 
-    async def freeze_while_it_holds(self, number: int, length: float) -> None:
-        """Freeze a consumer that holds at least one delivery. Thaw it and try again if it settled first."""
-        actor = self.cast.actors["consumer", number]
-        while not actor.frozen:
-            await self.holding("consumer", number, 1)
-            self.cast.freeze(actor)
-            await asyncio.sleep(_TICK)
-            if not self.held_by("consumer", number):
-                self.cast.thaw(actor)
-        await asyncio.sleep(length)
-        self.cast.thaw(actor)
-
     # The acts
 
     async def run(self, faults: Iterable[Fault] = ()) -> Outcome:
