@@ -1,4 +1,4 @@
-"""The networks and hosts in which endpoints are allowed."""
+"""The networks and hosts in which endpoints may be registered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_dispatch.outbound_http.dns import look_up
 from taskqueue_dispatch.outbound_http.errors import NotReached
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
-"""Return the addresses of a host; empty if it has none."""
+"""Function that returns the addresses of a host name; empty if the host name cannot be resolved."""
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PLAIN = re.compile(r"[!-~]+")
@@ -29,7 +29,7 @@ _RESOLVE_SECONDS = 5.0
 
 
 async def resolve(host: str) -> tuple[str, ...]:
-    """Resolve a host name with the system's resolver."""
+    """Return the addresses of a host name from the system's resolver; empty if there are none."""
     try:
         async with asyncio.timeout(_RESOLVE_SECONDS):
             return await look_up(host, 0, threads="look-up-endpoints")
@@ -38,7 +38,7 @@ async def resolve(host: str) -> tuple[str, ...]:
 
 
 class EndpointPolicy:
-    """The networks and hosts of ``TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED``."""
+    """The networks and hosts that ``TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED`` allows for endpoints."""
 
     def __init__(self, entries: Iterable[str], resolve: Resolve = resolve) -> None:
         """Create a policy. Entries are networks, hosts (``gpu.example.com``) or all subdomains (``*.example.com``)."""
@@ -52,7 +52,10 @@ class EndpointPolicy:
                 self._hosts.append(entry.strip().lower().rstrip("."))
 
     async def check(self, url: object) -> None:
-        """Check an endpoint's URL. Raises `InvalidInput`, whose text does not contain the URL."""
+        """Check the URL of an endpoint.
+
+        Raises `InvalidInput`, whose text does not contain the URL, if it is not allowed.
+        """
         host = _host_of(url)
         address = _address_of(host)
         if address is not None:
@@ -72,12 +75,12 @@ class EndpointPolicy:
             raise InvalidInput("endpoint", "a host that is not allowed", _EXPECTED)
 
     def must_resolve(self, host: str) -> bool:
-        """Return whether a host's addresses must be checked: it is neither an address nor a listed host."""
+        """Return whether a host's addresses must be checked, because it is neither an address nor a listed host."""
         host = host.lower().rstrip(".")
         return _address_of(host) is None and not self._is_listed(host)
 
     def contain(self, addresses: Iterable[str]) -> bool:
-        """Return whether every address is within the allowed networks."""
+        """Return whether all addresses are within the allowed networks."""
         matches = [_address_of(address) for address in addresses]
         return all(item is not None and self._contains(item) for item in matches)
 
@@ -113,7 +116,7 @@ def _host_of(url: object) -> str:
 
 
 def _is_name(host: str) -> bool:
-    """Return whether it is a host name or a plain IPv4 address; some programs read other numbers as addresses, too."""
+    """Return whether ``host`` is a host name or an IPv4 address in its usual form, not another number."""
     name = host.removesuffix(".")
     if _NUMBER.fullmatch(name.rpartition(".")[2]):
         return _address_of(name) is not None

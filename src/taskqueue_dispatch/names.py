@@ -9,18 +9,19 @@ import secrets
 from taskqueue_core.limits import LIMITS, check_label, check_name
 
 JOBS = "dispatch:"
-"""prefix of the queues of models"""
+"""prefix of the names of models' queues"""
 CALLBACKS = "dispatch.callbacks"
-"""the queue of callbacks"""
+"""name of the queue of callbacks"""
 _PLAIN = re.compile(r"[A-Za-z0-9._:@+<>-]")
 _MARK = 10
 _DIGEST = 32
 
 
 def queue_of(model: str) -> str:
-    """Return the queue of a model: characters that a queue's name cannot have become ``=XX``; a long name is cut.
+    """Return the name of a model's queue.
 
-    A cut name ends with a digest. Raises `InvalidInput` if ``model`` is not a valid name of a model.
+    Characters that a queue's name cannot have are escaped as ``=XX``. A name that is too long is shortened and ends
+    with a digest. Raises `InvalidInput` if ``model`` is not a valid model name.
     """
     check_label("model", model)
     text = "".join(c if _PLAIN.match(c) else _escaped(c) for c in model)
@@ -36,7 +37,7 @@ def mark_of(model: str) -> str:
 
 
 def job_id(model: str, idempotency_key: str | None = None, tenant: str | None = None) -> str:
-    """Return an id for a job: always the same for a model, tenant and idempotency key; without a key, a new one."""
+    """Return an id for a job: random, or derived from model, tenant and key if there is an idempotency key."""
     if idempotency_key is None:
         return f"{mark_of(model)}-{secrets.token_hex(16)}"
     check_name("idempotency_key", idempotency_key)

@@ -1,4 +1,4 @@
-"""State shared by the runners of all models of one dispatcher."""
+"""The components that the runners of all models of one dispatcher share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from taskqueue_dispatch.submit import Estimates
 from taskqueue_dispatch.wait_queue import SlotWaiters
 
 Report = Callable[[Task, str, bytes | None, str | None], Awaitable[None]]
-"""Report to a job's client how the job ended: the task, ``done`` or ``failed``, the result, and the error."""
+"""Function that reports how a job ended to its client: the task, ``done`` or ``failed``, the result, and the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerContext:
-    """The components that runners use. `taskqueue_dispatch.service.Dispatcher` creates them."""
+    """The components that runners use. `taskqueue_dispatch.service.Dispatcher` creates this object."""
 
     backend: Backend
     control: Control
@@ -38,6 +38,6 @@ class RunnerContext:
     settings: DispatchSettings
     store: OutageRetry
     holder: str
-    """name of this dispatcher, as the holder of slots and as a consumer"""
+    """name of this dispatcher as a holder of slots and as a consumer of queues"""
     report: Report
     uniform: Callable[[], float] = random.random
