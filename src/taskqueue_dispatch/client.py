@@ -118,12 +118,12 @@ async def submit_until_confirmed(
 ) -> Confirmed:
     """POST a job to ``…/queue/submit`` until it is confirmed; one idempotency key ensures that it is stored once.
 
-    ``submission`` is the JSON object that the server expects; a missing key is generated. The request is retried after
-    408, 425, 429, 500, 502, 503 and 504, a broken connection or a timeout, with exponential backoff and not before
-    ``Retry-After``, for up to ``attempts`` tries and ``deadline`` seconds.
+    ``submission`` is the JSON object that the server expects; without an idempotency key in it, a random one is used.
+    The request is retried after 408, 425, 429, 500, 502, 503 and 504, a broken connection or a timeout, with
+    exponential backoff and not before ``Retry-After``, for up to ``attempts`` tries and ``deadline`` seconds.
 
     Raises `InvalidInput`, `SubmitRefused` for any other unsuccessful answer, and `PublishUnconfirmed` if tries or time
-    are used up: its ``task_id`` is the key with which to try again later.
+    are used up: its ``task_id`` is the idempotency key with which to try again later.
     """
     attempt = _Submission(submission, attempts, deadline, uniform, clock)
     while True:

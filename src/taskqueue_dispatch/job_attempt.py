@@ -1,8 +1,9 @@
-"""One attempt of one job: from its server to its settlement.
+"""One attempt of one job, from sending the job to a server to settling its delivery.
 
 ::
 
-    poll (if it may have been sent before) -> send -> poll, or wait for the push -> free the slot -> report -> settle
+    poll (if the job may have been sent before) -> send -> poll, or wait for a push -> release the slot -> report
+    -> settle
 """
 
 from __future__ import annotations

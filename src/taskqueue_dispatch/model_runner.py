@@ -1,7 +1,7 @@
-"""The runner of one model in one dispatcher: it acquires slots first, then receives jobs for them.
+"""The runner of one model in one dispatcher. It acquires slots first, then receives jobs for them.
 
-Its loop runs when a slot has become free, a caller waits for an endpoint, or a job has arrived; otherwise once per
-``safety_pass``.
+Each pass of its loop starts when a slot has become free, a caller waits for a slot, or a job has arrived; otherwise
+after ``safety_pass`` seconds.
 
 ::
 
@@ -10,8 +10,8 @@ Its loop runs when a slot has become free, a caller waits for an endpoint, or a 
 While there is a backlog, acquiring and receiving run at the same time: the next jobs are received while the slots of
 ended jobs are released and acquired again. If another dispatcher gets such a slot, the job is redelivered.
 
-If the queue is empty, the runner keeps one unassigned slot for the next job and releases the others. A slot of a
-server that other models share is released as well after a moment: see `taskqueue_dispatch.shared_capacity`.
+If the queue is empty, the runner keeps one unassigned slot for the next job and releases the others. If that slot is
+on a server shared with other models, it is released soon, too: see `taskqueue_dispatch.shared_capacity`.
 """
 
 from __future__ import annotations
