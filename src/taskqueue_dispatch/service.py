@@ -1,4 +1,4 @@
-"""The dispatcher: registry, slots, runners and callbacks on one backend."""
+"""The dispatcher: connects the registry, the slots, the runners and the callbacks of one backend."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _log = logging.getLogger("taskqueue.dispatch")
 
 
 class Dispatcher:
-    """An async context manager that sends the jobs of every registered model to its servers while it is open.
+    """An async context manager that sends the jobs of every registered model to the model's servers while it is open.
 
     Any number of dispatchers may share one backend. The caller owns the backend.
     """
@@ -58,7 +58,7 @@ class Dispatcher:
         maintenance: bool = True,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """Create a dispatcher without any I/O. Pass ``maintenance=False`` if something else maintains the backend.
+        """Create a dispatcher without any I/O. Pass ``maintenance=False`` if another component maintains the backend.
 
         Raises `CapabilityMissing` if the backend lacks ``slots``, ``control`` or ``dead_letters``.
         """
@@ -106,22 +106,22 @@ class Dispatcher:
 
     @property
     def running(self) -> dict[str, int]:
-        """Return how many jobs of each model this dispatcher is running on servers."""
+        """Return the number of jobs that this dispatcher is running on servers, by model."""
         return {model: runner.running for model, (runner, _) in self._runners.items()}
 
     async def submit(self, submission: Submission) -> Leased | Queued | NoSlots:
-        """Store a job, or report at once that its queue is full: see `taskqueue_dispatch.submit`."""
+        """Store a job, or report at once that its queue is full: see `taskqueue_dispatch.submit.Submitter.submit`."""
         reports_expiry = submission.callback_url is not None and submission.deadline is not None
         if reports_expiry and submission.idempotency_key is None:
             submission = structs.replace(submission, idempotency_key=new_id())
         outcome = await self.submitter.submit(submission)
         if reports_expiry and not isinstance(outcome, NoSlots):
-            # If this fails, the client gets no answer and submits again, which repeats this step.
+            # If this fails, the client gets no answer and submits the job again, which repeats this step.
             await self._publish(expiry_task(task_of(submission)))
         return outcome
 
     async def __aenter__(self) -> Self:
-        """Start working. Wait for the store while it is unavailable."""
+        """Start to dispatch jobs. Wait for the store while it is unavailable."""
         loops: list[Coroutine[Any, Any, None]] = [
             self._run_loop(), self.renewer.run(), self.sender.run()
         ]  # fmt: skip
@@ -137,14 +137,13 @@ class Dispatcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop: see `stop`."""
         await self.stop()
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Receive no more jobs, wait up to ``seconds`` (default: ``drain``) for running jobs, and release the rest.
+        """Stop receiving jobs, wait up to ``seconds`` (default: ``drain``) for running jobs, and release the rest.
 
-        Released jobs continue on their servers; another dispatcher takes them over with their slots. Idempotent. If
-        this call is cancelled, it stops waiting for jobs.
+        Released jobs continue on their servers; another dispatcher takes them over together with their slots.
+        Idempotent. If this call is cancelled, it stops waiting for jobs.
         """
         if not self._loops:
             return
@@ -161,8 +160,6 @@ class Dispatcher:
             await _cancel(*others)
             await self.caller.aclose()
 
-    # One runner per registered model.
-
     async def _run_loop(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
@@ -175,7 +172,7 @@ class Dispatcher:
         try:
             before = self.registry.epoch
             await self._store.retry_until_available(self.registry.refresh)
-            # The store was emptied: running jobs get their slots back before new slots are granted.
+            # After the store was emptied, running jobs must get their slots back before new slots are granted.
             if self.registry.epoch != before:
                 await self.renewer.renew()
             known = {view.model for view in self.registry.known()}
@@ -195,8 +192,6 @@ class Dispatcher:
         finally:
             await _cancel(task)
 
-    # Callbacks and outages, as reported by the runners.
-
     async def _report(
         self, task: Task, status: str, result: bytes | None, error: str | None
     ) -> None:
@@ -208,7 +203,7 @@ class Dispatcher:
             await self._store.retry_until_available(cancel)
 
     async def _publish(self, callback: Task) -> None:
-        """Store a callback, and retry while its queue is full: there is no other report to the client."""
+        """Store a callback. Retry while the queue of callbacks is full, because nothing else informs the client."""
         for tries in itertools.count(1):
             publish = partial(self.backend.publisher.publish, callback)
             (confirmation,) = await self._store.retry_until_available(publish)
@@ -216,7 +211,7 @@ class Dispatcher:
                 return
             await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - positional, because `OutageRetry` calls it so
         if ok:
             _log.info("store available again")
         else:
