@@ -1,4 +1,4 @@
-"""Results that GPU servers push, authenticated by the token of the job's slot."""
+"""HTTP operations for results that GPU servers push, authenticated by the token of the job's slot."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _LEASE_TOKEN = Query(
 
 
 async def push(call: RequestContext) -> Response:
-    """Report how a job ended, instead of waiting for a poll. The token that came with the job is enough.
+    """Report how a job ended, so that the dispatcher need not poll for it. The token sent with the job is enough.
 
-    409: the slot belongs to another job by now, or the result has arrived before. The report is kept for an hour and
-    changes nothing.
+    409: the slot belongs to another job by now, or a result has already arrived. The report is then kept for an hour
+    and not used.
     """
     token = _token(call)
     dispatcher, known = dispatcher_of(call), await job_of(call)
@@ -75,10 +75,10 @@ def _token(call: RequestContext) -> str:
 
 
 async def late(call: RequestContext) -> Response:
-    """Return the reports of a job that came too late and changed nothing: the last 8 of an hour, oldest first."""
+    """Return the reports of a job that arrived too late and were not used: the last 8 of an hour, oldest first."""
     job_id, dispatcher = call.name("job_id"), dispatcher_of(call)
     mark = job_id.partition("-")[0]
-    # The job's own record may have expired.
+    # Do not read the job's own record here, because it may have expired.
     for key in filter(call.is_allowed, await dispatcher.jobs.queues()):
         model = dispatcher.jobs.model_of(key)
         if model is not None and mark_of_queue(key) == mark:

@@ -1,4 +1,4 @@
-"""The configuration of a model, as a resource that operators change at run time."""
+"""HTTP operations for the configuration of a model, which operators change at run time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from taskqueue_server.routing.operations import Operation, RequestContext, Scope
 
 
 async def config(call: RequestContext) -> Response:
-    """Return the configuration in force, or the defaults if the model has not been configured."""
+    """Return the configuration in force: the defaults if the model has not been configured."""
     return _answer(await dispatcher_of(call).registry.config(model_of(call)))
 
 
 async def configure(call: RequestContext) -> Response:
-    """Replace the configuration. It takes effect at once, also on waiting jobs; omitted fields get their defaults."""
+    """Replace the configuration. It takes effect at once, also for waiting jobs; omitted fields get their defaults."""
     model = model_of(call)
     body = await call.read(limit=LIMITS.document)
-    bodies.decode(object, body)  # gives the usual answer to a body that is not JSON
+    # Raise the error that all operations raise for a body that is not JSON.
+    bodies.decode(object, body)
     return _answer(await dispatcher_of(call).registry.configure(model, _read(body)))
 
 
@@ -34,7 +35,7 @@ async def revert(call: RequestContext) -> Response:
 
 
 def _read(text: bytes) -> ModelConfig:
-    """Read a JSON object. Raises `InvalidInput`, whose text repeats neither values nor the names of unknown fields."""
+    """Parse a JSON object. Raises `InvalidInput`, whose text contains no values and no names of unknown fields."""
     try:
         return ModelConfig.model_validate_json(text, strict=True)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Failed jobs: the dead letters of all models."""
+"""HTTP operations for failed jobs, which are the dead letters of all models."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import LABEL
 
 _QUEUES = 100
-"""queues that one call reads"""
+"""maximum number of queues that one call reads"""
 _HEAVY = 1024 * 1024
-"""bytes of payloads after which a page reads no further queue"""
+"""size of payloads in bytes after which a page reads no further queue"""
 _encoder = msgspec.json.Encoder()
 
 
 async def failed(call: RequestContext) -> Response:
-    """Return a page of failed jobs, model by model, the oldest of each first: those that the token covers.
+    """Return a page of failed jobs of the models that the token covers, by model, the oldest of each model first.
 
     To read the next page, send ``next`` as ``after``, until there is none. A page may be short or empty and yet not be
     the last one.
@@ -48,7 +48,7 @@ async def failed(call: RequestContext) -> Response:
 
 
 async def _keys(call: RequestContext) -> list[str]:
-    """Return the queues that the client may read, in the order of the marks of their models."""
+    """Return the queues that the client may read, sorted by the prefix of their job ids."""
     if (model := label_of(call, "model")) is not None:
         call.demand(queue_of(model))
         return [queue_of(model)]
@@ -58,7 +58,7 @@ async def _keys(call: RequestContext) -> list[str]:
 async def _page(
     call: RequestContext, keys: list[str], limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
-    """Return a page and its cursor: a dead letter of a queue, or a queue's mark if the page ends with the queue."""
+    """Return a page and its cursor: a position in a queue, or the queue's job id prefix if the page ends with it."""
     position = None if after is None else after.rpartition(">")[2]
     start, inside, _ = ("", "", "") if position is None else position.partition("-")
     rest = [
@@ -99,7 +99,7 @@ def _array(
 
 
 async def retry(call: RequestContext) -> Response:
-    """Retry a failed job. If the job is not a failed one, the count is 0."""
+    """Retry a failed job. The count is 0 if the job has not failed."""
     known = await job_of(call)
     return answer(Count(await call.context.dead_letters.redrive(known.key, known.task_id)))
 
@@ -111,7 +111,7 @@ async def retry_all(call: RequestContext) -> Response:
 
 
 async def discard(call: RequestContext) -> Response:
-    """Discard a failed job permanently. If the job is not a failed one, the count is 0."""
+    """Discard a failed job permanently. The count is 0 if the job has not failed."""
     known = await job_of(call)
     return answer(Count(await call.context.dead_letters.discard(known.key, known.task_id)))
 

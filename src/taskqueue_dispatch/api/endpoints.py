@@ -1,4 +1,4 @@
-"""Endpoints: register, list, drain, remove."""
+"""HTTP operations that register, list, drain and remove endpoints."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ async def register(call: RequestContext) -> Response:
 
 
 async def endpoints(call: RequestContext) -> Response:
-    """Return a page of models by name, with their endpoints and the slots in use: those that the token covers.
+    """Return a page of the models that the token covers, sorted by name, with their endpoints and the slots in use.
 
-    To read the next page, send ``next`` as ``after``, until there is none; the header ``Link`` contains the same.
+    To read the next page, send ``next`` as ``after``, until there is none; the header ``Link`` has the URL of that
+    page.
     """
     limit, after = call.number("limit", _PAGE, LIMITS.batch), label_of(call, "after")
     if (model := label_of(call, "model")) is not None:
@@ -73,7 +74,7 @@ async def endpoints(call: RequestContext) -> Response:
 
 
 async def drain(call: RequestContext) -> Response:
-    """Send an endpoint no more jobs; running jobs continue. Register it again to undo this. Idempotent."""
+    """Stop sending jobs to an endpoint; running jobs continue. Register the endpoint again to undo this. Idempotent."""
     body = await _named(call)
     if not await dispatcher_of(call).registry.drain(body.model, body.server):
         raise ProblemError(404, "unknown_endpoint", "the model has no endpoint on this server")
@@ -86,7 +87,7 @@ async def drain(call: RequestContext) -> Response:
 
 
 async def remove(call: RequestContext) -> Response:
-    """Remove an endpoint; its running jobs continue, and jobs in the model's queue stay there. Idempotent."""
+    """Remove an endpoint. Its running jobs continue, and the model's queued jobs stay queued. Idempotent."""
     body = await _named(call)
     removed = await dispatcher_of(call).registry.remove(body.model, body.server)
     return answer(Removed(removed))

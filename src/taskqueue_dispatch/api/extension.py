@@ -27,7 +27,10 @@ TAGS = {
 
 
 def extension(settings: DispatchSettings | None = None) -> Extension:
-    """Return the extension. Without ``settings``, they are read when a server is created with it."""
+    """Return the extension.
+
+    If ``settings`` is None, the settings are loaded when a server with the extension starts.
+    """
 
     def opened(context: ServerContext) -> AbstractAsyncContextManager[object]:
         return Dispatcher(context.backend, settings, maintenance=False)

@@ -1,4 +1,4 @@
-"""Jobs: submit, read, wait, cancel."""
+"""HTTP operations that submit, read, wait for and cancel jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskqueue_server.routing.operations import Operation, RequestContext, Scope
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 _BODY = LIMITS.payload + 16 * 1024
-"""bytes of a body: the largest payload and the other fields"""
+"""maximum size of a body in bytes: the largest payload, and space for the other fields"""
 _LIVE = {JobState.QUEUED, JobState.RUNNING}
 
 
@@ -55,7 +55,7 @@ async def submit(call: RequestContext) -> Response:
 async def handle(call: RequestContext) -> Response:
     """Accept a job that an upstream queue pushes. Its ``job_id`` is its idempotency key, so it may be pushed again.
 
-    Otherwise like submit. After any successful answer, the upstream queue may delete the job.
+    In all other respects, this works like submit. After any successful answer, the upstream queue may delete the job.
     """
     body = await call.body(HandleIn, _BODY)
     call.demand(queue_of(body.model))
@@ -92,7 +92,7 @@ async def _submit(
 async def status(call: RequestContext) -> Response:
     """Return the status of a job, and of the callback that reports its end.
 
-    With ``wait``, the answer comes when the job has ended, or after that many seconds.
+    With ``wait``, the answer is sent when the job has ended, or after that many seconds.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -109,7 +109,7 @@ async def status(call: RequestContext) -> Response:
 async def result(call: RequestContext) -> Response:
     """Return a job's result, byte for byte as its server sent it.
 
-    With ``wait``, the answer comes when the job has ended, or after that many seconds.
+    With ``wait``, the answer is sent when the job has ended, or after that many seconds.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -123,7 +123,10 @@ async def result(call: RequestContext) -> Response:
 
 
 async def cancel(call: RequestContext) -> Response:
-    """Cancel a live job. If it is running, its slot is released; its server may continue, and the result is ignored."""
+    """Cancel a job that has not ended.
+
+    If it is running, its slot is released and the result of its server is ignored.
+    """
     known = await job_of(call)
     cancelled = await dispatcher_of(call).jobs.cancel(known.task_id)
     call.context.waiters.check_now(known.key, known.task_id)

@@ -1,4 +1,4 @@
-"""What the dispatcher's settings say about callbacks: allowed receivers, and the configuration of their queue."""
+"""The allowed receivers of callbacks and the settings of their queue, as the dispatcher's settings define them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from taskqueue_dispatch.outbound_http import UrlPolicy
 
 _RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
 _STORED_SECONDS = 86_400.0
-"""seconds for which the outcome of a callback can be read, and for which the same callback is not sent again"""
+"""seconds for which the outcome of a callback is kept, and for which a second callback with its id is dropped"""
 _MAX_PORT = 65_535
 
 
 def policy_of(settings: DispatchSettings) -> UrlPolicy:
-    """Return which URLs callbacks may reach. Raises `ConfigurationError` for an invalid port or network."""
+    """Return the rules for URLs of callbacks. Raises `ConfigurationError` for an invalid port or network."""
     if not all(1 <= port <= _MAX_PORT for port in settings.callback_ports):
         raise ConfigurationError(
             f"TASKQUEUE_DISPATCH_CALLBACK_PORTS: a port must be from 1 to {_MAX_PORT}"
@@ -33,9 +33,9 @@ def policy_of(settings: DispatchSettings) -> UrlPolicy:
 
 
 async def prepare(backend: Backend, settings: DispatchSettings) -> None:
-    """Configure the queue of callbacks: attempts and concurrency per host from ``settings``.
+    """Configure the queue of callbacks: the number of attempts and the concurrency per host come from ``settings``.
 
-    Other settings get their defaults when the queue is new, and then stay as an operator has changed them.
+    All other settings get defaults when the queue is new, and later stay as an operator has changed them.
     """
     control = control_of(backend)
     while True:

@@ -1,4 +1,4 @@
-"""The outcome of a callback, read from its task in the store."""
+"""The outcome of a job's callback, read from the callback's task in the store."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from taskqueue_dispatch.callbacks.tasks import ENDS, EXPIRED, callback_id
 from taskqueue_dispatch.names import CALLBACKS
 
 _NOT_EXPIRED = {State.SCHEDULED, State.CANCELLED}
-"""states of an expiry callback that waits for the job's deadline, or whose job has not expired"""
+"""states of an expiry callback that is not due yet, or whose job did not expire"""
 _STATES = {State.DONE: "delivered", State.DEAD: "failed"}
 
 
 class CallbackReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a delivered callback."""
+    """The data that the store keeps about a delivered callback."""
 
     http_status: int
     length: int
-    """bytes of the response that were read; the content is not stored"""
+    """number of bytes of the response that were read; its content is not stored"""
     seconds: float
-    """duration of the attempt"""
+    """duration of the successful attempt in seconds"""
 
 
 class CallbackRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One callback."""
+    """The state of a callback."""
 
     webhook_id: str
     job_status: str
-    """the end of the job that it reports"""
+    """final status of the job, as the callback reports it"""
     state: str
     """``pending``, ``delivered``, ``failed`` (a dead letter), ``cancelled`` or ``discarded``"""
     attempt: int
-    """the last attempt, or the next one"""
+    """number of the last attempt, or of the next one"""
     updated_at: float
     reason: str | None = None
-    """why it has failed permanently, such as ``refused``, ``gone`` or ``max_retries_exceeded``"""
+    """reason why the callback has failed permanently, such as ``refused``, ``gone`` or ``max_retries_exceeded``"""
     error: str | None = None
     """error of the last failed attempt"""
     http_status: int | None = None
-    """status of the successful response"""
+    """HTTP status of the successful response"""
     length: int | None = None
     seconds: float | None = None
 
 
 async def record_of(backend: Backend, job_id: str) -> CallbackRecord | None:
-    """Return the newest callback of a job; ``None`` if there is none, or its record has expired.
+    """Return the newest callback of a job, or ``None`` if there is none or its record has expired.
 
-    A job that failed and was redriven may have two.
+    A job that failed, was redriven and ended again may have two callbacks.
     """
     control = control_of(backend)
     ids = [callback_id(job_id, status) for status in ENDS]
@@ -93,4 +93,4 @@ def _receipt(result: bytes | None) -> CallbackReceipt | None:
     try:
         return None if result is None else msgspec.json.decode(result, type=CallbackReceipt)
     except msgspec.MsgspecError:
-        return None  # another program has stored it
+        return None  # another program has stored this result

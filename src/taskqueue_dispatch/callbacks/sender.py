@@ -1,4 +1,4 @@
-"""The sender of callbacks, a consumer of their queue."""
+"""The sender of callbacks: it consumes their queue and sends them over HTTP."""
 
 from __future__ import annotations
 
@@ -41,23 +41,26 @@ from taskqueue_dispatch.outbound_http import (
 
 _FIELD = "callback_url"
 _FINAL_SECONDS = 0.5
-"""seconds for the last call to the store during shutdown"""
+"""seconds for the last store call during shutdown"""
 _GRACE_SECONDS = 2.0
 """seconds in which requests in progress may finish during shutdown"""
 _SUCCESS = range(200, 300)
 _GONE = 410
 _THROTTLED = {429, 502, 504}
 _THROTTLE_SECONDS = 30.0
-"""minimum delay after a response that asks for fewer requests"""
+"""minimum delay in seconds after a response that asks for fewer requests"""
 _MAX_RETRY_AFTER = 6 * 3600.0
-"""maximum ``Retry-After``, in seconds, that is followed"""
+"""largest ``Retry-After`` in seconds that is obeyed"""
 _POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
-"""delay until a job that is past its deadline but still live is checked again; it grows with each check"""
+"""shortest and longest delay in seconds until a job past its deadline that has not ended is checked again"""
 _log = logging.getLogger("taskqueue.dispatch.callbacks")
 
 
 class Sender:
-    """A consumer that sends callbacks until they succeed. Rejected ones and those out of attempts are dead letters."""
+    """A consumer that sends callbacks until they succeed.
+
+    A callback that is rejected or out of attempts is a dead letter.
+    """
 
     def __init__(
         self,
@@ -70,8 +73,8 @@ class Sender:
     ) -> None:
         """Create a sender without any I/O.
 
-        ``tls`` verifies receivers, instead of the system's certificate authorities; ``uniform`` returns 0 <= x < 1.
-        Raises `ConfigurationError` for an invalid secret, port or network.
+        ``tls`` verifies receivers, instead of the system's certificate authorities; ``uniform`` returns random numbers
+        from 0 to 1. Raises `ConfigurationError` for an invalid secret, port or network.
         """
         self._backend = backend
         self._control = control_of(backend)
@@ -100,14 +103,14 @@ class Sender:
             return
 
     async def record(self, job_id: str) -> CallbackRecord | None:
-        """Return the newest callback of a job; ``None`` if there is none, or its record has expired."""
+        """Return the newest callback of a job, or ``None`` if there is none or its record has expired."""
         return await record_of(self._backend, job_id)
 
     async def run(self) -> None:
-        """Send callbacks until cancelled, retrying during an outage of the store.
+        """Send callbacks until cancelled. During an outage of the store, retry.
 
-        When cancelled, it waits two seconds for requests in progress and releases the others, which are sent again.
-        Raises `SubscriptionClosed` if the backend is closed.
+        When cancelled, wait two seconds for requests in progress, and release the other callbacks, which are sent
+        again later. Raises `SubscriptionClosed` if the backend is closed.
         """
         if not self._signer.signs:
             _log.warning(
@@ -145,7 +148,8 @@ class Sender:
                 task.cancel()
             await asyncio.gather(*remaining, return_exceptions=True)
             await self._cached_lookup.aclose()
-            with contextlib.suppress(TimeoutError):  # during an outage the leases expire
+            # During an outage, the call may time out; the leases then expire by themselves.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FINAL_SECONDS):
                     await close(subscription)
 
@@ -156,8 +160,8 @@ class Sender:
             if not await self._is_due(subscription, delivery):
                 return
             outcome, after = await self._attempt(delivery, tls)
-        except Exception as error:  # noqa: BLE001 - one callback must not end the others
-            # Only the type is logged: the text may contain the URL.
+        except Exception as error:  # noqa: BLE001 - an error in one callback must not affect the others
+            # Log only the type of the error, because its text may contain the URL.
             _log.warning("could not send a callback", extra={"reason": type(error).__name__})
             outcome, after = Failed("internal error of the callback sender"), 0.0
         try:
@@ -171,7 +175,7 @@ class Sender:
                 _log.info("another process took over a callback")
 
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
-        """Return whether to send a callback now. The job's state decides whether an expiry callback is sent."""
+        """Return whether to send a callback now. An expiry callback is sent only if its job has expired."""
         task = delivery.task
         if QUEUE not in task.headers:
             return True
@@ -180,7 +184,7 @@ class Sender:
         state = None if status is None else status.state
         if state is State.EXPIRED:
             return True
-        # A job that is done has been reported, unless its dispatcher was killed before that.
+        # The callback of a job that is done is stored already, unless the job's dispatcher was killed first.
         unreported = state is State.DONE and not await self._ensure_reported(task)
         if unreported or (state is not None and state.live):
             delay = min(delivery.attempt * _POLL_SECONDS, _MAX_POLL_SECONDS)
@@ -195,7 +199,7 @@ class Sender:
         return False
 
     async def _ensure_reported(self, expiry: Task) -> bool:
-        """Publish the callback of a job that is done, unless it exists; return whether it is stored."""
+        """Store the callback of a job that is done, unless it exists. Return False if the queue refuses it."""
         key, job_id = expiry.headers[QUEUE], expiry.headers[JOB]
         (result,) = await self._store.retry_until_available(
             partial(self._control.results, key, job_id)
@@ -249,7 +253,7 @@ def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
     return Failed(error), min(after, _MAX_RETRY_AFTER)
 
 
-async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - positional, because `OutageRetry` calls it so
     if available:
         _log.info("store available again; sending callbacks")
     else:

@@ -1,4 +1,4 @@
-"""``taskqueue dispatch submit`` and ``job``."""
+"""The commands ``taskqueue dispatch submit`` and ``taskqueue dispatch job``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from taskqueue_dispatch.cli.server import DispatchServer, Model, NotFound, Url, 
 
 _ATTEMPTS, _RETRY_SECONDS = 4, 0.25
 _MAX_WAIT = 30
-"""seconds for which one request may wait for the end of a job"""
+"""maximum number of seconds for which one request waits for the end of a job"""
 _DONE = "done"
 _LIVE = {"queued", "running"}
 _COLOURS = {"done": "green", "failed": "bold red", "running": "cyan"}
@@ -64,7 +64,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands ``submit`` and ``job`` to ``app``."""
     app.command()(submit)
     app.command(name="job")(show)
 
@@ -131,7 +131,7 @@ def submit(
 
 
 async def _submit(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
-    """Submit until the server confirms it. The idempotency key makes repeating harmless."""
+    """Submit a job, and retry until the server confirms it. The idempotency key makes retries safe."""
     attempt = 1
     while True:
         try:
@@ -147,7 +147,7 @@ async def _submit(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
 
 
 async def _wait_for_end(server: DispatchServer, job_id: str, seconds: float) -> tuple[_Job, Any]:
-    """Wait until a job has ended; return it with its result. Raises `JobEnded` and `NotEnded`."""
+    """Wait until a job has ended. Return it with its result. Raises `JobEnded` and `NotEnded`."""
     until = time.monotonic() + seconds
     while True:
         remaining = max(0.0, until - time.monotonic())
@@ -165,7 +165,7 @@ async def _wait_for_end(server: DispatchServer, job_id: str, seconds: float) -> 
 async def _result(server: DispatchServer, job_id: str) -> Any:
     try:
         return await server.ask("GET", f"{_path(job_id)}/result", msgspec.Raw)
-    except NotFound:  # it has expired
+    except NotFound:  # the result has expired
         return None
 
 

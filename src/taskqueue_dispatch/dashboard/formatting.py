@@ -1,4 +1,4 @@
-"""The texts of the page that the stream updates, by name."""
+"""The texts of the dispatcher's dashboard page that its stream updates, by name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
 _JOBS_RELOAD = 3
-"""number of samples after which the list of running jobs is reloaded"""
+"""number of snapshots after which the page reloads its list of running jobs"""
 _MAX_MARKS = 24
-"""maximum number of slots that are drawn one by one"""
+"""maximum number of slots for which the page draws one mark each"""
 
 
 def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
-    """Return all texts of the page by name; a name with ``@`` is a state, not a text."""
+    """Return all texts of the page by name.
+
+    A name that begins with ``@`` is that of a state, which selects a colour.
+    """
     values = _store(snapshot, sample)
     for model in snapshot.models:
         values.update(_of_model(model, snapshot.at))
@@ -35,7 +38,7 @@ def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
 
 
 def shape(snapshot: PoolSnapshot) -> str:
-    """Return a digest that changes when the page has to be reloaded, because more than its texts has changed."""
+    """Return a digest that changes when the page must be reloaded, because more than its texts has changed."""
     parts = [
         snapshot.error,
         [model.name for model in snapshot.models],
@@ -46,7 +49,7 @@ def shape(snapshot: PoolSnapshot) -> str:
 
 
 def state_of(info: EndpointInfo, now: float) -> tuple[str, str]:
-    """Return the state of an endpoint as a text, and as the name of the state that selects its colour."""
+    """Return the state of an endpoint as a text, and the name of the state that selects its colour."""
     if info.removed:
         return "removed", "warn"
     if info.draining:
@@ -115,12 +118,12 @@ def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
         "@overdue": "bad" if overdue else "ok",
     }
     model, server = info.endpoint.model, info.endpoint.server
-    # The length makes the name unambiguous: both parts may contain slashes.
+    # The length makes the name unambiguous, because the names of models and servers may contain slashes.
     return _with_prefix(f"e.{len(model)}.{model}/{server}.", values)
 
 
 def _with_prefix(prefix: str, values: dict[str, str]) -> dict[str, str]:
-    """Put the prefix before each name, but after an ``@``."""
+    """Add the prefix to each name; in a name that begins with ``@``, after this character."""
     return {
         f"@{prefix}{name[1:]}" if name.startswith("@") else prefix + name: text
         for name, text in values.items()
@@ -128,7 +131,7 @@ def _with_prefix(prefix: str, values: dict[str, str]) -> dict[str, str]:
 
 
 def _marks(info: EndpointInfo) -> str:
-    """Draw one mark per slot: assigned, detached, unassigned, free."""
+    """Return one mark per slot: assigned, detached, unassigned, free. Return no marks if there are too many slots."""
     if max(info.endpoint.slots, info.held) > _MAX_MARKS:
         return ""
     return "■" * info.assigned + "▣" * info.detached + "◧" * info.unassigned + "□" * info.free

@@ -1,4 +1,4 @@
-"""The page, its stream and its actions."""
+"""The dispatcher's dashboard page, the stream that updates it, and its actions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def show(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Drain an endpoint, end draining, or remove it."""
+    """Drain an endpoint, end draining, or remove the endpoint."""
     form = await read_form(call)
     action, model, server = form.text("action"), _exact(form, "model"), _exact(form, "server")
     if action not in _ACTIONS:
@@ -70,12 +70,12 @@ async def act(call: RequestContext) -> Response:
 
 
 def _exact(form: Form, name: str) -> str:
-    """Return a field with its leading and trailing spaces, which may be part of a model's name."""
+    """Return a form field with its leading and trailing spaces, which may be part of a model's name."""
     return next(iter(form.all(name)), "")
 
 
 async def live(call: RequestContext) -> Response:
-    """Return the stream of the page. Raises `ProblemError` if there are too many streams."""
+    """Return the event stream that updates the page. Raises `ProblemError` if there are too many streams."""
     return EventStream(poller_of(call), _events(call), call.client_name)
 
 

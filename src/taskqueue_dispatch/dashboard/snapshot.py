@@ -1,4 +1,4 @@
-"""The state of the slot pool at one time, read once for all clients."""
+"""The state of the slot pool at one time, read once for all clients of the dashboard."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     config: ModelConfig
     endpoints: tuple[EndpointInfo, ...]
     reading: StoreReading | None
-    """``None`` before the first job"""
+    """data of the model's queue; ``None`` before its first job"""
 
     @property
     def queue(self) -> str:
-        """Name of its queue."""
+        """Name of the model's queue."""
         return queue_of(self.name)
 
     @property
     def slots(self) -> int:
-        """Number of slots of its endpoints that are neither draining nor removed."""
+        """Number of slots of the model's endpoints that are neither draining nor removed."""
         return sum(
             endpoint.endpoint.slots
             for endpoint in self.endpoints
@@ -52,12 +52,12 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> int:
-        """Number of free slots of its usable endpoints."""
+        """Number of free slots of the model's usable endpoints."""
         return sum(endpoint.free for endpoint in self.endpoints if endpoint.usable)
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the page."""
+    """The data that the dashboard page of the dispatcher shows."""
 
     number: int
     at: float
@@ -65,12 +65,12 @@ class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     known: tuple[ModelSnapshot, ...] = ()
     """all models, sorted by name"""
     statuses: dict[str, TaskStatus] = {}
-    """by the ids of the listed jobs"""
+    """task status of each listed job, by job id"""
     error: str | None = None
-    """error code if the pool could not be read; the other fields are then those of the snapshot before"""
+    """error code if the pool could not be read; the other fields are then those of the previous snapshot"""
 
     def seen_by(self, is_allowed: Callable[[str], bool]) -> PoolSnapshot:
-        """Return the part of it that a client may see."""
+        """Return the part of the snapshot that a client may see, given a check of queue names."""
         names = {model.name for model in self.known if is_allowed(model.queue)}
         view = msgspec.structs.replace(
             self.view,
@@ -82,17 +82,17 @@ class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def models(self) -> tuple[ModelSnapshot, ...]:
-        """The models that are listed."""
+        """The models that the page lists."""
         return self.known[:MODELS]
 
     @property
     def endpoints(self) -> tuple[EndpointInfo, ...]:
-        """The endpoints that are listed."""
+        """The endpoints that the page lists."""
         return self.view.endpoints[:ENDPOINTS]
 
     @property
     def jobs(self) -> list[SlotLease]:
-        """The leases of the jobs that are listed, the latest first."""
+        """The leases of the running jobs that the page lists, newest first."""
         return _listed(self.view)
 
 
@@ -111,7 +111,7 @@ _latest: WeakKeyDictionary[Dispatcher, _Latest] = WeakKeyDictionary()
 
 
 async def snapshot_of(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
-    """Return the snapshot that belongs to a sample of the store. It is taken once for all clients."""
+    """Return the snapshot that belongs to a sample of the store. It is taken once per sample, for all clients."""
     latest = _latest.setdefault(dispatcher, _Latest())
     async with latest.lock:
         if latest.snapshot is None or latest.snapshot.number < sample.number:
