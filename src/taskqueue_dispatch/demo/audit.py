@@ -1,4 +1,4 @@
-"""The audit of a run: what the store has, compared with what the servers ran and with a direct computation."""
+"""The audit of a demo run: compares the store with what the servers ran and with a direct computation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class DemoAudit:
-    """Makes the report, once all jobs have ended."""
+    """Collects the figures of the report after all jobs have ended."""
 
     def __init__(self, clients: Clients, gpu_servers: GpuServers) -> None:
         self._clients = clients
@@ -117,7 +117,7 @@ class DemoAudit:
         )
 
     async def _reasons(self) -> dict[str, int]:
-        """Count the dead letters by reason."""
+        """Return the number of dead letters by reason."""
         dead_letters = dead_letters_of(self._server.backend)
         reasons: Counter[str] = Counter()
         for model in self._plan.models:
@@ -140,5 +140,5 @@ async def _in_batches(
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that the share of sorted values does not exceed; 0 for none."""
+    """Return the value that a share of the sorted values does not exceed; 0 if there are no values."""
     return values[max(0, math.ceil(share * len(values)) - 1)] if values else 0.0

@@ -1,4 +1,4 @@
-"""The clients of a run, which submit its jobs over HTTP until each is confirmed."""
+"""The clients of a demo run, which submit jobs over HTTP until each is confirmed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_CONCURRENT = 8
 _RESENT = 20
 _UNAVAILABLE = 503
 _MAX_RETRY_SECONDS = 0.5
-"""limit of Retry-After, because the run is short"""
+"""longest wait in seconds before a retry, even if ``Retry-After`` is longer, because the run is short"""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class Clients:
-    """Clients that submit every job of a plan, and some jobs twice."""
+    """Submits every job of a plan, and some of the jobs twice."""
 
     def __init__(self, server: DemoServer, plan: DispatchDemoPlan) -> None:
         self.server = server
@@ -40,7 +40,7 @@ class Clients:
         self.ids: dict[str, str] = {}
         """the id of each job by its idempotency key"""
         self.confirmed: dict[str, float] = {}
-        """when each job was confirmed, by its id; `time.monotonic`"""
+        """time of each job's confirmation (`time.monotonic`), by job id"""
         self.outcomes: Counter[str] = Counter(leased=0, queued=0, no_slots=0)
         self.resent = 0
 
@@ -66,7 +66,7 @@ class Clients:
                 await self._request("POST", "/admin/register", body)
 
     async def submit(self) -> None:
-        """Submit every job until it is confirmed; submit some of them a second time."""
+        """Submit every job until it is confirmed. Submit some of the jobs a second time."""
         jobs = iter(self.plan.jobs)
 
         async def work() -> None:

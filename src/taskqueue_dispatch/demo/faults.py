@@ -1,4 +1,4 @@
-"""The faults during a run: one server crashes while it runs jobs, another falsely reports that it is idle."""
+"""The two faults of a demo run: one server crashes while it runs jobs, another falsely reports that it is idle."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from taskqueue_dispatch.demo.plan import DispatchDemoPlan
 from taskqueue_dispatch.gpu_server.simulator import Mode
 
 _CRASH_AT, _FALSE_REPORT_AT = 0.1, 0.12
-"""shares of the jobs that have ended when the fault happens"""
+"""share of the jobs that has ended when each fault happens"""
 _DOWN_SECONDS = 1.0
 _FALSE_REPORT_SECONDS = 2.0
 _FULL_TIMEOUT = 0.5
-"""seconds to wait until all slots of the server are in use; after that, one is enough"""
+"""seconds to wait until all slots of the server are in use; after that, one slot in use is enough"""
 _POLL_SECONDS = 0.01
 
 
 class Faults:
-    """The two faults, once each. All servers are healthy again when `run` has ended."""
+    """Injects two faults, once each. All servers are healthy again when `run` returns."""
 
     def __init__(self, plan: DispatchDemoPlan, gpu_servers: GpuServers, view: PlainView) -> None:
         self._plan = plan
@@ -30,10 +30,10 @@ class Faults:
         self.crashed: frozenset[str] = frozenset()
         """ids of the jobs that were running on the server when it crashed"""
         self.denied: frozenset[str] = frozenset()
-        """ids of the jobs that ran on the server while it reported that it is idle"""
+        """ids of the jobs that ran on the server while it reported that it was idle"""
 
     async def run(self, share: Callable[[], float]) -> None:
-        """Cause the faults when ``share``, the share of the jobs that have ended, is large enough."""
+        """Inject each fault when ``share``, which returns the share of the jobs that have ended, is large enough."""
         await asyncio.gather(self._crash(share), self._report_falsely(share))
 
     async def _crash(self, share: Callable[[], float]) -> None:

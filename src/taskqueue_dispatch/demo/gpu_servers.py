@@ -1,4 +1,4 @@
-"""The simulated GPU servers of a run, and a record of the jobs that they ran."""
+"""The simulated GPU servers of a demo run, and a record of the jobs that they ran."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from taskqueue_dispatch.models import ModelType
 
 
 class GpuServers:
-    """The servers of a plan; the context starts and stops them. Times are those of `time.monotonic`."""
+    """The simulated servers of a plan, which the context starts and stops. Times are those of `time.monotonic`."""
 
     def __init__(self, plan: DispatchDemoPlan, dispatcher: str) -> None:
-        """Start nothing yet. ``dispatcher`` is the URL to which results are pushed."""
+        """Do not start the servers yet. ``dispatcher`` is the URL to which they push results."""
         self._plan = plan
         self._dispatcher = dispatcher
         self.servers: dict[str, SimulatedGpu] = {}
         self.began: dict[str, float] = {}
-        """when each job was started for the first time, by id"""
+        """time at which each job was started for the first time, by job id"""
         self.ended: Counter[str] = Counter()
-        """how often each job ran to completion, by id"""
+        """number of completed runs of each job, by job id"""
         self.running: dict[str, set[str]] = defaultdict(set)
-        """ids of the running jobs, by server"""
+        """ids of the running jobs, by name of the server"""
         self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     async def __aenter__(self) -> Self:
@@ -53,7 +53,10 @@ class GpuServers:
         await self._end()
 
     def busy(self, servers: Mapping[str, int], since: float, until: float) -> float:
-        """Return the share of slot time in which jobs ran. ``servers`` gives the number of slots by server."""
+        """Return the share of slot time in which jobs ran.
+
+        ``servers`` gives the number of slots by name of the server.
+        """
         slots = sum(servers.values())
         if not slots or until <= since:
             return 0.0
@@ -65,7 +68,7 @@ class GpuServers:
         return spent / (slots * (until - since))
 
     async def _end(self) -> None:
-        # Concurrently, because each waits for the connections that it closes.
+        # Stop the servers concurrently, because each waits for the connections that it closes.
         await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
 
     async def _run(self, server: str, job: GpuJob) -> dict[str, Any]:

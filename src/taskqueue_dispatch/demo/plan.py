@@ -1,4 +1,4 @@
-"""The plan of a run: three models, five servers, and the jobs, some of which fail."""
+"""The plan of a demo run: three models, five servers, and the jobs, some of which fail."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ _TENANTS = ("acme", "globex", "initech")
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A model: how its servers answer, and how long its jobs run."""
+    """A model of the demo: how its servers return results, and how long its jobs run."""
 
     name: str
-    """the name that is shown"""
+    """name of the model in the demo's output"""
     model: str
-    """the name that is registered; each run has its own"""
+    """name under which the model is registered; it is different in each run"""
     config: ModelConfig
     share: float
-    """share of all jobs"""
+    """share of all jobs that are for this model"""
     seconds: tuple[float, float]
-    """shortest and longest duration of a job"""
+    """shortest and longest duration of a job in seconds"""
     pushed: bool = False
-    """whether its servers push results instead of being polled"""
+    """whether the model's servers push results instead of being polled"""
 
     @property
     def answer_mode(self) -> str:
-        """How its servers answer: synchronously, polled or pushed."""
+        """How the model's servers return results: synchronously, polled or pushed."""
         if self.pushed:
             return "async, pushed"
         return "async, polled" if self.config.model_type is ModelType.ASYNC else "sync"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, with the number of slots of each of its models."""
+    """A server, with its number of slots for each model."""
 
     name: str
     slots: dict[str, int]
 
 
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job."""
+    """A job that the demo will submit."""
 
     key: str
     """the idempotency key"""
     name: str
-    """name of the model"""
+    """name of the job's model"""
     prompt: str
     seconds: float
     fails: int = 0
-    """number of attempts that fail; -1: all of them"""
+    """number of attempts that fail; -1 if all of them fail"""
     tenant: str | None = None
     priority: int = 5
     callback: bool = False
 
     @property
     def payload(self) -> dict[str, Any]:
-        """What is sent to the server."""
+        """The payload that is sent to the server."""
         return {"prompt": self.prompt, "seconds": self.seconds, "fails": self.fails}
 
 
 class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of one run."""
+    """The plan of one run of the demo."""
 
     run: str
     models: tuple[ModelPlan, ...]
@@ -85,11 +85,11 @@ class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """name of the server that falsely reports that it is idle"""
 
     def model_plan(self, name: str) -> ModelPlan:
-        """Return the model of this name."""
+        """Return the model with this name."""
         return next(model for model in self.models if model.name == name)
 
     def slots(self, name: str) -> int:
-        """Return the number of slots of a model on all servers."""
+        """Return the number of slots that a model has on all servers."""
         return sum(server.slots.get(name, 0) for server in self.machines)
 
     def jobs_of(self, name: str) -> list[PlannedJob]:
@@ -103,22 +103,21 @@ class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_of(prompt: str) -> dict[str, Any]:
-    """Return the answer of a server to a prompt, which the check computes again."""
+    """Return the answer of a server to a prompt. The audit computes it again to check results."""
     digest = hashlib.sha256(prompt.encode()).hexdigest()
     return {"text": digest[:24], "tokens": len(prompt)}
 
 
 def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
-    """Return the plan of a run. A seed always gives the same jobs; only the names differ from run to run."""
+    """Return the plan of a run. A seed always gives the same jobs; only names and keys differ from run to run."""
     run = secrets.token_hex(3)
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     models = _models(run)
     shares = [model.share for model in models]
     drawn = rng.choices(models, shares, k=max(jobs - _POISON_JOBS, 0))
     made = []
-    for number, model in enumerate(
-        [*drawn, *models][:jobs]
-    ):  # the last job of each model always fails
+    # The last job of each model always fails.
+    for number, model in enumerate([*drawn, *models][:jobs]):
         poison = number >= jobs - _POISON_JOBS
         once = rng.random() < _SHARE_FAILING_ONCE
         made.append(
@@ -151,7 +150,7 @@ def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
 
 
 def jobs_for(seconds: float) -> int:
-    """Return the number of jobs that take the servers about this long."""
+    """Return the number of jobs that keep the servers busy for about this many seconds."""
     return max(_MIN_JOBS, round(seconds * _JOBS_PER_SECOND))
 
 
@@ -184,17 +183,15 @@ def _models(run: str) -> tuple[ModelPlan, ...]:
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run."""
+    """The options of one run of the demo."""
 
     backend: str
-    """name of the backend"""
     embedded: bool = False
-    """start an embedded store, whose folder is removed at the end"""
+    """whether to start an embedded store, whose folder is removed at the end"""
     jobs: int = 200
-    """number of jobs"""
     seed: int = 0
     """random seed of the jobs"""
     port: int = 0
-    """port of the server with the dashboard; 0 selects a free one"""
+    """port of the server with the dashboard; 0 selects a free port"""
     keep_going: bool = False
-    """keep all servers running after the report, until interrupted"""
+    """whether to keep all servers running after the report, until interrupted"""

@@ -1,4 +1,4 @@
-"""What the view shows during a run: the slots of each server and the queue of each model."""
+"""The progress of a demo run as the view shows it: the slots of each server and the queue of each model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEGEND = Text.assemble(
 
 
 def heading(options: DemoOptions, plan: DispatchDemoPlan) -> Text:
-    """Return the heading of a run."""
+    """Return the heading that the view prints when a run begins."""
     models = "  ·  ".join(f"{model.name} ({model.answer_mode})" for model in plan.models)
     return Text.assemble(
         ("taskqueue dispatch demo", "bold"),
@@ -32,7 +32,7 @@ def heading(options: DemoOptions, plan: DispatchDemoPlan) -> Text:
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs of one model."""
+    """The progress of the jobs of one model."""
 
     name: str
     jobs: int
@@ -53,7 +53,7 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The slots and queues of a run at one moment."""
 
     endpoints: tuple[EndpointInfo, ...]
-    """the endpoints of the run by server; their models are named as in the plan"""
+    """endpoints of the run, sorted by server; models have the names of the plan"""
     models: tuple[ModelRow, ...]
     now: float
     callbacks: int = 0

@@ -1,4 +1,4 @@
-"""The steps of the demo."""
+"""The steps of the dispatcher's demo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STALL_SECONDS = 30.0
 
 
 async def run_demo(options: DemoOptions, view: PlainView) -> None:
-    """Run the demo. Everything that it starts has ended when this returns, raises or is cancelled.
+    """Run the demo. When this returns, raises or is cancelled, everything that it started has ended.
 
     Raises `DemoFailed` if the run cannot be finished, and `ConfigurationError`.
     """

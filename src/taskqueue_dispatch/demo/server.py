@@ -1,4 +1,4 @@
-"""The server of a run with its store and dispatcher, and the receiver of callbacks."""
+"""The server of a demo run, with its store and dispatcher, and the receiver of callbacks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess
 
 _REFUSE_ONE_IN = 10
-"""of the callbacks, at the first attempt"""
+"""the receiver refuses one callback of this many, at its first attempt"""
 
 
 class _CallbackBody(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class _CallbackBody(msgspec.Struct, frozen=True):
 
 
 class Receiver:
-    """The application that receives callbacks."""
+    """The ASGI application that receives callbacks and checks their signatures."""
 
     def __init__(self, secret: str) -> None:
         self._webhook = Webhook(secret)
@@ -76,11 +76,11 @@ class Receiver:
 _HOST = "127.0.0.1"
 _STOP_TIMEOUT = 15.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
-"""of callbacks: shorter than the default, so that retries happen during the run"""
+"""retry policy of callbacks: faster than the default, so that retries happen during the run"""
 
 
 class DemoServer(msgspec.Struct, frozen=True, kw_only=True):
-    """The running server and what belongs to it."""
+    """The running server, with the objects that the demo uses."""
 
     url: str
     backend: InstrumentedBackend
@@ -91,7 +91,7 @@ class DemoServer(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.asynccontextmanager
 async def opened(options: DemoOptions) -> AsyncIterator[DemoServer]:
-    """Run the server in this event loop. When it ends by itself, the current task is cancelled.
+    """Run the server in this event loop. If the server ends by itself, the current task is cancelled.
 
     Raises `ConfigurationError`, and `DemoFailed` if the store is already used by a dispatcher.
     """
@@ -141,7 +141,7 @@ def _settings(port: int) -> Settings:
 
 
 def _dispatch_settings(secret: str, port: int) -> DispatchSettings:
-    """Return settings with short times, which allow callbacks to this machine over http."""
+    """Return settings with short durations, which also allow callbacks to this machine over http."""
     return DispatchSettings(
         lease=3.0,
         safety_pass=0.5,
@@ -161,7 +161,7 @@ def _dispatch_settings(secret: str, port: int) -> DispatchSettings:
 
 
 async def _ensure_unused(backend: InstrumentedBackend) -> None:
-    """Raise `DemoFailed` if the store has endpoints or callbacks: the run would send the callbacks of others."""
+    """Raise `DemoFailed` if the store has endpoints or callbacks, because the run would send those callbacks."""
     pool, control = slots_of(backend), control_of(backend)
     ledger = (await control.stats(CALLBACKS)).ledger
     if (await pool.inspect()).endpoints or ledger.waiting + ledger.scheduled + ledger.in_flight:
@@ -177,7 +177,7 @@ async def _ensure_unused(backend: InstrumentedBackend) -> None:
 
 @contextlib.asynccontextmanager
 async def _serving(server: ServerProcess) -> AsyncIterator[None]:
-    """Run the server. A signal makes it drain; the current task is cancelled then, or when the server ends."""
+    """Run the server. When it drains after a signal, or ends, the current task is cancelled."""
     serving, ready = asyncio.create_task(server.run()), asyncio.create_task(server.ready.wait())
     draining = asyncio.create_task(_wait_for_drain(server, ready))
     own = asyncio.current_task()
@@ -196,7 +196,7 @@ async def _serving(server: ServerProcess) -> AsyncIterator[None]:
         try:
             yield
         except Exception:
-            if draining.done():  # it failed because the server was stopping
+            if draining.done():  # the failure follows from the end of the server
                 raise asyncio.CancelledError from None
             raise
         finally:
@@ -205,7 +205,9 @@ async def _serving(server: ServerProcess) -> AsyncIterator[None]:
     finally:
         ready.cancel()
         draining.cancel()
-        server.stop_once()  # a second stop would end the drain at once, and the store stops next
+        # Do not call `stop` if a signal has already stopped the server: it would end the drain, and the store closes
+        # next.
+        server.stop_once()
         done, _ = await asyncio.wait({serving}, timeout=_STOP_TIMEOUT)
         if not done:
             server.stop()

@@ -1,7 +1,7 @@
-"""A transport for each server, which keeps its connections open for later requests.
+"""The transports to servers. Each server has its own transport, which keeps connections open for later requests.
 
-One pool for all servers would search all connections for each request. One server has few slots, and so few
-connections.
+A transport shared by all servers would search all connections for each request. One server has few slots, and
+therefore few connections.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import httpx2
 from taskqueue_dispatch.endpoint_client.address_pinning import AddressPin, AddressPins
 
 _IDLE = 2.0
-"""seconds; shorter than servers keep idle connections (uvicorn: 5), so that few requests meet one that is closing"""
+"""seconds for which an idle connection is kept; less than servers keep it (uvicorn: 5), so it is rarely closing"""
 _MAX_UNUSED = 256
-"""transports without a running request that are kept"""
+"""maximum number of transports that are kept without a running request"""
 _UNUSED = 60.0
 """seconds after which an unused transport is closed; longer than the time between two health checks"""
 _UNANSWERED = 60.0
-"""seconds after which a connection to an unreachable machine ends"""
+"""seconds after which a connection ends if the other machine does not respond"""
 
 
 class ServerTransport:
     """The transport of one server, and the number of calls that use it."""
 
     def __init__(self, transport: httpx2.AsyncHTTPTransport, pin: AddressPin | None) -> None:
-        """``pin`` is set if the host name must be resolved and checked."""
+        """``pin`` is ``None`` unless the host name must be resolved and checked."""
         self.transport = transport
         self.pin = pin
         self.calls = 0
@@ -40,14 +40,16 @@ class ServerTransport:
 
 
 class Transports:
-    """The transports by origin. For one event loop."""
+    """The transports by origin (scheme, host and port). Use them in one event loop only."""
 
     def __init__(self, secured: Callable[[], ssl.SSLContext], pins: AddressPins) -> None:
-        """Create it without any I/O. ``secured`` is called once, for the first server with TLS."""
+        """Create it without any I/O. ``secured`` creates the TLS context for the first server with TLS."""
         self._secured = secured
         self._pins = pins
         self._tls: ssl.SSLContext | None = None
-        self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no certificate
+        self._no_tls = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT
+        )  # for http only: trusts no certificate
         self._used: dict[str, ServerTransport] = {}
         self._unused: OrderedDict[str, ServerTransport] = OrderedDict()
 
@@ -65,7 +67,10 @@ class Transports:
                 await self._put_back(origin, server)
 
     async def aclose(self) -> None:
-        """Close unused transports, and the others when their last call has ended. Later calls open new ones."""
+        """Close unused transports, and the other ones when their last call has ended.
+
+        Later calls open new transports.
+        """
         for server in self._used.values():
             server.discarded = True
         self._used.clear()
@@ -77,7 +82,7 @@ class Transports:
             httpx2.AsyncHTTPTransport(
                 verify=self._context() if origin.startswith("https:") else self._no_tls,
                 trust_env=False,
-                # No call waits for another one's connection; the number of slots limits the calls.
+                # The number of slots limits the calls, so that no call has to wait for another call's connection.
                 limits=httpx2.Limits(
                     max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE
                 ),

@@ -14,10 +14,10 @@ _PORTS = range(65_536)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the first line of the output is JSON with ``url`` and ``port``."""
+    """Run the server until SIGTERM or SIGINT. The first line of output is JSON with ``url``, ``port`` and ``name``."""
     requested = _parser().parse_args(arguments)
     low, high = requested.latency[0], requested.latency[-1]
-    if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - a pair
+    if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - two bounds
         _parser().error("--latency: seconds, or two bounds of which the first is the lower one")
     if requested.slots < 1 or requested.port not in _PORTS:
         _parser().error("--slots: 1 at least; --port: 0 to 65535")

@@ -42,9 +42,9 @@ class _ProblemError(Exception):
 
 
 class GpuServer:
-    """The application. It runs a job once for each ``Idempotency-Key``, unless that run has failed.
+    """The ASGI application. It runs a job once for each ``Idempotency-Key``, unless that run has failed.
 
-    A synchronous server answers a dispatcher with the result. With ``asynchronous`` it answers at once; the result is
+    A synchronous server answers a dispatcher with the result. With ``asynchronous``, it answers at once; the result is
     polled, and also pushed if ``dispatcher`` is given. A job counts as active until its handler returns.
     """
 
@@ -103,7 +103,8 @@ class GpuServer:
     async def aclose(self) -> None:
         """Cancel running jobs and pushes.
 
-        The ASGI lifespan calls it. If the application is mounted in another, that one must call it.
+        The ASGI lifespan calls this method. If the application is mounted in another one, that application must call
+        it.
         """
         await self.jobs.aclose()
         if self._pusher is not None:
@@ -193,7 +194,7 @@ class GpuServer:
 async def respond(
     send: Send, status: int, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Answer a request with JSON text."""
+    """Send a response with JSON text."""
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -204,7 +205,7 @@ async def respond(
 
 
 def _is_rerun(known: GpuJob) -> bool:
-    """Return whether a known job is run again: it has failed, and the client sends it again for that reason."""
+    """Return whether a known job must run again: it has failed, so the client has sent it again."""
     return known.phase is GpuJobPhase.FAILED
 
 
