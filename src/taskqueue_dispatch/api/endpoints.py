@@ -28,7 +28,7 @@ _PAGE = 100
 async def register(call: RequestContext) -> Response:
     """Add or change an endpoint: a model on a server, its URL and its number of slots. It takes effect at once.
 
-    The capacity of the model's queue changes with it. An endpoint that was draining or removed is used again.
+    The capacity of the model's queue changes with the slots. An endpoint that was draining or removed is used again.
     ``together`` applies to the whole server, so the token must cover all models of that server.
     """
     body = await call.body(RegisterIn)

@@ -34,8 +34,8 @@ async def submit(call: RequestContext) -> Response:
     stored, because the model has no slots (``no_endpoints``) or its queue is full; retry after ``Retry-After`` seconds.
 
     A request may be repeated with the same ``idempotency_key``, or the same header ``Idempotency-Key``; the answer is
-    then the current outcome of the job. The same key with another payload is refused: 409, and 422 with the header. If
-    there is no answer, or one of 502, 503 or 504, repeat the request with the same key.
+    then the current outcome of the job. The same key with another payload is refused: with 409, or with 422 if the key
+    is in the header. If there is no answer, or one of 502, 503 or 504, repeat the request with the same key.
     """
     body = await call.body(SubmissionIn, _BODY)
     key = queue_of(body.model)

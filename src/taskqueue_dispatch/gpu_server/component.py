@@ -2,12 +2,12 @@
 
 ::
 
-    POST, any path      a job: its body is the payload. From a dispatcher (``X-Source: dispatcher``) 503 while all slots
-                        are in use or direct calls wait, else run at once; jobs of other callers are queued
+    POST, any path      run a job whose payload is the body. A dispatcher (``X-Source: dispatcher``) gets 503 while all
+                        slots are in use or direct calls wait; jobs of other callers (direct calls) are queued
     GET /status/{id}    the state of a job: queued, processing, success or failed
     GET /health         the number and the ids of the running jobs
 
-It may be mounted in another application: these paths are then relative to the mount.
+The application may be mounted in another one; these paths are then relative to the mount.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class GpuServer:
     ) -> None:
         """Create the application without any I/O.
 
-        ``direct_queue``: maximum number of waiting direct calls. ``keep_seconds``, ``keep_count``: how long, and how
-        many, ended jobs are kept. ``retry_after``: seconds sent as ``Retry-After`` to a refused client.
-        ``dispatcher``: URL to push results to, for example ``https://queue.example.com``; never taken from a request.
+        ``direct_queue`` is the maximum number of waiting direct calls. Ended jobs are kept for ``keep_seconds``, and at
+        most ``keep_count`` of them. ``retry_after`` is sent to refused clients as ``Retry-After``. ``dispatcher`` is
+        the URL to push results to, for example ``https://queue.example.com``; it is never taken from a request.
         """
         for name, value, least in (
             ("max_concurrent", max_concurrent, 1),
