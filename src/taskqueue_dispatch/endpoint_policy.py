@@ -107,9 +107,9 @@ def _host_of(url: object) -> str:
     if parts.scheme not in {"http", "https"} or not host or port == 0:
         raise InvalidInput("endpoint", "an invalid URL", "http:// or https:// and a host")
     if "@" in parts.netloc:
-        raise InvalidInput("endpoint", "a URL with a user or password", "one without")
+        raise InvalidInput("endpoint", "a URL with a user or password", "a URL without them")
     if "#" in url:
-        raise InvalidInput("endpoint", "a URL with a fragment", "one without")
+        raise InvalidInput("endpoint", "a URL with a fragment", "a URL without a fragment")
     if "%" in host or (":" not in host and not _is_name(host)):
         raise InvalidInput("endpoint", "an invalid host name", "a name, or an address")
     return host.rstrip(".")

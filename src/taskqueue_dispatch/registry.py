@@ -334,5 +334,5 @@ def _applied(config: ModelConfig, settings: QueueSettings, slots: int) -> QueueS
         fault = error.errors(include_url=False, include_context=False)[0]["msg"]
         text = fault.removeprefix("Value error, ")
         raise InvalidInput(
-            "settings of the queue", text, "settings that go with a model's"
+            "settings of the queue", text, "settings that fit the configuration of the model"
         ) from None

@@ -41,7 +41,9 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
     Raises `InvalidInput` for a job without a callback URL, and for an unknown status.
     """
     if CALLBACK_URL not in job.headers:
-        raise InvalidInput("job", "one without a callback", f"one with the header {CALLBACK_URL}")
+        raise InvalidInput(
+            "job", "a job without a callback", f"a job with the header {CALLBACK_URL}"
+        )
     if status not in ENDS:
         raise InvalidInput("status", "an unknown value", ", ".join(ENDS))
     url = job.headers[CALLBACK_URL]

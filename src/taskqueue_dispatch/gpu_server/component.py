@@ -169,7 +169,7 @@ class GpuServer:
         return (422 if job.refused else 500) if failed else 200, job.report()
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
-        too_long = _ProblemError(413, f"a payload has at most {self._body_limit} bytes")
+        too_long = _ProblemError(413, f"the payload is longer than {self._body_limit} bytes")
         text = headers.get("content-length", "0")
         if text.isascii() and text.isdigit() and int(text[:20]) > self._body_limit:
             raise too_long

@@ -68,11 +68,13 @@ async def check_url(
 
 def _check_way(parts: UrlParts, policy: UrlPolicy, field: str) -> None:
     if parts.scheme == "http" and not policy.http:
-        raise InvalidInput(field, "a URL of plain http", "https://…")
+        raise InvalidInput(field, "an unencrypted http:// URL", "https://…")
     ports = policy.ports | ({_HTTP} if parts.scheme == "http" else set())
     if parts.port not in ports:
         raise InvalidInput(
-            field, "a URL with another port", f"the ports {', '.join(map(str, sorted(ports)))}"
+            field,
+            "a URL with a port that is not allowed",
+            f"the ports {', '.join(map(str, sorted(ports)))}",
         )
 
 

@@ -59,13 +59,13 @@ def read_url(field: str, url: object) -> UrlParts:
         raise InvalidInput(field, kind_of(url), f"a URL of at most {LIMITS.url} characters")
     match = _URL.fullmatch(url)
     if match is None:
-        raise InvalidInput(field, f"{kind_of(url)}, of another form", _FORM)
+        raise InvalidInput(field, f"{kind_of(url)} that is not a valid URL", _FORM)
     scheme = match["scheme"].lower()
     if scheme not in _PORTS:
-        raise InvalidInput(field, "a URL of another scheme", _FORM)
+        raise InvalidInput(field, "a URL with a scheme that is not supported", _FORM)
     port = _PORTS[scheme] if match["port"] is None else _port(match["port"])
     if port is None:
-        raise InvalidInput(field, "a URL with no such port", f"a port from 1 to {_HIGHEST}")
+        raise InvalidInput(field, "a URL with an invalid port", f"a port from 1 to {_HIGHEST}")
     host, address = _host(field, match["host"].lower())
     return UrlParts(scheme, host, port, match["target"] or "/", address)
 
@@ -87,7 +87,7 @@ def _host(field: str, host: str) -> tuple[str, Address | None]:
             four = IPv4Address(host)
             return str(four), four
     except ValueError:
-        raise InvalidInput(field, "a URL with no such host", _NAME) from None
+        raise InvalidInput(field, "a URL with an invalid host", _NAME) from None
     if len(host) > _HOST or not all(map(_LABEL.fullmatch, labels)):
-        raise InvalidInput(field, "a URL with no such host", _NAME)
+        raise InvalidInput(field, "a URL with an invalid host", _NAME)
     return host, None
