@@ -32,7 +32,7 @@ _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
 class SubmitRefused(TaskQueueError):
-    """The server refused the job; submitting it again would not help."""
+    """The error if the server refused the job, and submitting it again would not help."""
 
     code = "submit_refused"
 

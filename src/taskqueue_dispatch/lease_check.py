@@ -28,7 +28,7 @@ _Name = tuple[str, str]
 
 
 class HealthClient(Protocol):
-    """A client that checks the health of servers, as `taskqueue_dispatch.endpoint_client.client.EndpointClient`."""
+    """The interface of a client that checks the health of GPU servers."""
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
         """Return the server's report, or ``None`` if the server does not answer or its answer is not valid."""

@@ -194,7 +194,7 @@ def drain(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send no more jobs to an endpoint. Running jobs continue."""
+    """Stop sending jobs to an endpoint. Running jobs continue."""
 
     async def work(server: DispatchServer) -> _Endpoint:
         if not undo:

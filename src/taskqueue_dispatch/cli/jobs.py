@@ -31,13 +31,13 @@ _COLOURS = {"done": "green", "failed": "bold red", "running": "cyan"}
 
 
 class JobEnded(TaskQueueError):
-    """The job has ended without success."""
+    """The error of ``submit --wait`` if the job has ended without success."""
 
     code = "job_ended"
 
 
 class NotEnded(TaskQueueError):
-    """The job has not ended in time."""
+    """The error of ``submit --wait`` if the job has not ended in time."""
 
     code = "not_ended"
 

@@ -30,13 +30,13 @@ _START_COMMAND = "taskqueue dispatch"
 
 
 class NotFound(TaskQueueError):
-    """The job or the endpoint was not found."""
+    """The error for a job or an endpoint that was not found."""
 
     code = "not_found"
 
 
 class NoSlotsError(TaskQueueError):
-    """The job was not stored: its model has no slots, or its queue is full."""
+    """The error if a job was not stored, because its model has no slots or its queue is full."""
 
     code = "no_slots"
 

@@ -30,7 +30,7 @@ ask_the_system: Resolve = partial(look_up, threads="look-up-endpoints")
 
 
 class AddressNotAllowedError(NotReachedError):
-    """The server's host name resolves to an address that is not allowed."""
+    """The error if the server's host name resolves to an address that is not allowed."""
 
 
 class AddressPins:

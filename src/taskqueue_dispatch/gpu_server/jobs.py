@@ -48,7 +48,7 @@ class GpuJob:
         self.id = job_id
         self.payload = payload
         self.attempt = attempt
-        """number of the dispatcher's attempt, starting at 1"""
+        """number of the attempt, starting at 1"""
         self.direct = direct
         """whether the job comes from a direct caller, not from a dispatcher"""
         self.switched = False

@@ -1,4 +1,7 @@
-"""Requests to URLs that clients supply: the host's addresses are checked, and only these are connected to."""
+"""HTTP requests to URLs that clients supply.
+
+The host's addresses are checked, and connections are made only to them.
+"""
 
 from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve, look_up
 from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached

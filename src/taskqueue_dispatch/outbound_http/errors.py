@@ -6,12 +6,12 @@ from taskqueue_core.errors import TaskQueueError
 
 
 class NotReached(TaskQueueError):
-    """There was no complete response. A later attempt may succeed."""
+    """The error if there was no complete response. A later attempt may succeed."""
 
     code = "not_reached"
 
 
 class NameUnknown(NotReached):
-    """The host name does not exist."""
+    """The error if the host name does not exist."""
 
     code = "name_unknown"

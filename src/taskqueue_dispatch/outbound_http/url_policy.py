@@ -1,4 +1,4 @@
-"""Whether a URL may be called: checks of its form, scheme, port and all addresses of its host."""
+"""The check whether a URL may be called: its form, its scheme, its port and all addresses of its host."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
 from taskqueue_dispatch.outbound_http.urls import UrlParts, read_url
 
 _SECONDS = 5.0
-"""time limit of a lookup"""
+"""time limit of a lookup in seconds"""
 _HTTP = 80
 
 
 class UrlPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which URLs may be called. Only public addresses are allowed, except those in `networks`."""
+    """The rules for URLs that may be called. Only public addresses are allowed, except those in ``networks``."""
 
     ports: frozenset[int] = frozenset({443, 8443})
     http: bool = False
-    """whether http is allowed too, on these ports and 80"""
+    """whether http:
+
+    is allowed too, on these ports and on port 80
+    """
     networks: tuple[Network, ...] = ()
     """networks whose addresses are allowed although they are private"""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A checked URL, with the only addresses that may be connected to."""
+    """A checked URL, with the only addresses to which a request may connect."""
 
     parts: UrlParts
     addresses: tuple[str, ...]
-    """in order of preference"""
+    """addresses in order of preference"""
 
 
 async def check_url(
     url: str, policy: UrlPolicy, *, field: str = "url", resolve: Resolve = look_up
 ) -> Checked:
-    """Check a URL: resolve its host once and check every address.
+    """Check whether a URL may be called. Resolve its host once and check every address.
 
-    Raises `InvalidInput`, naming ``field``, if the URL is not allowed, `NotReached` if its host cannot be resolved
-    now, and `NameUnknown` if the host does not exist. No error shows the URL.
+    Raises `InvalidInput` with ``field`` as the name of the field if the URL is not allowed, `NotReached` if its host
+    cannot be resolved now, and `NameUnknown` if the host does not exist. No error contains the URL.
     """
     parts = read_url(field, url)
     _check_way(parts, policy, field)
@@ -56,7 +59,7 @@ async def check_url(
             raise NotReached("the host name was not resolved in time") from None
     if not matches:
         raise NameUnknown("the host name does not exist")
-    # One forbidden address rejects all: an attacker could mix addresses and hope that the forbidden one is used.
+    # One forbidden address rejects the URL, because an attacker could mix addresses until the forbidden one is used.
     if not all(_allowed(address, policy) for address in matches):
         raise InvalidInput(
             field,
