@@ -54,7 +54,7 @@ class UrlParts(msgspec.Struct, frozen=True):
 
 
 def read_url(field: str, url: object) -> UrlParts:
-    """Parse a URL ``http[s]://host[:port][/path][?query]``. Raises `InvalidInput` for ``field`` if it is another text."""
+    """Parse a URL ``http[s]://host[:port][/path][?query]``. Raises `InvalidInput` for ``field`` if it is invalid."""
     if not isinstance(url, str) or len(url) > LIMITS.url:
         raise InvalidInput(field, kind_of(url), f"a URL of at most {LIMITS.url} characters")
     match = _URL.fullmatch(url)
