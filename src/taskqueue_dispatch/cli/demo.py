@@ -60,8 +60,11 @@ def run(
         from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - only this command needs it
             run_command,
         )
-        from taskqueue_dispatch.demo import DemoOptions, run_demo  # noqa: PLC0415 - only this command needs it
-        from taskqueue_dispatch.demo.plan import jobs_for  # noqa: PLC0415 - only this command needs it
+        from taskqueue_dispatch.demo.plan import (  # noqa: PLC0415 - only this command needs it
+            DemoOptions,
+            jobs_for,
+        )
+        from taskqueue_dispatch.demo.run import run_demo  # noqa: PLC0415 - only this command needs it
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the demo needs the module {error.name!r}, which is not installed; "

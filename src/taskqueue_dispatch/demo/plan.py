@@ -11,8 +11,15 @@ import msgspec
 
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
-RETRIES = 2
-"""number of retries of a failed job before it becomes a dead letter"""
+CRASHES, FALSE_REPORTER = "gpu-3", "gpu-1"
+"""names of the server that crashes, and of the server that falsely reports that it is idle"""
+_MACHINES = {
+    "gpu-1": {"chat": 2},
+    "gpu-2": {"chat": 2},
+    "gpu-3": {"image": 3},
+    "gpu-4": {"image": 2},
+    "gpu-5": {"speech": 3},
+}
 _JOBS_PER_SECOND = 25
 _MIN_JOBS = 50
 _POISON_JOBS = 3
@@ -21,18 +28,18 @@ _SHARE_WITH_CALLBACK = 0.4
 _TENANTS = ("acme", "globex", "initech")
 
 
-class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
+class ModelPlan(msgspec.Struct, frozen=True):
     """A model of the demo: how its servers return results, and how long its jobs run."""
 
     name: str
     """name of the model in the demo's output"""
     model: str
     """name under which the model is registered; it is different in each run"""
-    config: ModelConfig
     share: float
     """share of all jobs that are for this model"""
     seconds: tuple[float, float]
     """shortest and longest duration of a job in seconds"""
+    config: ModelConfig
     pushed: bool = False
     """whether the model's servers push results instead of being polled"""
 
@@ -44,13 +51,6 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
         return "async, polled" if self.config.model_type is ModelType.ASYNC else "sync"
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, with its number of slots for each model."""
-
-    name: str
-    slots: dict[str, int]
-
-
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that the demo will submit."""
 
@@ -60,46 +60,26 @@ class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
     """name of the job's model"""
     prompt: str
     seconds: float
-    fails: int = 0
+    fails: int
     """number of attempts that fail; -1 if all of them fail"""
-    tenant: str | None = None
-    priority: int = 5
-    callback: bool = False
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        """The payload that is sent to the server."""
-        return {"prompt": self.prompt, "seconds": self.seconds, "fails": self.fails}
+    tenant: str
+    priority: int
+    callback: bool
 
 
 class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of one run of the demo."""
 
     run: str
-    models: tuple[ModelPlan, ...]
-    machines: tuple[Machine, ...]
+    models: dict[str, ModelPlan]
+    """by name"""
+    machines: dict[str, dict[str, int]]
+    """number of slots of each model on each server, by the names of server and model"""
     jobs: tuple[PlannedJob, ...]
-    crashes: str
-    """name of the server that crashes during the run"""
-    false_reporter: str
-    """name of the server that falsely reports that it is idle"""
-
-    def model_plan(self, name: str) -> ModelPlan:
-        """Return the model with this name."""
-        return next(model for model in self.models if model.name == name)
-
-    def slots(self, name: str) -> int:
-        """Return the number of slots that a model has on all servers."""
-        return sum(server.slots.get(name, 0) for server in self.machines)
 
     def jobs_of(self, name: str) -> list[PlannedJob]:
         """Return the jobs of a model."""
         return [job for job in self.jobs if job.name == name]
-
-    @property
-    def callbacks(self) -> int:
-        """Number of jobs with a callback."""
-        return sum(job.callback for job in self.jobs)
 
 
 def answer_of(prompt: str) -> dict[str, Any]:
@@ -133,20 +113,8 @@ def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
             )
         )
     rng.shuffle(made)
-    return DispatchDemoPlan(
-        run=run,
-        models=models,
-        machines=(
-            Machine(name="gpu-1", slots={"chat": 2}),
-            Machine(name="gpu-2", slots={"chat": 2}),
-            Machine(name="gpu-3", slots={"image": 3}),
-            Machine(name="gpu-4", slots={"image": 2}),
-            Machine(name="gpu-5", slots={"speech": 3}),
-        ),
-        jobs=tuple(made),
-        crashes="gpu-3",
-        false_reporter="gpu-1",
-    )
+    by_name = {model.name: model for model in models}
+    return DispatchDemoPlan(run=run, models=by_name, machines=_MACHINES, jobs=tuple(made))
 
 
 def jobs_for(seconds: float) -> int:
@@ -155,30 +123,16 @@ def jobs_for(seconds: float) -> int:
 
 
 def _models(run: str) -> tuple[ModelPlan, ...]:
-    def model(
-        name: str,
-        share: float,
-        seconds: tuple[float, float],
-        *,
-        pushed: bool = False,
-        **fields: Any,
-    ) -> ModelPlan:
-        shared: dict[str, Any] = {"max_retries": RETRIES, "max_poll_time": 20, "queue_per_slot": 10}
-        config = ModelConfig(poll_endpoint_template="/status/{id}", **shared, **fields)
-        return ModelPlan(
-            name=name,
-            model=f"{name}@{run}",
-            config=config,
-            share=share,
-            seconds=seconds,
-            pushed=pushed,
-        )
-
-    later: dict[str, Any] = {"model_type": ModelType.ASYNC}
+    sync = ModelConfig(
+        max_retries=2, max_poll_time=20, queue_per_slot=10, poll_endpoint_template="/status/{id}"
+    )
+    later = sync.model_copy(update={"model_type": ModelType.ASYNC})
+    polled = later.model_copy(update={"poll_interval": 0.1})
+    pushed = later.model_copy(update={"poll_interval": 5.0})
     return (
-        model("chat", 0.5, (0.05, 0.25)),
-        model("image", 0.3, (0.2, 0.7), poll_interval=0.1, **later),
-        model("speech", 0.2, (0.1, 0.4), poll_interval=5.0, pushed=True, **later),
+        ModelPlan("chat", f"chat@{run}", 0.5, (0.05, 0.25), sync),
+        ModelPlan("image", f"image@{run}", 0.3, (0.2, 0.7), polled),
+        ModelPlan("speech", f"speech@{run}", 0.2, (0.1, 0.4), pushed, pushed=True),
     )
 
 

@@ -47,16 +47,16 @@ class Mode(StrEnum):
     """run jobs, but send responses byte by byte without an end"""
     GARBAGE = "garbage"
     """respond with 200 and half of a JSON object"""
-    LIE_IDLE = "lie_idle"
+    FALSE_IDLE = "lie_idle"
     """report in health checks that no job is running"""
-    LIE_DONE = "lie_done"
+    FALSE_DONE = "lie_done"
     """report success at once without running the job"""
 
 
 _HEALTH = "/health"
 _LIE = b'{"status":"success","result":{"lie":true}}'
 _HEALTH_ANSWERS = {
-    Mode.LIE_IDLE: (200, b'{"status":"ok","active_jobs":0,"jobs":[]}'),
+    Mode.FALSE_IDLE: (200, b'{"status":"ok","active_jobs":0,"jobs":[]}'),
     Mode.SICK: (500, b"{}"),
 }
 _ANSWERS = {
@@ -112,8 +112,7 @@ class SimulatedGpu:
         self._direct_queue = direct_queue
         self._dispatcher = dispatcher
         self._component: GpuServer | None = None
-        self._program: _Program | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._program: LocalServer | None = None
         self._restarting: asyncio.Task[None] | None = None
 
     @property
@@ -146,14 +145,8 @@ class SimulatedGpu:
             asynchronous=self.asynchronous,
             dispatcher=self._dispatcher,
         )
-        listener = socket.create_server((_HOST, self.port), backlog=1024)
-        # asyncio sets this option only on sockets that it creates itself. Without it, small responses are delayed by
-        # 40 ms.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.port = listener.getsockname()[1]
-        self._program = _Program(self._serve)
-        self._serving = asyncio.create_task(self._program.serve([listener]))
-        await self._program.ready.wait()
+        self._program = LocalServer(self._serve)
+        self.port = await self._program.listen(self.port)
 
     async def crash(self) -> None:
         """Close every connection, forget every job, and stay down until `start`. Running jobs do not finish."""
@@ -168,12 +161,10 @@ class SimulatedGpu:
     async def _end(self) -> None:
         program, self._program = self._program, None
         component, self._component = self._component, None
-        serving, self._serving = self._serving, None
-        if program is None or component is None or serving is None:
-            return
-        program.cut()
-        await component.aclose()
-        await serving
+        if program is not None and component is not None:
+            program.cut()
+            await component.aclose()
+            await program.wait_closed()
 
     async def _run(self, job: GpuJob) -> Any:
         self.runs[job.id] += 1
@@ -235,7 +226,7 @@ class SimulatedGpu:
             return None
         if self.mode is Mode.BUSY and (b"x-source", b"dispatcher") in scope["headers"]:
             return 503, b"{}"
-        return (200, _LIE) if self.mode is Mode.LIE_DONE else None
+        return (200, _LIE) if self.mode is Mode.FALSE_DONE else None
 
     async def _drip(self, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_wait_disconnected(receive))
@@ -282,8 +273,10 @@ class SimulatedGpu:
         }
 
 
-class _Program(uvicorn.Server):
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+class LocalServer(uvicorn.Server):
+    """A server on a local port in the running event loop, which can close all its connections at once. Runs once."""
+
+    def __init__(self, app: Any) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -298,29 +291,23 @@ class _Program(uvicorn.Server):
                 date_header=False,
             )
         )
-        self.ready = asyncio.Event()
+        self._ready = asyncio.Event()
         self._cut = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield  # leave signals to the surrounding program
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-    async def main_loop(self) -> None:
-        # Wait for an event, instead of checking ten times per second as uvicorn does.
-        await self._cut.wait()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - `cut` has closed the sockets
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
-            self.cut()
-        if tasks := self.server_state.tasks:
-            await asyncio.wait(tasks, timeout=_ENDING)
+    async def listen(self, port: int = 0) -> int:
+        """Start to accept connections, and return the port; 0 selects a free one."""
+        listener = socket.create_server((_HOST, port), backlog=1024)
+        # asyncio sets this option only on sockets that it creates itself. Without it, small responses are delayed by
+        # 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self.serve([listener]))
+        await self._ready.wait()
+        return port
 
     def cut(self) -> None:
+        """Close the port and every connection, in whatever state it is."""
         self.should_exit = True
         self._cut.set()
         for server in self.servers:
@@ -328,6 +315,33 @@ class _Program(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Wait after `cut` until requests have ended, up to a second."""
+        if self._serving is not None:
+            await self._serving
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the surrounding program."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start as uvicorn does, and report that the server accepts connections."""
+        await super().startup(sockets)
+        self._ready.set()
+
+    async def main_loop(self) -> None:
+        """Wait for `cut`, instead of checking ten times per second as uvicorn does."""
+        await self._cut.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - `cut` has closed the sockets
+        """Close connections that were accepted at the last moment, and wait a second for running requests."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+            self.cut()
+        if tasks := self.server_state.tasks:
+            await asyncio.wait(tasks, timeout=_ENDING)
 
 
 async def _wait_disconnected(receive: Receive) -> None:
