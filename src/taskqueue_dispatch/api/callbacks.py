@@ -8,19 +8,12 @@ from starlette.responses import Response
 
 from taskqueue_core.capabilities import Left
 from taskqueue_core.limits import LIMITS, check_json
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, unknown_job
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, operation, unknown_job
 from taskqueue_dispatch.api.models import LateOut, PushedIn, TakenOut
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
-from taskqueue_server.routing.operations import (
-    Operation,
-    Query,
-    RequestContext,
-    Scope,
-    answer,
-    spliced,
-)
+from taskqueue_server.routing.operations import Query, RequestContext, answer, spliced
 
 _HEADER = "X-Lease-Token"
 _LONGEST = 200
@@ -94,28 +87,25 @@ def _notes(notes: tuple[bytes, ...]) -> Iterator[bytes]:
 
 
 OPERATIONS = (
-    Operation(
-        id="callbacks_push",
-        method="POST",
-        path="/tasks/callback/{job_id}",
-        handler=push,
+    operation(
+        "callbacks",
+        "POST",
+        "/tasks/callback/{job_id}",
+        push,
         tag="jobs",
-        strict=True,
         headers=(_LEASE_TOKEN,),
         body=PushedIn,
         example={"status": "success", "result": {"url": "https://files.example.com/1.png"}},
         answers={200: TakenOut},
         problems=(401, 404, 409, 503),
     ),
-    Operation(
-        id="callbacks_late",
-        method="GET",
-        path="/admin/late/{job_id}",
-        handler=late,
+    operation(
+        "callbacks",
+        "GET",
+        "/admin/late/{job_id}",
+        late,
         verb="admin",
         tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: LateOut},
         problems=(404, 503),
     ),

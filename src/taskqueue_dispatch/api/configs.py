@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, model_of
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, model_of, operation
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_server.routing import bodies
-from taskqueue_server.routing.operations import Operation, RequestContext, Scope
+from taskqueue_server.routing.operations import RequestContext
 
 
 async def config(call: RequestContext) -> Response:
@@ -61,32 +61,17 @@ _EXAMPLE = {
     "poll_interval": 3,
     "max_poll_time": 1200,
 }
-_operation = partial(Operation, verb="admin", tag="models", scope=Scope.HANDLER, strict=True)
+_operation = partial(operation, "configs", verb="admin", tag="models")
 OPERATIONS = (
+    _operation("GET", _PATH, config, answers={200: ModelConfig}, problems=(503,)),
     _operation(
-        id="configs_config",
-        method="GET",
-        path=_PATH,
-        handler=config,
-        answers={200: ModelConfig},
-        problems=(503,),
-    ),
-    _operation(
-        id="configs_configure",
-        method="PUT",
-        path=_PATH,
-        handler=configure,
+        "PUT",
+        _PATH,
+        configure,
         body=ModelConfig,
         example=_EXAMPLE,
         answers={200: ModelConfig},
         problems=(409, 503),
     ),
-    _operation(
-        id="configs_revert",
-        method="DELETE",
-        path=_PATH,
-        handler=revert,
-        answers={200: ModelConfig},
-        problems=(409, 503),
-    ),
+    _operation("DELETE", _PATH, revert, answers={200: ModelConfig}, problems=(409, 503)),
 )

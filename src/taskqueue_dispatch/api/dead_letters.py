@@ -10,19 +10,12 @@ from starlette.responses import Response
 
 from taskqueue_core import dead_letter_filter
 from taskqueue_core.tasks import DeadLetter
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, label_of
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, label_of, operation
 from taskqueue_dispatch.api.models import LetterOut, LettersOut
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.api.models import Count
-from taskqueue_server.routing.operations import (
-    Operation,
-    Query,
-    RequestContext,
-    Scope,
-    answer,
-    spliced,
-)
+from taskqueue_server.routing.operations import Query, RequestContext, answer, spliced
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import LABEL
 
@@ -117,41 +110,26 @@ async def discard(call: RequestContext) -> Response:
 
 
 _MODEL = Query("model", LABEL, "only jobs of this model", example="zimg")
-_operation = partial(Operation, verb="admin", tag="failed jobs", scope=Scope.HANDLER, strict=True)
+_operation = partial(operation, "letters", verb="admin", tag="failed jobs")
+_ONE = {"answers": {200: Count}, "problems": (404, 503)}
 OPERATIONS = (
     _operation(
-        id="letters_failed",
-        method="GET",
-        path="/admin/dlq",
-        handler=failed,
+        "GET",
+        "/admin/dlq",
+        failed,
         query=(_MODEL, LIMIT, AFTER),
         answers={200: LettersOut},
         response_headers=("Link",),
         problems=(503,),
     ),
     _operation(
-        id="letters_retry_all",
-        method="POST",
-        path="/admin/dlq/retry-all",
-        handler=retry_all,
+        "POST",
+        "/admin/dlq/retry-all",
+        retry_all,
         query=(_MODEL,),
         answers={200: Count},
         problems=(503,),
     ),
-    _operation(
-        id="letters_retry",
-        method="POST",
-        path="/admin/dlq/{job_id}/retry",
-        handler=retry,
-        answers={200: Count},
-        problems=(404, 503),
-    ),
-    _operation(
-        id="letters_discard",
-        method="DELETE",
-        path="/admin/dlq/{job_id}",
-        handler=discard,
-        answers={200: Count},
-        problems=(404, 503),
-    ),
+    _operation("POST", "/admin/dlq/{job_id}/retry", retry, **_ONE),
+    _operation("DELETE", "/admin/dlq/{job_id}", discard, **_ONE),
 )

@@ -7,7 +7,7 @@ from functools import partial
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, label_of
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, label_of, operation
 from taskqueue_dispatch.api.models import (
     EndpointIn,
     EndpointOut,
@@ -18,7 +18,7 @@ from taskqueue_dispatch.api.models import (
 )
 from taskqueue_dispatch.names import queue_of
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
+from taskqueue_server.routing.operations import Query, RequestContext, answer
 from taskqueue_server.routing.parameters import LIMIT, link
 from taskqueue_server.routing.schemas import LABEL
 
@@ -102,43 +102,39 @@ async def _named(call: RequestContext) -> EndpointIn:
 _MODEL = Query("model", LABEL, "only this model", example="zimg")
 _AFTER = Query("after", LABEL, "the `next` of the previous page", example="zimg")
 _NAMED = {"model": "zimg", "server": "gpu-1"}
-_operation = partial(Operation, verb="admin", tag="models", scope=Scope.HANDLER, strict=True)
+_operation = partial(operation, "endpoints", verb="admin", tag="models")
 OPERATIONS = (
     _operation(
-        id="endpoints_register",
-        method="POST",
-        path="/admin/register",
-        handler=register,
+        "POST",
+        "/admin/register",
+        register,
         body=RegisterIn,
         example={**_NAMED, "endpoint": "http://10.0.0.4:9000/generate", "slots": 2},
         answers={200: EndpointOut},
         problems=(503,),
     ),
     _operation(
-        id="endpoints_endpoints",
-        method="GET",
-        path="/admin/endpoints",
-        handler=endpoints,
+        "GET",
+        "/admin/endpoints",
+        endpoints,
         query=(_MODEL, LIMIT, _AFTER),
         answers={200: ModelsOut},
         response_headers=("Link",),
         problems=(503,),
     ),
     _operation(
-        id="endpoints_drain",
-        method="POST",
-        path="/admin/drain",
-        handler=drain,
+        "POST",
+        "/admin/drain",
+        drain,
         body=EndpointIn,
         example=_NAMED,
         answers={200: EndpointOut},
         problems=(404, 503),
     ),
     _operation(
-        id="endpoints_remove",
-        method="POST",
-        path="/admin/remove",
-        handler=remove,
+        "POST",
+        "/admin/remove",
+        remove,
         body=EndpointIn,
         example=_NAMED,
         answers={200: Removed},

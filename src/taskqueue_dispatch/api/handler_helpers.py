@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 from taskqueue_core.errors import InvalidInput
@@ -11,10 +11,23 @@ from taskqueue_core.tasks import TaskStatus
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import RequestContext
+from taskqueue_server.routing.operations import Handler, Operation, RequestContext, Scope
 
 NAME = "dispatch"
 """name of the extension, and key of the dispatcher in the server's state"""
+
+
+def operation(prefix: str, method: str, path: str, handler: Handler, **fields: Any) -> Operation:
+    """Return an operation whose id consists of ``prefix`` and the name of its handler."""
+    return Operation(
+        id=f"{prefix}_{handler.__name__}",
+        method=method,
+        path=path,
+        handler=handler,
+        scope=Scope.HANDLER,
+        strict=True,
+        **fields,
+    )
 
 
 def dispatcher_of(call: RequestContext) -> Dispatcher:

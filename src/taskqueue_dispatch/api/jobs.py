@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import IdConflict, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, unknown_job
+from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, operation, unknown_job
 from taskqueue_dispatch.api.models import HandleIn, JobOut, LeasedOut, QueuedOut, SubmissionIn
 from taskqueue_dispatch.callbacks.records import record_of
 from taskqueue_dispatch.names import queue_of
@@ -19,7 +19,7 @@ from taskqueue_server.api.models import Cancelled
 from taskqueue_server.api.tasks import WAIT, seconds, waited
 from taskqueue_server.problems import ProblemError, retry_after
 from taskqueue_server.routing.bodies import JSON
-from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
+from taskqueue_server.routing.operations import RequestContext, answer
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 _BODY = LIMITS.payload + 16 * 1024
@@ -133,66 +133,31 @@ async def cancel(call: RequestContext) -> Response:
     return answer(Cancelled(cancelled))
 
 
+_JOB_EXAMPLE = {"model": "zimg", "payload": {"prompt": "a boat"}}
 _EXAMPLE = {
-    "model": "zimg",
-    "payload": {"prompt": "a boat"},
+    **_JOB_EXAMPLE,
     "callback_url": "https://app.example.com/gpu-results",
     "idempotency_key": "order-4711",
 }
 _JOB = "/queue/jobs/{job_id}"
-_VERBS = ("publish", "admin")
-_operation = partial(Operation, tag="jobs", scope=Scope.HANDLER, strict=True)
+_submitting = partial(
+    operation,
+    "jobs",
+    "POST",
+    tag="jobs",
+    verb="publish",
+    answers={202: (LeasedOut, QueuedOut)},
+    problems=(409, 503),
+)
+_operation = partial(operation, "jobs", tag="jobs", verb=("publish", "admin"), problems=(404, 503))
 OPERATIONS = (
-    _operation(
-        id="jobs_submit",
-        method="POST",
-        path="/queue/submit",
-        handler=submit,
-        verb="publish",
-        headers=(IDEMPOTENCY_KEY,),
-        body=SubmissionIn,
-        example=_EXAMPLE,
-        answers={202: (LeasedOut, QueuedOut)},
-        problems=(409, 503),
+    _submitting(
+        "/queue/submit", submit, headers=(IDEMPOTENCY_KEY,), body=SubmissionIn, example=_EXAMPLE
     ),
-    _operation(
-        id="jobs_status",
-        method="GET",
-        path=_JOB,
-        handler=status,
-        verb=_VERBS,
-        query=(WAIT,),
-        answers={200: JobOut},
-        problems=(404, 503),
-    ),
-    _operation(
-        id="jobs_result",
-        method="GET",
-        path=f"{_JOB}/result",
-        handler=result,
-        verb=_VERBS,
-        query=(WAIT,),
-        answers={200: None},
-        problems=(404, 503),
-    ),
-    _operation(
-        id="jobs_cancel",
-        method="DELETE",
-        path=_JOB,
-        handler=cancel,
-        verb=_VERBS,
-        answers={200: Cancelled},
-        problems=(404, 503),
-    ),
-    _operation(
-        id="jobs_handle",
-        method="POST",
-        path="/tasks/handle",
-        handler=handle,
-        verb="publish",
-        body=HandleIn,
-        example={"job_id": "upstream-17", "model": "zimg", "payload": {"prompt": "a boat"}},
-        answers={202: (LeasedOut, QueuedOut)},
-        problems=(409, 503),
+    _operation("GET", _JOB, status, query=(WAIT,), answers={200: JobOut}),
+    _operation("GET", f"{_JOB}/result", result, query=(WAIT,), answers={200: None}),
+    _operation("DELETE", _JOB, cancel, answers={200: Cancelled}),
+    _submitting(
+        "/tasks/handle", handle, body=HandleIn, example={"job_id": "upstream-17", **_JOB_EXAMPLE}
     ),
 )
