@@ -25,7 +25,8 @@ from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, OutageRetry
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Published, Task, new_id
-from taskqueue_dispatch.callbacks import Sender, callback_id, callback_task, expiry_task
+from taskqueue_dispatch.callbacks.sender import Sender
+from taskqueue_dispatch.callbacks.tasks import callback_id, callback_task, expiry_task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.breaker import Breaker
 from taskqueue_dispatch.endpoint_client.client import EndpointClient

@@ -11,7 +11,7 @@ from standardwebhooks import Webhook
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.tasks import Published, Task
-from taskqueue_dispatch.callbacks import callback_task
+from taskqueue_dispatch.callbacks.tasks import callback_task
 from taskqueue_dispatch.names import CALLBACKS, job_id
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.calling_back import ended, failed_once, ids, job_for, quick, tell

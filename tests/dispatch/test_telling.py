@@ -11,7 +11,8 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, control_of
 from taskqueue_core.consumer import maintenance
-from taskqueue_dispatch.callbacks import callback_id, sender
+from taskqueue_dispatch.callbacks import sender
+from taskqueue_dispatch.callbacks.tasks import callback_id
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import CALLBACKS

@@ -11,33 +11,39 @@ import ssl
 import time
 from collections.abc import Callable
 from functools import partial
+from ipaddress import ip_network
 
 import msgspec
 
-from taskqueue_core.backend import Backend, Subscription
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities import Order, QueueSettings, control_of, has
 from taskqueue_core.consumer.outage import OutageRetry, close
 from taskqueue_core.consumer.settle import settle
-from taskqueue_core.errors import InvalidInput, TaskQueueError
-from taskqueue_core.retry import Failed, Outcome, Rejected, ScheduleRetry, Success, decide
+from taskqueue_core.errors import (
+    ConfigurationError,
+    InvalidInput,
+    SettingsConflict,
+    TaskQueueError,
+)
+from taskqueue_core.retry import (
+    Failed,
+    Outcome,
+    Rejected,
+    RetryPolicy,
+    ScheduleRetry,
+    Success,
+    decide,
+)
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
-from taskqueue_dispatch.callbacks.policy import policy_of, prepare
 from taskqueue_dispatch.callbacks.records import CallbackReceipt, CallbackRecord, record_of
 from taskqueue_dispatch.callbacks.signature import Signer
 from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, JOB, QUEUE, callback_task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.outbound_http import (
-    CachedLookup,
-    NameUnknown,
-    NotReached,
-    PostReply,
-    Resolve,
-    check_url,
-    look_up,
-    post,
-    trusted,
-)
+from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve, look_up
+from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
+from taskqueue_dispatch.outbound_http.post import PostReply, post, trusted
+from taskqueue_dispatch.outbound_http.url_policy import UrlPolicy, check_url
 
 _FIELD = "callback_url"
 _FINAL_SECONDS = 0.5
@@ -53,7 +59,41 @@ _MAX_RETRY_AFTER = 6 * 3600.0
 """largest ``Retry-After`` in seconds that is obeyed"""
 _POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
 """shortest and longest delay in seconds until a job past its deadline that has not ended is checked again"""
+_RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
+_STORED_SECONDS = 86_400.0
+"""seconds for which the outcome of a callback is kept, and for which a second callback with its id is dropped"""
+_MAX_PORT = 65_535
 _log = logging.getLogger("taskqueue.dispatch.callbacks")
+
+
+def policy_of(settings: DispatchSettings) -> UrlPolicy:
+    """Return the rules for URLs of callbacks. Raises `ConfigurationError` for an invalid port or network."""
+    if not all(1 <= port <= _MAX_PORT for port in settings.callback_ports):
+        raise ConfigurationError(
+            f"TASKQUEUE_DISPATCH_CALLBACK_PORTS: a port must be from 1 to {_MAX_PORT}"
+        )
+    try:
+        networks = tuple(map(ip_network, settings.callback_networks))
+    except ValueError as error:
+        raise ConfigurationError(f"TASKQUEUE_DISPATCH_CALLBACK_NETWORKS: {error}") from None
+    ports = frozenset(settings.callback_ports)
+    return UrlPolicy(ports=ports, http=settings.callback_http, networks=networks)
+
+
+async def prepare(backend: Backend, settings: DispatchSettings) -> None:
+    """Configure the queue of callbacks: the number of attempts and the concurrency per host come from ``settings``.
+
+    All other settings get defaults when the queue is new, and later stay as an operator has changed them.
+    """
+    control = control_of(backend)
+    while True:
+        current = await control.settings(CALLBACKS)
+        changed = _applied(current, settings, ordered=has(backend, Capability.ORDER))
+        if changed == current:
+            return
+        with contextlib.suppress(SettingsConflict):
+            await control.configure(CALLBACKS, changed)
+            return
 
 
 class Sender:
@@ -237,6 +277,17 @@ class Sender:
         if isinstance(verb, ScheduleRetry):
             verb = ScheduleRetry(max(verb.delay, after), verb.error)
         return await settle(self._backend, subscription, delivery, verb)
+
+
+def _applied(current: QueueSettings, settings: DispatchSettings, *, ordered: bool) -> QueueSettings:
+    fields = current.model_dump()
+    if not current.version:
+        fields |= {"result_ttl": _STORED_SECONDS, "dedupe_window": _STORED_SECONDS}
+    retry = current.retry if current.version else _RETRY
+    fields["retry"] = retry.model_copy(update={"max_attempts": settings.callback_attempts})
+    if ordered:
+        fields |= {"order": Order.FAIR, "tenant_max_inflight": settings.callbacks_per_host}
+    return QueueSettings.model_validate(fields)
 
 
 def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:

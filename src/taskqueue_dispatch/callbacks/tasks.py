@@ -11,7 +11,7 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.outbound_http import read_url
+from taskqueue_dispatch.outbound_http.urls import read_url
 
 CALLBACK_URL = "callback-url"
 """name of the task header with the callback URL, in jobs and in callbacks"""
