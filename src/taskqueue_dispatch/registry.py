@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
@@ -75,7 +76,8 @@ class ModelRegistry:
         self._control = control_of(backend)
         self._allowed = EndpointPolicy(settings.endpoints_allowed, resolve)
         self._refreshing = asyncio.Lock()
-        self._epoch: str | None = None
+        self.epoch: str | None = None
+        """the epoch of the slot pool at the last refresh: see `PoolView.epoch`"""
         self._views: dict[str, ModelView] = {}
         self._documents: dict[str, bytes] = {}
         self._configs: dict[str, tuple[bytes, ModelConfig]] = {}
@@ -84,11 +86,6 @@ class ModelRegistry:
         self._listeners: list[Callable[[], None]] = []
 
     # The methods from here to `listen` do no I/O.
-
-    @property
-    def epoch(self) -> str | None:
-        """Return the epoch of the slot pool at the last refresh: see `PoolView.epoch`."""
-        return self._epoch
 
     def view(self, model: str) -> ModelView | None:
         """Return a model as of the last refresh, or ``None`` if it has neither endpoints nor a configuration."""
@@ -184,15 +181,15 @@ class ModelRegistry:
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
                 view, documents = await self._pool.inspect(), await self._pool.documents()
-            if view.epoch != self._epoch:
+            if view.epoch != self.epoch:
                 self._queue_inputs.clear()
-            self._epoch = view.epoch
+            self.epoch = view.epoch
             self._documents = documents
             self._cache(view.endpoints, documents, {*self._views})
         await self._update_queues()
 
     def _was_emptied(self, view: PoolView) -> bool:
-        return self._epoch not in {None, view.epoch}
+        return self.epoch not in {None, view.epoch}
 
     async def _restore(self, view: PoolView, documents: dict[str, bytes]) -> int:
         """Register the cached endpoints and configurations that an emptied pool lacks. Return their number."""
@@ -314,6 +311,22 @@ class ModelRegistry:
                     "could not update the settings of a model's queue",
                     extra={"queue": view.key, "code": error.code},
                 )
+
+
+def endpoint_state(info: Any, now: float) -> tuple[str, str]:
+    """Return the state of an endpoint as a text, and the name of the state that selects its colour.
+
+    ``info`` is an `EndpointInfo`, or a response of the HTTP API with the same fields.
+    """
+    if info.removed:
+        return "removed", "warn"
+    if info.draining:
+        return "draining", "paused"
+    if not info.healthy:
+        return "not healthy", "bad"
+    if info.resting_until is not None and info.resting_until > now:
+        return "resting", "warn"
+    return "ready", "ok"
 
 
 def _stable(views: dict[str, ModelView]) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -159,7 +158,7 @@ async def test_the_watch_sends_a_missing_callback(
         async def silent(*_: object) -> None:
             """Tell nobody, as who was killed."""
 
-        dispatcher._context = replace(dispatcher._context, report=silent)
+        dispatcher.report = silent  # type: ignore[method-assign, assignment]
         await serve(dispatcher, "flux", gpu)
         url = f"http://127.0.0.1:{receiver.port}/"
         deadline = backend.now() + 1

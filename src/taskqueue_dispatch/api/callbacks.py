@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from taskqueue_core.capabilities import Left
 from taskqueue_core.limits import LIMITS, check_json
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, operation, unknown_job
 from taskqueue_dispatch.api.models import LateOut, PushedIn, TakenOut
+from taskqueue_dispatch.handler_helpers import dispatcher_of, job_of, operation, unknown_job
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, model_of, operation
+from taskqueue_dispatch.handler_helpers import dispatcher_of, model_of, operation
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_server.routing import bodies
 from taskqueue_server.routing.operations import RequestContext

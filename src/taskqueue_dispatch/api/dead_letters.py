@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from taskqueue_core import dead_letter_filter
 from taskqueue_core.tasks import DeadLetter
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, label_of, operation
 from taskqueue_dispatch.api.models import LetterOut, LettersOut
+from taskqueue_dispatch.handler_helpers import dispatcher_of, job_of, label_of, operation
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.api.models import Count

@@ -7,7 +7,6 @@ from functools import partial
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, label_of, operation
 from taskqueue_dispatch.api.models import (
     EndpointIn,
     EndpointOut,
@@ -16,6 +15,7 @@ from taskqueue_dispatch.api.models import (
     RegisterIn,
     Removed,
 )
+from taskqueue_dispatch.handler_helpers import dispatcher_of, label_of, operation
 from taskqueue_dispatch.names import queue_of
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing.operations import Query, RequestContext, answer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from taskqueue_dispatch.api import callbacks, configs, dead_letters, endpoints, jobs
-from taskqueue_dispatch.api.handler_helpers import NAME
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.dashboard import LINKS, PAGES, TEMPLATES
+from taskqueue_dispatch.dashboard.pages import LINKS, PAGES, TEMPLATES
+from taskqueue_dispatch.handler_helpers import NAME
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.routing.extensions import Extension

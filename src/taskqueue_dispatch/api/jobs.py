@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import IdConflict, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, operation, unknown_job
 from taskqueue_dispatch.api.models import HandleIn, JobOut, LeasedOut, QueuedOut, SubmissionIn
 from taskqueue_dispatch.callbacks.records import record_of
+from taskqueue_dispatch.handler_helpers import dispatcher_of, job_of, operation, unknown_job
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import JobState
 from taskqueue_dispatch.submit import Leased, NoSlots, Queued

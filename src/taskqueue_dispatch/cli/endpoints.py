@@ -26,11 +26,13 @@ from taskqueue_dispatch.cli.server import (
     run_request,
 )
 from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.registry import endpoint_state
 
 Server = Annotated[str, argument("Name of the server.", metavar="SERVER")]
 _REFRESH_SECONDS = 1.0
 _SLOTS_WIDTH = 14
 """width in characters of the column of slots, so that each line shows one state"""
+_COLOURS = {"ok": "green", "warn": "yellow", "paused": "yellow", "bad": "red"}
 _REGISTERED = ("model", "server", "endpoint", "slots", "priority", "reports", "together")
 
 
@@ -174,14 +176,8 @@ def _slots(info: _Endpoint) -> str:
 
 
 def _state(info: _Endpoint) -> Text:
-    if info.removed:
-        return Text("removed", "yellow")
-    if info.draining:
-        return Text("draining", "yellow")
-    if not info.healthy:
-        return Text("not healthy", "red")
-    resting = info.resting_until is not None and info.resting_until > time.time()
-    return Text("resting", "yellow") if resting else Text("ready", "green")
+    text, state = endpoint_state(info, time.time())
+    return Text(text, _COLOURS[state])
 
 
 def drain(

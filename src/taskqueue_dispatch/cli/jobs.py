@@ -21,6 +21,7 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DEFAULT_PRIORITY
 from taskqueue_dispatch.cli.server import DispatchServer, Model, NotFound, Url, report, run_request
+from taskqueue_dispatch.status import JobStatus
 
 _ATTEMPTS, _RETRY_SECONDS = 4, 0.25
 _MAX_WAIT = 30
@@ -48,19 +49,6 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     server: str | None = None
     position: int | None = None
     estimated_wait: float | None = None
-
-
-class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    job_id: str
-    model: str | None = None
-    state: str
-    attempt: int
-    losses: int
-    updated_at: float
-    progress: float | str | None = None
-    server: str | None = None
-    reason: str | None = None
-    error: str | None = None
 
 
 def add_to(app: typer.Typer) -> None:
@@ -114,7 +102,7 @@ def submit(
         **{name: value for name, value in optional.items() if value is not None},
     }
 
-    async def work(server: DispatchServer) -> tuple[_Outcome, _Job | None, Any]:
+    async def work(server: DispatchServer) -> tuple[_Outcome, JobStatus | None, Any]:
         outcome = await _submit(server, body)
         if not wait:
             return outcome, None, None
@@ -146,13 +134,17 @@ async def _submit(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
         attempt += 1
 
 
-async def _wait_for_end(server: DispatchServer, job_id: str, seconds: float) -> tuple[_Job, Any]:
+async def _wait_for_end(
+    server: DispatchServer, job_id: str, seconds: float
+) -> tuple[JobStatus, Any]:
     """Wait until a job has ended. Return it with its result. Raises `JobEnded` and `NotEnded`."""
     until = time.monotonic() + seconds
     while True:
         remaining = max(0.0, until - time.monotonic())
         wait = min(math.ceil(remaining), _MAX_WAIT)
-        job = await server.ask("GET", _path(job_id), _Job, query={"wait": wait} if wait else None)
+        job = await server.ask(
+            "GET", _path(job_id), JobStatus, query={"wait": wait} if wait else None
+        )
         if job.state == _DONE:
             return job, await _result(server, job_id)
         if job.state not in _LIVE:
@@ -177,8 +169,8 @@ def show(
 ) -> None:
     """Show the status of one job, and its result if it is done. Exits with 1 if the job was not found."""
 
-    async def work(server: DispatchServer) -> tuple[_Job, Any]:
-        job = await server.ask("GET", _path(job_id), _Job)
+    async def work(server: DispatchServer) -> tuple[JobStatus, Any]:
+        job = await server.ask("GET", _path(job_id), JobStatus)
         return job, await _result(server, job_id) if job.state == _DONE else None
 
     job, result = run_request(url, work)

@@ -7,6 +7,7 @@ import hashlib
 from taskqueue_core.capabilities import EndpointInfo, QueueSettings
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_dispatch.dashboard.snapshot import ModelSnapshot, PoolSnapshot
+from taskqueue_dispatch.registry import endpoint_state
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
@@ -41,24 +42,11 @@ def shape(snapshot: PoolSnapshot) -> str:
     """Return a digest that changes when the page must be reloaded, because more than its texts has changed."""
     parts = [
         snapshot.error,
-        [model.name for model in snapshot.models],
+        [model.model for model in snapshot.models],
         [(info.endpoint, info.draining, info.removed) for info in snapshot.endpoints],
         snapshot.number // _JOBS_RELOAD if snapshot.jobs else None,
     ]
     return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:12]
-
-
-def state_of(info: EndpointInfo, now: float) -> tuple[str, str]:
-    """Return the state of an endpoint as a text, and the name of the state that selects its colour."""
-    if info.removed:
-        return "removed", "warn"
-    if info.draining:
-        return "draining", "paused"
-    if not info.healthy:
-        return "not healthy", "bad"
-    if info.resting_until is not None and info.resting_until > now:
-        return "resting", "warn"
-    return "ready", "ok"
 
 
 def _store(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
@@ -72,7 +60,7 @@ def _store(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
 
 def _of_model(model: ModelSnapshot, now: float) -> dict[str, str]:
     reading = model.reading or StoreReading(
-        QueueStats(key=model.queue, ledger=Ledger()), QueueSettings()
+        QueueStats(key=model.key, ledger=Ledger()), QueueSettings()
     )
     ledger, stats = reading.ledger, reading.stats
     text, state = _model_state(model, now)
@@ -89,13 +77,13 @@ def _of_model(model: ModelSnapshot, now: float) -> dict[str, str]:
         "failed": formatting.count(ledger.dead),
         "@failed": "bad" if ledger.dead else "ok",
     }
-    return _with_prefix(f"m.{model.name}.", values)
+    return _with_prefix(f"m.{model.model}.", values)
 
 
 def _model_state(model: ModelSnapshot, now: float) -> tuple[str, str]:
     if model.reading is not None and model.reading.settings.paused:
         return "paused", "paused"
-    states = [state_of(info, now)[0] for info in model.endpoints]
+    states = [endpoint_state(info, now)[0] for info in model.endpoints]
     if "ready" in states:
         return "ready", "ok"
     if not model.slots:
@@ -104,7 +92,7 @@ def _model_state(model: ModelSnapshot, now: float) -> tuple[str, str]:
 
 
 def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
-    text, state = state_of(info, now)
+    text, state = endpoint_state(info, now)
     overdue = min(info.overdue, info.assigned + info.detached)
     values = {
         "state": text,

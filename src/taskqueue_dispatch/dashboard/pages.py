@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import cast
 
 from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_dispatch.dashboard.formatting import shape, texts
 from taskqueue_dispatch.dashboard.snapshot import snapshot_of
+from taskqueue_dispatch.handler_helpers import dispatcher_of
 from taskqueue_dispatch.names import queue_of
-from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.dashboard.pages import poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
 from taskqueue_server.dashboard.stream import EventStream, moments
@@ -28,11 +27,6 @@ _NOTICES = {
     "unknown": "No change: the endpoint no longer exists.",
 }
 _ACTIONS = {"drain": "drained", "undrain": "undrained", "remove": "removed"}
-
-
-def dispatcher_of(call: RequestContext) -> Dispatcher:
-    """Return the dispatcher of this server."""
-    return cast("Dispatcher", call.context.extension_state["dispatch"])
 
 
 async def show(call: RequestContext) -> Response:

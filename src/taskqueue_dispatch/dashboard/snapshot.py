@@ -16,6 +16,7 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.registry import ModelView
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
@@ -27,28 +28,11 @@ _TIMEOUT = 5.0
 _log = logging.getLogger("taskqueue.dispatch")
 
 
-class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSnapshot(ModelView, frozen=True, kw_only=True):
     """One model: its configuration, its endpoints and its queue."""
 
-    name: str
-    config: ModelConfig
-    endpoints: tuple[EndpointInfo, ...]
     reading: StoreReading | None
     """data of the model's queue; ``None`` before its first job"""
-
-    @property
-    def queue(self) -> str:
-        """Name of the model's queue."""
-        return queue_of(self.name)
-
-    @property
-    def slots(self) -> int:
-        """Number of slots of the model's endpoints that are neither draining nor removed."""
-        return sum(
-            endpoint.endpoint.slots
-            for endpoint in self.endpoints
-            if not (endpoint.draining or endpoint.removed)
-        )
 
     @property
     def free(self) -> int:
@@ -71,13 +55,13 @@ class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def seen_by(self, is_allowed: Callable[[str], bool]) -> PoolSnapshot:
         """Return the part of the snapshot that a client may see, given a check of queue names."""
-        names = {model.name for model in self.known if is_allowed(model.queue)}
+        names = {model.model for model in self.known if is_allowed(model.key)}
         view = msgspec.structs.replace(
             self.view,
             endpoints=tuple(e for e in self.view.endpoints if e.endpoint.model in names),
             leases=tuple(lease for lease in self.view.leases if lease.model in names),
         )
-        known = tuple(model for model in self.known if model.name in names)
+        known = tuple(model for model in self.known if model.model in names)
         return msgspec.structs.replace(self, view=view, known=known)
 
     @property
@@ -142,26 +126,21 @@ async def _take(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
     by_model: dict[str, list[EndpointInfo]] = defaultdict(list)
     for info in view.endpoints:
         by_model[info.endpoint.model].append(info)
-    for known in dispatcher.registry.known():
-        by_model[known.model] += ()
+    views = {view.model: view for view in dispatcher.registry.known()}
     models = [
         ModelSnapshot(
-            name=name,
-            config=_config(dispatcher, name),
-            endpoints=tuple(endpoints),
+            model=name,
+            key=queue_of(name),
+            config=views[name].config if name in views else ModelConfig(),
+            endpoints=tuple(by_model[name]),
             reading=sample.readings.get(queue_of(name)),
         )
-        for name, endpoints in sorted(by_model.items())
+        for name in sorted({*by_model, *views})
     ]
     statuses = await _statuses(dispatcher, _listed(view))
     return PoolSnapshot(
         number=sample.number, at=sample.at, view=view, known=tuple(models), statuses=statuses
     )
-
-
-def _config(dispatcher: Dispatcher, model: str) -> ModelConfig:
-    view = dispatcher.registry.view(model)
-    return ModelConfig() if view is None else view.config
 
 
 async def _statuses(dispatcher: Dispatcher, leases: list[SlotLease]) -> dict[str, TaskStatus]:

@@ -11,8 +11,8 @@ from rich.text import Text
 from taskqueue_cli.demo_frame.report import count_text
 from taskqueue_core.capabilities import EndpointInfo
 from taskqueue_core.tasks import QueueStats
-from taskqueue_dispatch.dashboard.formatting import state_of
 from taskqueue_dispatch.demo.plan import DemoOptions, DispatchDemoPlan
+from taskqueue_dispatch.registry import endpoint_state
 
 _LEGEND = Text.assemble(
     ("■", "cyan"), " runs a job  ", ("▣", "magenta"), " detached  ", ("▲", "bold red"), " overdue  ",
@@ -72,7 +72,7 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
         """Return a row of slots for each server, and a bar with counts for each model."""
         slots = Table.grid(padding=(0, 2))
         for info in self.endpoints:
-            state = state_of(info, self.now)[0]
+            state = endpoint_state(info, self.now)[0]
             shown = Text("" if state == "ready" else state, "red")
             slots.add_row(
                 Text(info.endpoint.server, "bold"), info.endpoint.model, _marks(info), shown

@@ -16,7 +16,6 @@ from taskqueue_cli.demo_frame.view import PlainView
 from taskqueue_core.concurrency import wait_forever
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import State
-from taskqueue_dispatch.dashboard.formatting import state_of
 from taskqueue_dispatch.demo.clients import Clients
 from taskqueue_dispatch.demo.gpu_servers import GpuServers
 from taskqueue_dispatch.demo.plan import (
@@ -38,6 +37,7 @@ from taskqueue_dispatch.demo.report import (
 )
 from taskqueue_dispatch.demo.server import DemoServer, serve_during
 from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.registry import endpoint_state
 
 _STALL_SECONDS = 30.0
 _ENDS = {State.DONE, State.DEAD}
@@ -123,7 +123,7 @@ class _Run:
             await registry.register(plan.models[model_name].model, name, url, slots_there)
         await self._until(
             lambda progress: (
-                [state_of(info, progress.now)[0] for info in progress.endpoints]
+                [endpoint_state(info, progress.now)[0] for info in progress.endpoints]
                 == ["ready"] * len(endpoints)
             )
         )

@@ -27,10 +27,10 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.api.extension import extension
-from taskqueue_dispatch.api.handler_helpers import NAME
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.demo.plan import DemoOptions
 from taskqueue_dispatch.gpu_server.simulator import LocalServer
+from taskqueue_dispatch.handler_helpers import NAME
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess

@@ -14,11 +14,11 @@ from taskqueue_dispatch.endpoint_client.exchange import (
     exchange,
 )
 from taskqueue_dispatch.endpoint_policy import EndpointPolicy
-from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve, look_up
+from taskqueue_dispatch.outbound_http.dns import Resolve, look_up
 from taskqueue_dispatch.outbound_http.errors import NotReached
 
 _LOOKUP_SECONDS = 5.0
-_FAILURE_SECONDS = 0.5
+FAILURE_SECONDS = 0.5
 """seconds for which a failed lookup is cached; less than the time between two health checks of a server"""
 _MAX_ADDRESSES = 3
 """maximum number of addresses of a host name that are tried until a connection succeeds"""
@@ -31,26 +31,6 @@ ask_the_system: Resolve = partial(look_up, threads="look-up-endpoints")
 
 class AddressNotAllowedError(NotReachedError):
     """The error if the server's host name resolves to an address that is not allowed."""
-
-
-class AddressPins:
-    """Creates a pin for each host name that must be resolved and checked. Use it in one event loop only."""
-
-    def __init__(self, policy: EndpointPolicy, resolve: Resolve) -> None:
-        self._policy = policy
-        self._cached = CachedLookup(resolve, failures=_FAILURE_SECONDS)
-
-    def of(self, host: str) -> AddressPin | None:
-        """Return the pin of a host, or ``None`` if the host is an IP address or listed in ``endpoints_allowed``."""
-        return (
-            AddressPin(host, self._policy, self._cached)
-            if self._policy.must_resolve(host)
-            else None
-        )
-
-    async def aclose(self) -> None:
-        """Cancel pending lookups. Later calls resolve again."""
-        await self._cached.aclose()
 
 
 class AddressPin:

@@ -17,7 +17,6 @@ from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.address_pinning import (
     AddressNotAllowedError,
-    AddressPins,
     ask_the_system,
 )
 from taskqueue_dispatch.endpoint_client.answers import (
@@ -82,9 +81,10 @@ class EndpointClient:
         trust = trusting(tls_ca, setting="TASKQUEUE_DISPATCH_TLS_CA")
         self._limit = settings.answer_limit
         self._health = min(_HEALTH_SECONDS, settings.health_interval)
-        self._pins = AddressPins(EndpointPolicy(settings.endpoints_allowed), resolve)
         self._transports = Transports(
-            ssl.create_default_context if trust is None else lambda: trust, self._pins
+            ssl.create_default_context if trust is None else lambda: trust,
+            EndpointPolicy(settings.endpoints_allowed),
+            resolve,
         )
         self._warned: set[tuple[str, str] | None] = set()
         """models and servers of the endpoints for which a forbidden address has been logged"""
@@ -163,7 +163,6 @@ class EndpointClient:
         Later calls open new connections.
         """
         await self._transports.aclose()
-        await self._pins.aclose()
 
     async def _call(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 from collections import OrderedDict
@@ -15,7 +16,9 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx2
 
-from taskqueue_dispatch.endpoint_client.address_pinning import AddressPin, AddressPins
+from taskqueue_dispatch.endpoint_client.address_pinning import FAILURE_SECONDS, AddressPin
+from taskqueue_dispatch.endpoint_policy import EndpointPolicy
+from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve
 
 _IDLE = 2.0
 """seconds for which an idle connection is kept; less than servers keep it (uvicorn: 5), so it is rarely closing"""
@@ -42,11 +45,13 @@ class ServerTransport:
 class Transports:
     """The transports by origin (scheme, host and port). Use them in one event loop only."""
 
-    def __init__(self, secured: Callable[[], ssl.SSLContext], pins: AddressPins) -> None:
+    def __init__(
+        self, secured: Callable[[], ssl.SSLContext], policy: EndpointPolicy, resolve: Resolve
+    ) -> None:
         """Create it without any I/O. ``secured`` creates the TLS context for the first server with TLS."""
-        self._secured = secured
-        self._pins = pins
-        self._tls: ssl.SSLContext | None = None
+        self._secured = functools.cache(secured)
+        self._policy = policy
+        self._lookup = CachedLookup(resolve, failures=FAILURE_SECONDS)
         self._no_tls = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
         )  # for http only: trusts no certificate
@@ -76,11 +81,14 @@ class Transports:
         self._used.clear()
         while self._unused:
             await self._close_oldest()
+        await self._lookup.aclose()
 
     def _new(self, origin: str) -> ServerTransport:
+        host = httpx2.URL(origin).raw_host.decode("ascii")
+        checked = self._policy.must_resolve(host)
         return ServerTransport(
             httpx2.AsyncHTTPTransport(
-                verify=self._context() if origin.startswith("https:") else self._no_tls,
+                verify=self._secured() if origin.startswith("https:") else self._no_tls,
                 trust_env=False,
                 # The number of slots limits the calls, so that no call has to wait for another call's connection.
                 limits=httpx2.Limits(
@@ -88,13 +96,8 @@ class Transports:
                 ),
                 socket_options=_keepalive_options(),
             ),
-            self._pins.of(httpx2.URL(origin).raw_host.decode("ascii")),
+            AddressPin(host, self._policy, self._lookup) if checked else None,
         )
-
-    def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = self._secured()
-        return self._tls
 
     async def _put_back(self, origin: str, server: ServerTransport) -> None:
         if server.discarded:

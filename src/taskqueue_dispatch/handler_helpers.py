@@ -1,4 +1,4 @@
-"""Functions shared by the handlers of the dispatcher's operations."""
+"""Functions shared by the HTTP handlers of the API and of the dashboard page."""
 
 from __future__ import annotations
 
