@@ -239,8 +239,8 @@ class TestRefused:
         async with receiving() as receiver:
             port = (receiver.port,)
             for told, scheme, words in (
-                (settings(receiver, callback_http=False), "http", "plain http"),
-                (settings(receiver, callback_ports=(443,)), "http", "another port"),
+                (settings(receiver, callback_http=False), "http", "unencrypted http"),
+                (settings(receiver, callback_ports=(443,)), "http", "port that is not allowed"),
                 (settings(receiver, callback_networks=()), "http", "not public"),
                 (settings(callback_http=False, callback_networks=(), callback_ports=port), "https", "not public"),
             ):  # fmt: skip
