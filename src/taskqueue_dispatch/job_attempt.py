@@ -319,7 +319,7 @@ class JobAttempt:
                     context.breaker.undecided(model, server)
             case EndpointUnreachable() | JobFailedAnswer(final=False):
                 rest = context.breaker.failed(model, server)
-                context.renewer.check_soon(model, server)
+                context.renewer.checks.check_soon(model, server)
         if rest:
             await context.store.retry_until_available(
                 partial(context.pool.rest, model, server, rest)

@@ -80,7 +80,7 @@ class LeaseRenewer:
             uniform=uniform,
         )
 
-    # The methods from here to `check_soon` do no I/O.
+    # The methods from here to `check_notes` do no I/O.
 
     def hold(self, lease: SlotLease) -> RenewedLease:
         """Renew a lease from now on, and return the object that holds its current version."""
@@ -102,10 +102,6 @@ class LeaseRenewer:
         """Read the notes for jobs of a model as soon as possible."""
         self._requested.add(model)
         self._wake_up.set()
-
-    def check_soon(self, model: str, server: str) -> None:
-        """Check the health of an endpoint as soon as possible."""
-        self.checks.check_soon(model, server)
 
     async def run(self) -> None:
         """Renew leases and check the health of endpoints, until cancelled."""

@@ -65,12 +65,8 @@ class CapacityTurns:
         """Return a sort key for slots. The slot that the pool would grant first has the smallest key."""
         view = self._registry.view(lease.model)
         known = () if view is None else view.endpoints
-        matches = [
-            endpoint.endpoint.priority
-            for endpoint in known
-            if endpoint.endpoint.server == lease.server
-        ]
-        return -max(matches, default=0), lease.switched
+        own = (info.endpoint.priority for info in known if info.endpoint.server == lease.server)
+        return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
         """Return whether the slot's server is shared and has more slots than the jobs that it runs at once."""

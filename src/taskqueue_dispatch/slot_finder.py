@@ -22,12 +22,11 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.lease_renewal import LeaseRenewer, RenewedLease
 from taskqueue_dispatch.models import ModelConfig, WhenDown
 from taskqueue_dispatch.registry import ModelRegistry, ModelView
-from taskqueue_dispatch.submit import Reason
+from taskqueue_dispatch.submit import NO_ENDPOINTS, NO_HEALTHY_ENDPOINT, NoSlots, Reason
 from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 
 _IDLE = 0.05
 """seconds after which the idle slot of another dispatcher, kept for its next job, may be taken over"""
-_RETRY_SECONDS = 10.0
 _RELEASE_SECONDS = 1.0
 """seconds for which `release` waits for the store; the release then continues in the background"""
 _BACKOFF = RetryPolicy(base=0.05, cap=1.0)
@@ -106,13 +105,8 @@ class FoundLeased(msgspec.Struct, frozen=True):
     permit: SlotPermit
 
 
-class FoundNone(msgspec.Struct, frozen=True):
-    """The result of `find_endpoint` if no slot is free and the request may not wait."""
-
-    reason: Reason
-    detail: str
-    retry_after: float
-    """seconds after which to retry"""
+FoundNone = NoSlots
+"""The result of `find_endpoint` if no slot is free and the request may not wait."""
 
 
 class FoundQueued:
@@ -230,15 +224,11 @@ class SlotFinder:
         check_name("request_id", job)
         view = await self._view(model)
         if view is None or not view.slots:
-            return FoundNone(
-                Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _RETRY_SECONDS
-            )
+            return NO_ENDPOINTS
         if not self.waiters.wanting(model) and (permit := await self._acquire(model, job)):
             return FoundLeased(permit)
         if await self._is_down(model, view.config):
-            return FoundNone(
-                Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _RETRY_SECONDS
-            )
+            return NO_HEALTHY_ENDPOINT
         before = self.waiters.wanting(model)
         waiter = self.waiters.enter(model, tenant)
         if isinstance(waiter, Reason):

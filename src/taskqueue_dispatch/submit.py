@@ -68,6 +68,12 @@ class NoSlots(msgspec.Struct, frozen=True):
     """seconds after which to try again"""
 
 
+NO_ENDPOINTS = NoSlots(Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _RETRY_SECONDS)
+NO_HEALTHY_ENDPOINT = NoSlots(
+    Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _RETRY_SECONDS
+)
+
+
 class Estimates:
     """The average duration of jobs by model: an exponential moving average with a weight of a tenth."""
 
@@ -236,11 +242,9 @@ def _open(info: EndpointInfo, held: int, now: float) -> int:
 def _refused(current: _Current) -> NoSlots | None:
     """Return the reason why new jobs are refused before they reach the queue, or ``None`` if they are not."""
     if not current.slots:
-        return NoSlots(Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _RETRY_SECONDS)
+        return NO_ENDPOINTS
     if not current.usable and current.config.when_down is WhenDown.REFUSE:
-        return NoSlots(
-            Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _RETRY_SECONDS
-        )
+        return NO_HEALTHY_ENDPOINT
     if not current.config.capacity(current.slots) and not current.open:
         return NoSlots(
             Reason.QUEUE_FULL, "no slot is free, and waiting is disabled", _MIN_RETRY_SECONDS

@@ -6,7 +6,7 @@ import msgspec
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of
-from taskqueue_core.tasks import DeadLetter, State, TaskStatus
+from taskqueue_core.tasks import State
 from taskqueue_dispatch.callbacks.tasks import ENDS, EXPIRED, callback_id
 from taskqueue_dispatch.names import CALLBACKS
 
@@ -62,17 +62,11 @@ async def record_of(backend: Backend, job_id: str) -> CallbackRecord | None:
     if not known:
         return None
     status, name = max(known, key=lambda pair: pair[0].updated_at)
-    results = await control.results(CALLBACKS, status.task_id)
-    dead = None
+    (result,) = await control.results(CALLBACKS, status.task_id)
+    receipt, dead = _receipt(result), None
+    error = None if status.state is State.DONE else status.error
     if status.state is State.DEAD:
         dead = await dead_letters_of(backend).get(CALLBACKS, status.task_id)
-    return _record_of(status, name, _receipt(results[0]), dead)
-
-
-def _record_of(
-    status: TaskStatus, name: str, receipt: CallbackReceipt | None, dead: DeadLetter | None
-) -> CallbackRecord:
-    error = None if status.state is State.DONE else status.error
     if dead is not None and dead.history:
         error = dead.history[-1].error
     return CallbackRecord(
@@ -83,9 +77,7 @@ def _record_of(
         updated_at=status.updated_at,
         reason=dead.reason if dead else None,
         error=error,
-        http_status=receipt.http_status if receipt else None,
-        length=receipt.length if receipt else None,
-        seconds=receipt.seconds if receipt else None,
+        **({} if receipt is None else msgspec.structs.asdict(receipt)),
     )
 
 

@@ -148,7 +148,8 @@ class GpuServer:
         known = self.jobs.find(job.id)
         if known is not None and known.digest != job.digest:
             raise _ProblemError(422, "this Idempotency-Key was used with another payload")
-        if known is not None and not _is_rerun(known):
+        # A job that has failed runs again, because the client has sent it again for this reason.
+        if known is not None and known.phase is not GpuJobPhase.FAILED:
             if not job.direct:
                 known.token = job.token or known.token
             job = known
@@ -202,11 +203,6 @@ async def respond(
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _is_rerun(known: GpuJob) -> bool:
-    """Return whether a known job must run again: it has failed, so the client has sent it again."""
-    return known.phase is GpuJobPhase.FAILED
 
 
 def _job_of(headers: dict[str, str], body: bytes) -> GpuJob:

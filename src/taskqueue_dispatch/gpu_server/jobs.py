@@ -169,7 +169,12 @@ class GpuJobs:
 
     async def _run(self, job: GpuJob) -> None:
         try:
-            job.result = encode_json("result", await self._handled(job))
+            if self._threads is None:
+                result = await self._handler(job)
+            else:
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(self._threads, self._handler, job)
+            job.result = encode_json("result", result)
             job.phase = GpuJobPhase.SUCCESS
         except (JobFailed, JobRefused) as failure:
             self._fail(job, str(failure), refused=isinstance(failure, JobRefused))
@@ -194,12 +199,6 @@ class GpuJobs:
         job.ended.set()
         self._go_on()
         self._on_end(job)
-
-    async def _handled(self, job: GpuJob) -> Any:
-        if self._threads is None:
-            return await self._handler(job)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._handler, job)
 
     @staticmethod
     def _fail(job: GpuJob, error: str, *, refused: bool = False) -> None:
