@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
-from taskqueue_dispatch.outbound_http.dns import look_up
-from taskqueue_dispatch.outbound_http.errors import NotReached
+from taskqueue_dispatch.outbound_http.dns import NotReached, look_up
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
 """Function that returns the addresses of a host name; empty if the host name cannot be resolved."""
@@ -21,7 +20,6 @@ _PLAIN = re.compile(r"[!-~]+")
 _ODD = set('\\"<>^`{|}')
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_ANY = "*."
 _EXPECTED = (
     "the networks and hosts of TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED, a setting of the server"
 )
@@ -85,7 +83,11 @@ class EndpointPolicy:
         return all(item is not None and self._contains(item) for item in matches)
 
     def _is_listed(self, host: str) -> bool:
-        return any(_matches(host, pattern) for pattern in self._hosts)
+        return any(
+            host == listed
+            or (listed.startswith("*.") and len(host) >= len(listed) and host.endswith(listed[1:]))
+            for listed in self._hosts
+        )
 
     def _contains(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)
@@ -130,9 +132,3 @@ def _address_of(host: str) -> _Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def _matches(host: str, pattern: str) -> bool:
-    if pattern.startswith(_ANY):
-        return host.endswith(pattern[1:]) and len(host) > len(pattern) - 1
-    return host == pattern

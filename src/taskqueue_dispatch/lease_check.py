@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -35,15 +36,13 @@ class HealthClient(Protocol):
         ...
 
 
+@dataclass(eq=False, slots=True)
 class _Watch:
     """The state of the health checks of one endpoint."""
 
-    __slots__ = ("asking", "due", "failures")
-
-    def __init__(self, due: float) -> None:
-        self.due = due
-        self.failures = 0
-        self.asking = False
+    due: float
+    failures: int = 0
+    asking: bool = False
 
 
 class Checks:

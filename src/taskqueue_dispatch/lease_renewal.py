@@ -155,7 +155,10 @@ class LeaseRenewer:
             async with asyncio.timeout(self._lease / 3):
                 results = await self._pool.renew(*leases, ttl=self._lease)
         except (TaskQueueError, TimeoutError) as error:
-            self._log_failure(error)
+            if not self._failing:
+                code = error.code if isinstance(error, TaskQueueError) else "timeout"
+                _log.warning("could not renew slots", extra={"code": code})
+            self._failing = True
             return False
         except Exception:  # noqa: BLE001 - an error must not end the loop
             _log.exception("slot renewal failed")
@@ -171,12 +174,6 @@ class LeaseRenewer:
         for item in self._held:
             if (item.lease.model, item.lease.server, item.lease.fence) in fences:
                 item.lost.set()
-
-    def _log_failure(self, error: Exception) -> None:
-        if not self._failing:
-            code = error.code if isinstance(error, TaskQueueError) else "timeout"
-            _log.warning("could not renew slots", extra={"code": code})
-        self._failing = True
 
 
 def _apply(item: RenewedLease, sent: SlotLease, lease: SlotLease | None) -> None:

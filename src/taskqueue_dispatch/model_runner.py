@@ -205,23 +205,23 @@ class ModelRunner:
         self._returned = self._returned[LIMITS.batch :]
         async with self._receive_ahead(min(needed, len(freed))):
             try:
-                leases = await self._exchange_slots(freed, needed)
+                leases: Sequence[SlotLease] = ()
+                if needed <= 0:
+                    await context.pool.release(*freed)
+                else:
+                    leases = await context.pool.acquire(
+                        self.model,
+                        context.holder,
+                        ttl=context.settings.lease,
+                        limit=min(needed, _MAX_SLOTS),
+                        releasing=freed,
+                    )
             except BaseException:
                 self._returned += freed
                 raise
             self._turns.take(*leases)
             self._free += [context.renewer.hold(lease) for lease in leases]
             self._free.sort(key=lambda held: self._turns.order(held.lease))
-
-    async def _exchange_slots(self, freed: Sequence[SlotLease], needed: int) -> Sequence[SlotLease]:
-        context, limit = self._context, min(needed, _MAX_SLOTS)
-        if needed <= 0:
-            await context.pool.release(*freed)
-            return ()
-        ttl = context.settings.lease
-        return await context.pool.acquire(
-            self.model, context.holder, ttl=ttl, limit=limit, releasing=freed
-        )
 
     @contextlib.asynccontextmanager
     async def _receive_ahead(self, slots: int) -> AsyncIterator[None]:

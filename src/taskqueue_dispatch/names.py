@@ -28,12 +28,12 @@ def queue_of(model: str) -> str:
     if len(JOBS) + len(text) <= LIMITS.name:
         return JOBS + text
     retained = LIMITS.name - len(JOBS) - _DIGEST - 1
-    return f"{JOBS}{text[:retained]}~{_digest(model)[:_DIGEST]}"
+    return f"{JOBS}{text[:retained]}~{digest(model)[:_DIGEST]}"
 
 
 def mark_of(model: str) -> str:
     """Return the prefix of the ids of a model's jobs."""
-    return _digest(model)[:_MARK]
+    return digest(model)[:_MARK]
 
 
 def job_id(model: str, idempotency_key: str | None = None, tenant: str | None = None) -> str:
@@ -41,7 +41,7 @@ def job_id(model: str, idempotency_key: str | None = None, tenant: str | None = 
     if idempotency_key is None:
         return f"{mark_of(model)}-{secrets.token_hex(16)}"
     check_name("idempotency_key", idempotency_key)
-    text = _digest(f"{tenant or ''}/{idempotency_key}")
+    text = digest(f"{tenant or ''}/{idempotency_key}")
     return f"{mark_of(model)}-{text[:_DIGEST]}"
 
 
@@ -49,5 +49,6 @@ def _escaped(character: str) -> str:
     return "".join(f"={byte:02X}" for byte in character.encode())
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return the SHA-256 digest of a text in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -9,7 +9,6 @@ import logging
 import random
 from collections.abc import Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from msgspec import structs
@@ -100,12 +99,7 @@ class Dispatcher(RunnerContext):
         self._loops = [asyncio.create_task(loop) for loop in loops]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self, seconds: float | None = None) -> None:

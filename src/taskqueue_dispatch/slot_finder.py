@@ -21,7 +21,7 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.lease_renewal import LeaseRenewer, RenewedLease
 from taskqueue_dispatch.models import ModelConfig, WhenDown
-from taskqueue_dispatch.registry import ModelRegistry, ModelView
+from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import NO_ENDPOINTS, NO_HEALTHY_ENDPOINT, NoSlots, Reason
 from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 
@@ -145,8 +145,10 @@ class _WaitingPosition:
         try:
             while True:
                 held = None if self._timed_out else await self._waiter.given
+                if self._timed_out:
+                    raise TimeoutError("no slot became free in time")
                 if held is None:
-                    raise self._refusal()
+                    raise BackendUnavailable("the dispatcher is shutting down")
                 self._taken = True
                 permit = await self._finder.bound(held, self._job)
                 if permit is not None:
@@ -173,11 +175,6 @@ class _WaitingPosition:
         self.leave()
         if not given.done():
             given.set_result(None)
-
-    def _refusal(self) -> Exception:
-        if self._timed_out:
-            return TimeoutError("no slot became free in time")
-        return BackendUnavailable("the dispatcher is shutting down")
 
 
 class SlotFinder:
@@ -222,7 +219,10 @@ class SlotFinder:
             check_duration("timeout", timeout)
         job = _PREFIX + (secrets.token_hex(16) if request_id is None else request_id)
         check_name("request_id", job)
-        view = await self._view(model)
+        view = self._registry.view(model)
+        if view is None:
+            await self._registry.refresh()
+            view = self._registry.view(model)
         if view is None or not view.slots:
             return NO_ENDPOINTS
         if not self.waiters.wanting(model) and (permit := await self._acquire(model, job)):
@@ -295,13 +295,6 @@ class SlotFinder:
             "could not release a slot; it is free again when its lease expires",
             extra={"server": lease.server},
         )
-
-    async def _view(self, model: str) -> ModelView | None:
-        view = self._registry.view(model)
-        if view is None:
-            await self._registry.refresh()
-            view = self._registry.view(model)
-        return view
 
     async def _acquire(self, model: str, job: str) -> SlotPermit | None:
         leases = await self._pool.acquire(model, self._holder, ttl=self._settings.lease, idle=_IDLE)

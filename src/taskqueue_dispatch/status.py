@@ -29,7 +29,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-_STATES = {
+JOB_STATES = {
     State.SCHEDULED: JobState.QUEUED,
     State.WAITING: JobState.QUEUED,
     State.IN_FLIGHT: JobState.RUNNING,
@@ -39,11 +39,7 @@ _STATES = {
     State.EXPIRED: JobState.EXPIRED,
     State.CANCELLED: JobState.CANCELLED,
 }
-
-
-def state_of(state: State) -> JobState:
-    """Return the state of a job whose task is in ``state``."""
-    return _STATES[state]
+"""the state of a job by the state of its task"""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +89,7 @@ class Jobs:
         return JobStatus(
             job_id=job_id,
             model=model,
-            state=state_of(status.state),
+            state=JOB_STATES[status.state],
             attempt=status.attempt,
             losses=status.losses,
             updated_at=status.updated_at,

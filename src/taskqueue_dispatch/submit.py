@@ -16,7 +16,7 @@ from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, 
 from taskqueue_dispatch.jobs import Submission, task_of
 from taskqueue_dispatch.models import ModelConfig, WhenDown
 from taskqueue_dispatch.registry import ModelRegistry, ModelView
-from taskqueue_dispatch.status import JobState, state_of
+from taskqueue_dispatch.status import JOB_STATES, JobState
 
 _WEIGHT = 0.1
 """weight of the newest duration in the moving average"""
@@ -123,7 +123,9 @@ class Submitter:
         """
         task = task_of(submission)
         if submission.callback_url is not None:
-            await self._check(submission.callback_url)
+            if self._check_callback is None:
+                raise InvalidInput("callback_url", "a URL", "none: callbacks are disabled")
+            await self._check_callback(submission.callback_url)
         model = submission.model
         current = await self._read_current(model)
         refused = _refused(current)
@@ -152,11 +154,6 @@ class Submitter:
             return Leased(task.id)
         return self._queued(task, model, position, current)
 
-    async def _check(self, url: str) -> None:
-        if self._check_callback is None:
-            raise InvalidInput("callback_url", "a URL", "none: callbacks are disabled")
-        await self._check_callback(url)
-
     async def _read_current(self, model: str) -> _Current:
         view = self._registry.view(model)
         config = await self._registry.config(model) if view is None else view.config
@@ -176,7 +173,7 @@ class Submitter:
         if status.state in {State.WAITING, State.SCHEDULED}:
             waiting = (await self._control.stats(task.key)).ledger.waiting
             return self._queued(task, model, max(0, waiting - 1), current)
-        return Leased(task.id, current.servers.get(task.id), state_of(status.state))
+        return Leased(task.id, current.servers.get(task.id), JOB_STATES[status.state])
 
     def _queued(self, task: Task, model: str, position: int, current: _Current) -> Queued:
         wait = self._estimates.wait(model, position, current.slots)

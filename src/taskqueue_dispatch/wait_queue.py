@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from taskqueue_core.authoring.fair_order import FairRotation
 from taskqueue_core.capabilities import Order
@@ -18,18 +19,16 @@ _MAX_WAITERS = 10_000
 """maximum number of waiting callers in one process, of all models and tenants"""
 
 
+@dataclass(eq=False, slots=True)
 class Waiter:
     """A caller that waits for a slot."""
 
-    __slots__ = ("given", "model", "number", "tenant")
-
-    def __init__(self, model: str, tenant: str | None, number: int) -> None:
-        self.model = model
-        self.tenant = tenant
-        self.number = number
-        """position in the order of arrival"""
-        self.given: asyncio.Future[RenewedLease | None] = asyncio.get_running_loop().create_future()
-        """future of the unassigned slot that the caller gets, or of ``None`` if the caller gets no slot"""
+    model: str
+    tenant: str | None
+    number: int
+    """position in the order of arrival"""
+    given: asyncio.Future[RenewedLease | None]
+    """future of the unassigned slot that the caller gets, or of ``None`` if the caller gets no slot"""
 
 
 class _ModelQueue:
@@ -106,7 +105,9 @@ class SlotWaiters:
         reason = self._full(model, tenant)
         if reason is not None:
             return reason
-        waiter = Waiter(model, tenant, next(self._numbers))
+        waiter = Waiter(
+            model, tenant, next(self._numbers), asyncio.get_running_loop().create_future()
+        )
         self._add(waiter)
         return waiter
 

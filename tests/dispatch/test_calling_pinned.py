@@ -17,8 +17,7 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.answers import Done, EndpointUnreachable
 from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
-from taskqueue_dispatch.outbound_http.dns import CachedLookup
-from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
+from taskqueue_dispatch.outbound_http.dns import CachedLookup, NameUnknown, NotReached
 from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.gpu_support import (

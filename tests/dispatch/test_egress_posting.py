@@ -14,8 +14,7 @@ import pytest
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_dispatch.callbacks.sender import policy_of
-from taskqueue_dispatch.outbound_http.dns import Resolve
-from taskqueue_dispatch.outbound_http.errors import NotReached
+from taskqueue_dispatch.outbound_http.dns import NotReached, Resolve
 from taskqueue_dispatch.outbound_http.post import PostReply, post, trusted
 from taskqueue_dispatch.outbound_http.url_policy import Checked, UrlPolicy, check_url
 from tests.dispatch.patience import PATIENCE, eventually

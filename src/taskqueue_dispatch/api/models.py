@@ -144,26 +144,10 @@ class EndpointOut(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, info: EndpointInfo) -> EndpointOut:
         """Return the registered fields and the current counts of an endpoint."""
-        endpoint = info.endpoint
-        return cls(
-            model=endpoint.model,
-            server=endpoint.server,
-            endpoint=endpoint.url,
-            slots=endpoint.slots,
-            priority=endpoint.priority,
-            reports=endpoint.reports,
-            together=endpoint.together,
-            healthy=info.healthy,
-            draining=info.draining,
-            removed=info.removed,
-            resting_until=info.resting_until,
-            free=info.free,
-            unassigned=info.unassigned,
-            assigned=info.assigned,
-            detached=info.detached,
-            overdue=info.overdue,
-            last_model=info.last_model,
-        )
+        registered = msgspec.structs.asdict(info.endpoint)
+        registered["endpoint"] = registered.pop("url")
+        names = cls.__struct_fields__
+        return cls(**registered, **{n: getattr(info, n) for n in names if n not in registered})
 
 
 class ModelOut(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,8 +40,13 @@ from taskqueue_dispatch.callbacks.signature import Signer
 from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, JOB, QUEUE, callback_task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve, look_up
-from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
+from taskqueue_dispatch.outbound_http.dns import (
+    CachedLookup,
+    NameUnknown,
+    NotReached,
+    Resolve,
+    look_up,
+)
 from taskqueue_dispatch.outbound_http.post import PostReply, post, trusted
 from taskqueue_dispatch.outbound_http.url_policy import UrlPolicy, check_url
 

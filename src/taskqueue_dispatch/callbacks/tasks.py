@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 from msgspec import structs
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.names import CALLBACKS
+from taskqueue_dispatch.names import CALLBACKS, digest
 from taskqueue_dispatch.outbound_http.urls import read_url
 
 CALLBACK_URL = "callback-url"
@@ -75,7 +73,7 @@ def expiry_task(job: Task) -> Task:
 
 def callback_id(job_id: str, status: str) -> str:
     """Return the id of the callback that reports that a job ended with ``status``."""
-    return f"msg_{_digest(f'{status}/{job_id}')}"
+    return f"msg_{digest(f'{status}/{job_id}')[:_DIGEST]}"
 
 
 def _payload(job_id: str, status: str, result: bytes | None, error: str | None) -> bytes:
@@ -101,8 +99,4 @@ def _tenant(url: str) -> str:
         return "unreadable"
     if ":" in host:
         return f"<{host}>"
-    return host if len(host) <= LIMITS.name else f"{host[:100]}~{_digest(host)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+    return host if len(host) <= LIMITS.name else f"{host[:100]}~{digest(host)[:_DIGEST]}"

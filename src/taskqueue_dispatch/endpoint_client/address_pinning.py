@@ -14,8 +14,7 @@ from taskqueue_dispatch.endpoint_client.exchange import (
     exchange,
 )
 from taskqueue_dispatch.endpoint_policy import EndpointPolicy
-from taskqueue_dispatch.outbound_http.dns import Resolve, look_up
-from taskqueue_dispatch.outbound_http.errors import NotReached
+from taskqueue_dispatch.outbound_http.dns import NotReached, Resolve, look_up
 
 _LOOKUP_SECONDS = 5.0
 FAILURE_SECONDS = 0.5

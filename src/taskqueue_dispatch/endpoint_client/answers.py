@@ -140,9 +140,11 @@ def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
     shown = _shown(reply)
     if reply.status in _ON_THE_WAY:
         return EndpointUnreachable(shown, sent=True)
-    text = _reported_failure(reply.body)
-    if text is not None:
-        return JobFailedAnswer(f"HTTP {reply.status}: {text}", final=reply.status in _REFUSED)
+    fields = None if _problem(reply.body) else _fields(reply.body)
+    if fields is not None and _status_of(fields) in FAILED:
+        return JobFailedAnswer(
+            f"HTTP {reply.status}: {_error(fields)}", final=reply.status in _REFUSED
+        )
     if reply.status in _REDIRECTS:
         return JobFailedAnswer(f"{shown}: redirects are not followed")
     why = _MISCONFIGURED.get(reply.status)
@@ -285,11 +287,6 @@ def shown(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         return "the server reported a failure"
     return "".join(c if c.isprintable() else " " for c in value[:_ERROR_TEXT]).strip()
-
-
-def _reported_failure(body: bytes) -> str | None:
-    fields = None if _problem(body) else _fields(body)
-    return _error(fields) if fields is not None and _status_of(fields) in FAILED else None
 
 
 def _plain(fields: Mapping[str, msgspec.Raw], name: str) -> object:

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import httpx2
 
@@ -30,16 +31,16 @@ _UNANSWERED = 60.0
 """seconds after which a connection ends if the other machine does not respond"""
 
 
+@dataclass(eq=False)
 class ServerTransport:
     """The transport of one server, and the number of calls that use it."""
 
-    def __init__(self, transport: httpx2.AsyncHTTPTransport, pin: AddressPin | None) -> None:
-        """``pin`` is ``None`` unless the host name must be resolved and checked."""
-        self.transport = transport
-        self.pin = pin
-        self.calls = 0
-        self.unused_since = 0.0
-        self.discarded = False
+    transport: httpx2.AsyncHTTPTransport
+    pin: AddressPin | None
+    """``None`` unless the host name must be resolved and checked"""
+    calls: int = 0
+    unused_since: float = 0.0
+    discarded: bool = False
 
 
 class Transports:

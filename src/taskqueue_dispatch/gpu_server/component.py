@@ -131,14 +131,11 @@ class GpuServer:
             fields = {"status": "ok", "active_jobs": len(active), "jobs": list(active)}
             return 200, msgspec.json.encode(fields)
         if path.startswith("/status/"):
-            return self._status(unquote(path.removeprefix("/status/")))
+            job = self.jobs.find(unquote(path.removeprefix("/status/")))
+            if job is None:
+                raise _ProblemError(404, "job not found")
+            return 200, job.report()
         raise _ProblemError(404, "unknown path")
-
-    def _status(self, job_id: str) -> tuple[int, bytes]:
-        job = self.jobs.find(job_id)
-        if job is None:
-            raise _ProblemError(404, "job not found")
-        return 200, job.report()
 
     async def _post(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         headers = {

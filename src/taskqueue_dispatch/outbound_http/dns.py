@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
+from taskqueue_core.errors import TaskQueueError
 
 Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
 """Function that returns the addresses of a host. Raises `NotReached`, and `NameUnknown` if the host does not exist."""
@@ -18,6 +18,18 @@ _RECENT = 10.0
 _MANY = 1000
 """maximum number of names in the cache"""
 _UNKNOWN = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+
+
+class NotReached(TaskQueueError):
+    """The error if there was no complete response. A later attempt may succeed."""
+
+    code = "not_reached"
+
+
+class NameUnknown(NotReached):
+    """The error if the host name does not exist."""
+
+    code = "name_unknown"
 
 
 async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx2
 import msgspec
 
-from taskqueue_dispatch.outbound_http.errors import NotReached
+from taskqueue_dispatch.outbound_http.dns import NotReached
 from taskqueue_dispatch.outbound_http.url_policy import Checked
 
 _BODY = 64 * 1024

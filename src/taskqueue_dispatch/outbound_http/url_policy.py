@@ -9,8 +9,7 @@ import msgspec
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_dispatch.outbound_http.addresses import Network, may_be_reached
-from taskqueue_dispatch.outbound_http.dns import Resolve, look_up
-from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
+from taskqueue_dispatch.outbound_http.dns import NameUnknown, NotReached, Resolve, look_up
 from taskqueue_dispatch.outbound_http.urls import UrlParts, read_url
 
 _SECONDS = 5.0
