@@ -256,7 +256,9 @@ class JobAttempt:
         """Record that the server has the job: detach the slot, so that the slot outlives this dispatcher."""
         if isinstance(answer, JobRunningAnswer):
             if answer.progress is not None:
-                with contextlib.suppress(*OUTAGE_ERRORS):  # the next report replaces a lost one
+                with contextlib.suppress(
+                    *OUTAGE_ERRORS
+                ):  # the next progress report replaces a lost one
                     await self._context.control.progress(self._delivery, answer.progress)
         else:
             self._remote_id = answer.remote_id

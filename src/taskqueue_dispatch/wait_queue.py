@@ -138,7 +138,8 @@ class SlotWaiters:
         given = False
         while not given and (waiter := queue.next(config)) is not None:
             self._waiting -= 1
-            if not waiter.given.done():  # done: the waiting caller has just been cancelled
+            # The future of a caller that has just been cancelled is done.
+            if not waiter.given.done():
                 waiter.given.set_result(held)
                 given = True
         self._tidy(model, queue)

@@ -85,4 +85,4 @@ def _receipt(result: bytes | None) -> CallbackReceipt | None:
     try:
         return None if result is None else msgspec.json.decode(result, type=CallbackReceipt)
     except msgspec.MsgspecError:
-        return None  # another program has stored this result
+        return None  # not a receipt, so another program has stored it

@@ -309,7 +309,7 @@ def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
     return Failed(error), min(after, _MAX_RETRY_AFTER)
 
 
-async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - positional, because `OutageRetry` calls it so
+async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
     if available:
         _log.info("store available again; sending callbacks")
     else:

@@ -72,7 +72,7 @@ class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     models: dict[str, ModelPlan]
-    """by name"""
+    """models of the demo by name"""
     machines: dict[str, dict[str, int]]
     """number of slots of each model on each server, by the names of server and model"""
     jobs: tuple[PlannedJob, ...]

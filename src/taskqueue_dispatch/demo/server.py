@@ -195,7 +195,7 @@ async def run_server(server: ServerProcess, work: Callable[[], Awaitable[None]])
         await first_completed(ended(), drained(), ready())
     except Exception:
         if server.context is not None and server.context.draining.is_set():
-            raise asyncio.CancelledError from None  # the failure follows from the end of the server
+            raise asyncio.CancelledError from None  # `work` failed because the server was stopping
         raise
     finally:
         # Do not call `stop` if a signal has already stopped the server: it would end the drain, and the store closes

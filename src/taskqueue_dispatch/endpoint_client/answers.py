@@ -168,7 +168,7 @@ def read_observed(reply: EndpointReply) -> Seen | None:
     Return ``None`` for any status except 200, and for a body that is not such a report.
     """
     try:
-        decoded = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - the status 200
+        decoded = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - the HTTP status OK
     except (ValueError, RecursionError):
         return None
     if decoded is None or not 0 <= decoded.active_jobs <= _ACTIVE:
@@ -311,4 +311,4 @@ def _wait(text: str | None) -> float | None:
             seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
         except (ValueError, OverflowError):
             return None
-    return min(max(seconds, 0.0), LONGEST_REST) if seconds == seconds else None  # noqa: PLR0124 - false for NaN
+    return min(max(seconds, 0.0), LONGEST_REST) if seconds == seconds else None  # noqa: PLR0124 - only NaN differs from itself

@@ -55,7 +55,7 @@ class Transports:
         self._lookup = CachedLookup(resolve, failures=FAILURE_SECONDS)
         self._no_tls = ssl.SSLContext(
             ssl.PROTOCOL_TLS_CLIENT
-        )  # for http only: trusts no certificate
+        )  # used for http only, so it trusts no certificate
         self._used: dict[str, ServerTransport] = {}
         self._unused: OrderedDict[str, ServerTransport] = OrderedDict()
 
