@@ -54,7 +54,7 @@ class ModelConfig(BaseModel):
     queue_limit: int = Field(default=1000, ge=0, le=1_000_000_000)
     """maximum number of waiting jobs, whatever the number of slots"""
     order: Order = Order.FIFO
-    """order of the queue; with ``fair``, tenants take turns, and the limits above apply to each tenant"""
+    """order of jobs; with ``fair``, tenants take turns, and ``queue_per_slot`` and ``queue_limit`` limit each tenant"""
     fair_limit: int = Field(default=10_000, ge=1, le=1_000_000_000)
     """maximum number of waiting jobs of all tenants together, with fair order"""
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default={}, max_length=1000)

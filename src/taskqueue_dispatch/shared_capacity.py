@@ -1,4 +1,4 @@
-"""Turns of models on a shared server, whose slots are more than the jobs that it runs at once."""
+"""Shared servers with more slots than jobs that they run at once: the models of such a server take turns."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CapacityTurns:
         return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether the slot's server is shared and has more slots than the jobs that it runs at once."""
+        """Return whether several models share the slot's server, and it has more slots than it runs jobs at once."""
         endpoints = [
             info
             for view in self._registry.known()

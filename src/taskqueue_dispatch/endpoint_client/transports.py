@@ -53,9 +53,8 @@ class Transports:
         self._secured = functools.cache(secured)
         self._policy = policy
         self._lookup = CachedLookup(resolve, failures=FAILURE_SECONDS)
-        self._no_tls = ssl.SSLContext(
-            ssl.PROTOCOL_TLS_CLIENT
-        )  # used for http only, so it trusts no certificate
+        # This context is used for http only, so it trusts no certificate.
+        self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._used: dict[str, ServerTransport] = {}
         self._unused: OrderedDict[str, ServerTransport] = OrderedDict()
 
