@@ -1,1 +1,1 @@
-"""The inference dispatcher: sends jobs to GPU servers, one fenced slot per job, on any backend with ``slots``."""
+"""The inference dispatcher, which sends jobs to GPU servers, one slot per job, on any backend with ``slots``."""

@@ -26,13 +26,13 @@ _MAX_ANSWER_BYTES = 64 * 1024
 _KEY = "idempotency_key"
 _SUCCESS = range(200, 300)
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
-"""status codes for which the request is retried; the idempotency key makes that safe"""
+"""status codes after which the request is retried; the idempotency key makes the retry safe"""
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
 class SubmitRefused(TaskQueueError):
-    """The server refused the job; submitting it again would not help."""
+    """The error if the server refused the job, and submitting it again would not help."""
 
     code = "submit_refused"
 
@@ -43,16 +43,16 @@ class SubmitRefused(TaskQueueError):
 
 
 class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
-    """The confirmation that the job is stored, once."""
+    """The confirmation that the job is stored exactly once."""
 
     idempotency_key: str
     tries: int
     answer: dict[str, Any]
-    """the server's answer"""
+    """the server's JSON answer"""
 
 
 class _Submission:
-    """What to send, and what to do after each try. Does no I/O."""
+    """The state of one submission: the request body, and the decision after each try. Does no I/O."""
 
     def __init__(
         self,
@@ -76,11 +76,14 @@ class _Submission:
 
     @property
     def timeout(self) -> float:
-        """Return the seconds for one try."""
+        """Return the timeout of the next try in seconds."""
         return max(0.001, min(_TRY_SECONDS, self._deadline - self._clock()))
 
     def after(self, status: int, headers: Mapping[str, str], body: bytes) -> Confirmed | float:
-        """Return the confirmation, or the seconds until the next try. Raises `SubmitRefused`, `PublishUnconfirmed`."""
+        """Return the confirmation, or the seconds to wait for the next try.
+
+        Raises `SubmitRefused`, `PublishUnconfirmed`.
+        """
         if status in _SUCCESS:
             try:
                 answer = msgspec.json.decode(body, type=dict[str, Any])
@@ -92,9 +95,10 @@ class _Submission:
         return self.pause(f"status {status}", _seconds(headers.get("retry-after")))
 
     def pause(self, why: str, requested: float | None) -> float:
-        """Return the seconds until the next try. Raises `PublishUnconfirmed` if there is none."""
+        """Return the seconds to wait for the next try. Raises `PublishUnconfirmed` if tries or time are used up."""
         pause = _BACKOFF.delay(self.tries, self._uniform)
-        if requested is not None:  # add jitter, so that clients do not all retry at the same time
+        # Add jitter, so that clients do not all retry at the same time.
+        if requested is not None:
             pause = max(pause, min(requested, _MAX_RETRY_AFTER) * (1 + self._uniform() / 2))
         if self.tries >= self._attempts or self._clock() + pause >= self._deadline:
             raise PublishUnconfirmed(
@@ -118,12 +122,12 @@ async def submit_until_confirmed(
 ) -> Confirmed:
     """POST a job to ``…/queue/submit`` until it is confirmed; one idempotency key ensures that it is stored once.
 
-    ``submission`` is the JSON object that the server expects; a missing key is generated. The request is retried after
-    408, 425, 429, 500, 502, 503 and 504, a broken connection or a timeout, with exponential backoff and not before
-    ``Retry-After``, for up to ``attempts`` tries and ``deadline`` seconds.
+    ``submission`` is the JSON object that the server expects; without an idempotency key in it, a random one is used.
+    The request is retried after 408, 425, 429, 500, 502, 503 and 504, a broken connection or a timeout, with
+    exponential backoff and not before ``Retry-After``, for up to ``attempts`` tries and ``deadline`` seconds.
 
     Raises `InvalidInput`, `SubmitRefused` for any other unsuccessful answer, and `PublishUnconfirmed` if tries or time
-    are used up: its ``task_id`` is the key with which to try again later.
+    are used up: its ``task_id`` is the idempotency key with which to try again later.
     """
     attempt = _Submission(submission, attempts, deadline, uniform, clock)
     while True:
@@ -159,7 +163,10 @@ def submit_until_confirmed_sync(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
-    """Submit like `submit_until_confirmed`, without an event loop. The timeout applies to each part of an answer."""
+    """Submit a job like `submit_until_confirmed`, without an event loop.
+
+    Each read of a response has its own timeout.
+    """
     attempt = _Submission(submission, attempts, deadline, uniform, clock)
     while True:
         attempt.tries += 1
@@ -185,7 +192,7 @@ def submit_until_confirmed_sync(
 
 
 def _problem(body: bytes) -> str:
-    """Return the detail of a problem (RFC 9457)."""
+    """Return the text of a problem response (RFC 9457)."""
     try:
         decoded = msgspec.json.decode(body, type=dict[str, Any])
     except _UNREADABLE:
@@ -195,7 +202,7 @@ def _problem(body: bytes) -> str:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return the seconds in ``Retry-After``, which holds seconds or a date."""
+    """Return the seconds of a ``Retry-After`` header, which holds seconds or a date."""
     if header is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The networks and hosts in which endpoints are allowed."""
+"""The networks and hosts in which endpoints may be registered."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from urllib.parse import urlsplit
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
-from taskqueue_dispatch.outbound_http.dns import look_up
-from taskqueue_dispatch.outbound_http.errors import NotReached
+from taskqueue_dispatch.outbound_http.dns import NotReached, look_up
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
-"""Return the addresses of a host; empty if it has none."""
+"""Function that returns the addresses of a host name; empty if the host name cannot be resolved."""
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PLAIN = re.compile(r"[!-~]+")
 _ODD = set('\\"<>^`{|}')
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_ANY = "*."
 _EXPECTED = (
     "the networks and hosts of TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED, a setting of the server"
 )
@@ -29,7 +27,7 @@ _RESOLVE_SECONDS = 5.0
 
 
 async def resolve(host: str) -> tuple[str, ...]:
-    """Resolve a host name with the system's resolver."""
+    """Return the addresses of a host name from the system's resolver; empty if there are none."""
     try:
         async with asyncio.timeout(_RESOLVE_SECONDS):
             return await look_up(host, 0, threads="look-up-endpoints")
@@ -38,7 +36,7 @@ async def resolve(host: str) -> tuple[str, ...]:
 
 
 class EndpointPolicy:
-    """The networks and hosts of ``TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED``."""
+    """The networks and hosts that ``TASKQUEUE_DISPATCH_ENDPOINTS_ALLOWED`` allows for endpoints."""
 
     def __init__(self, entries: Iterable[str], resolve: Resolve = resolve) -> None:
         """Create a policy. Entries are networks, hosts (``gpu.example.com``) or all subdomains (``*.example.com``)."""
@@ -52,7 +50,10 @@ class EndpointPolicy:
                 self._hosts.append(entry.strip().lower().rstrip("."))
 
     async def check(self, url: object) -> None:
-        """Check an endpoint's URL. Raises `InvalidInput`, whose text does not contain the URL."""
+        """Check the URL of an endpoint.
+
+        Raises `InvalidInput`, whose text does not contain the URL, if it is not allowed.
+        """
         host = _host_of(url)
         address = _address_of(host)
         if address is not None:
@@ -72,17 +73,21 @@ class EndpointPolicy:
             raise InvalidInput("endpoint", "a host that is not allowed", _EXPECTED)
 
     def must_resolve(self, host: str) -> bool:
-        """Return whether a host's addresses must be checked: it is neither an address nor a listed host."""
+        """Return whether a host's addresses must be checked, because it is neither an address nor a listed host."""
         host = host.lower().rstrip(".")
         return _address_of(host) is None and not self._is_listed(host)
 
     def contain(self, addresses: Iterable[str]) -> bool:
-        """Return whether every address is within the allowed networks."""
+        """Return whether all addresses are within the allowed networks."""
         matches = [_address_of(address) for address in addresses]
         return all(item is not None and self._contains(item) for item in matches)
 
     def _is_listed(self, host: str) -> bool:
-        return any(_matches(host, pattern) for pattern in self._hosts)
+        return any(
+            host == listed
+            or (listed.startswith("*.") and len(host) >= len(listed) and host.endswith(listed[1:]))
+            for listed in self._hosts
+        )
 
     def _contains(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)
@@ -104,16 +109,16 @@ def _host_of(url: object) -> str:
     if parts.scheme not in {"http", "https"} or not host or port == 0:
         raise InvalidInput("endpoint", "an invalid URL", "http:// or https:// and a host")
     if "@" in parts.netloc:
-        raise InvalidInput("endpoint", "a URL with a user or password", "one without")
+        raise InvalidInput("endpoint", "a URL with a user or password", "a URL without them")
     if "#" in url:
-        raise InvalidInput("endpoint", "a URL with a fragment", "one without")
+        raise InvalidInput("endpoint", "a URL with a fragment", "a URL without a fragment")
     if "%" in host or (":" not in host and not _is_name(host)):
         raise InvalidInput("endpoint", "an invalid host name", "a name, or an address")
     return host.rstrip(".")
 
 
 def _is_name(host: str) -> bool:
-    """Return whether it is a host name or a plain IPv4 address; some programs read other numbers as addresses, too."""
+    """Return whether ``host`` is a host name or an IPv4 address in its usual form, not another number."""
     name = host.removesuffix(".")
     if _NUMBER.fullmatch(name.rpartition(".")[2]):
         return _address_of(name) is not None
@@ -127,9 +132,3 @@ def _address_of(host: str) -> _Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def _matches(host: str, pattern: str) -> bool:
-    if pattern.startswith(_ANY):
-        return host.endswith(pattern[1:]) and len(host) > len(pattern) - 1
-    return host == pattern

@@ -1,8 +1,9 @@
-"""One attempt of one job: from its server to its settlement.
+"""One attempt of one job, from sending the job to a server to settling its delivery.
 
 ::
 
-    poll (if it may have been sent before) -> send -> poll, or wait for the push -> free the slot -> report -> settle
+    poll (if the job may have been sent before) -> send -> poll, or wait for a push -> release the slot -> report
+    -> settle
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ _decoder = msgspec.json.Decoder(_Pushed)
 
 
 def accepted_note(remote_id: str) -> bytes:
-    """Return a note that records the server's own id of the job."""
+    """Return a note that records the id under which the server knows the job."""
     return msgspec.json.encode({"status": "accepted", "accepted": remote_id})
 
 
 def answer_of(note: bytes) -> Answer | None:
-    """Return the answer in a note, or ``None`` if the note is not understood."""
+    """Return the answer that a note contains, or ``None`` if the note is not valid."""
     try:
         decoded = _decoder.decode(note)
     except msgspec.MsgspecError:
@@ -76,32 +77,31 @@ _OVERTIME = "Exceeded max processing time"
 _REFUSED = "refused_by_server"
 _LOST = "max_losses_exceeded"
 _MAX_SERVERS_ASKED = 16
-"""servers that are asked for a job that may have been sent before"""
+"""maximum number of servers that are polled for a job that may have been sent before"""
 _MARGIN = 60.0
-"""seconds by which a slot's lease exceeds the time limit of its job"""
+"""seconds by which the lease of a detached slot exceeds the time limit of its job"""
 _FINAL_SECONDS = 0.5
-"""seconds for the last call to the store about a job that this dispatcher leaves"""
+"""seconds for the last store call about a job that this dispatcher gives up"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class AttemptOwner(NamedTuple):
-    """The runner's side of an attempt: where it settles the job and returns its slot."""
+    """The parts of the runner that an attempt uses to settle its job and to return its slot."""
 
     subscription: Subscription
     settlements: Settler
     release_slot: Callable[[RenewedLease], None]
-    """take the slot back; the job no longer uses it"""
+    """function that returns a slot to the runner when the job no longer uses it"""
     check_later: Callable[[float], None]
-    """look for slots after some seconds, when an endpoint's pause has ended"""
+    """function that makes the runner look for slots after some seconds, when the pause of an endpoint has ended"""
 
 
 class JobAttempt:
-    """An attempt, which owns a delivery and the slot assigned to it."""
+    """One attempt of a job. It owns a delivery and the slot assigned to it."""
 
     def __init__(
         self, delivery: Delivery, held: RenewedLease, context: RunnerContext, owner: AttemptOwner
     ) -> None:
-        """Create an attempt without any I/O."""
         self._delivery = delivery
         self._held = held
         self._context = context
@@ -116,7 +116,10 @@ class JobAttempt:
         self._url = held.lease.url
 
     async def run(self) -> None:
-        """Run the attempt to its end. If it is cancelled, the job stays on its server for the next dispatcher."""
+        """Run the attempt to its end.
+
+        If it is cancelled, a job that was sent stays on its server for the next dispatcher.
+        """
         started = time.monotonic()
         try:
             answer = await self._unless_lost(self._answer()) or await self._final_answer()
@@ -126,7 +129,7 @@ class JobAttempt:
             else:
                 self._owner.release_slot(self._held)
             raise
-        except Exception:  # noqa: BLE001 - whatever the error, the slot and the job must be released
+        except Exception:  # noqa: BLE001 - whatever the error is, the slot and the job must be released
             _log.exception("could not complete a job")
             answer = EndpointUnreachable("internal error of the dispatcher", sent=True)
         if answer is None:
@@ -146,10 +149,8 @@ class JobAttempt:
             await self._release_as_lost(answer)
             raise
 
-    # On the server.
-
     async def _unless_lost(self, work: Coroutine[None, None, Answer]) -> Answer | None:
-        """Return the answer, or ``None`` if the slot is revoked first."""
+        """Return the result of ``work``, or ``None`` if the slot is revoked first."""
         work_task = asyncio.create_task(work)
         lost = asyncio.create_task(self._held.lost.wait())
         try:
@@ -161,7 +162,10 @@ class JobAttempt:
             await asyncio.gather(work_task, lost, return_exceptions=True)
 
     async def _final_answer(self) -> Answer | None:
-        """Poll once more after the slot was revoked: a server that no longer runs the job may have finished it."""
+        """Poll once more after the slot was revoked, because the server may have finished the job.
+
+        Return a final answer only.
+        """
         if not (self._sent and self._asks):
             return None
         response = await self._ask(self._url)
@@ -189,7 +193,7 @@ class JobAttempt:
         return await self._follow(sent)
 
     async def _find_earlier(self) -> Answer | None:
-        """Look for a job that may have been sent before; return ``None`` if it has to be sent."""
+        """Return the state of a job that was sent earlier, or ``None`` if the job must be sent."""
         lease, delivery = self._held.lease, self._delivery
         if lease.note is not None and (result := answer_of(lease.note)) is not None:
             return result
@@ -209,7 +213,7 @@ class JobAttempt:
         return None
 
     async def _follow(self, answer: Answer) -> Answer:
-        """Poll until the server reports how the job ended, or its time limit is over."""
+        """Poll until the server reports how the job ended, or the job exceeds its time limit."""
         unreachable_since: float | None = None
         missing = 0
         while True:
@@ -223,7 +227,7 @@ class JobAttempt:
                     return answer
             elif isinstance(answer, Missing):
                 missing += 1
-                # The server has restarted, or its answer that it had the job was wrong.
+                # The server has restarted, or it reported wrongly that it had the job.
                 if missing > 1:
                     return EndpointUnreachable("the server no longer knows the job", sent=True)
             else:
@@ -233,7 +237,7 @@ class JobAttempt:
             answer = await self._next(answer)
 
     async def _next(self, answer: Answer) -> Answer:
-        """Wait for a push, or poll after the interval; return the newest answer."""
+        """Wait for a pushed result, or poll after the interval. Return the newest answer."""
         pause = min(self._config.poll_interval, max(0.0, self._remaining))
         try:
             async with asyncio.timeout(pause):
@@ -249,10 +253,12 @@ class JobAttempt:
         return await self._context.caller.ask(url, self._remote_id, self._config)
 
     async def _record_progress(self, answer: JobAcceptedAnswer | JobRunningAnswer) -> None:
-        """Record that the server has the job: detach the slot, so that it outlives this dispatcher."""
+        """Record that the server has the job: detach the slot, so that the slot outlives this dispatcher."""
         if isinstance(answer, JobRunningAnswer):
             if answer.progress is not None:
-                with contextlib.suppress(*OUTAGE_ERRORS):  # the next one says more
+                with contextlib.suppress(
+                    *OUTAGE_ERRORS
+                ):  # the next progress report replaces a lost one
                     await self._context.control.progress(self._delivery, answer.progress)
         else:
             self._remote_id = answer.remote_id
@@ -273,7 +279,10 @@ class JobAttempt:
             self._context.renewer.change(held, lease)
 
     async def _leave_running(self) -> None:
-        """Leave the job running on its server; its detached slot belongs to the dispatcher that receives it next."""
+        """Leave the job running on its server.
+
+        The dispatcher that receives the job next takes over its detached slot.
+        """
         try:
             async with asyncio.timeout(_FINAL_SECONDS):
                 await self._detach()
@@ -282,7 +291,7 @@ class JobAttempt:
         self._context.renewer.drop(self._held)
 
     async def _release_as_lost(self, answer: Answer) -> None:
-        """Release as lost a job that may have run and could not be settled: the next dispatcher will look for it."""
+        """Release a job as lost if it may have run and could not be settled, so the next dispatcher polls for it."""
         if isinstance(answer, Busy) or (
             isinstance(answer, EndpointUnreachable) and not answer.sent
         ):
@@ -299,8 +308,6 @@ class JobAttempt:
     def _remaining(self) -> float:
         return self._deadline - time.monotonic()
 
-    # Settlement.
-
     async def _update_breaker(self, answer: Answer) -> None:
         """Update the circuit breaker of the server, and pause the server after a failure."""
         context, model, server = self._context, self._held.lease.model, self._held.lease.server
@@ -314,7 +321,7 @@ class JobAttempt:
                     context.breaker.undecided(model, server)
             case EndpointUnreachable() | JobFailedAnswer(final=False):
                 rest = context.breaker.failed(model, server)
-                context.renewer.check_soon(model, server)
+                context.renewer.checks.check_soon(model, server)
         if rest:
             await context.store.retry_until_available(
                 partial(context.pool.rest, model, server, rest)
@@ -330,8 +337,8 @@ class JobAttempt:
                     await self._context.report(task, "done", result, None)
                 results = await self._owner.settlements.ack([(self._delivery, result)])
                 if not results[self._delivery.receipt]:
-                    await self._note(result)  # the job no longer belongs to this dispatcher
-                elif late:  # reported only after the ack: the job might have expired, which is reported elsewhere
+                    await self._note(result)  # another dispatcher has taken over the job
+                elif late:  # only after the ack succeeded: if the job expired, its expiry callback reports that
                     await self._context.report(task, "done", result, None)
             case EndpointUnreachable(sent=True):
                 await self._settle(Redeliver(lost=True))
@@ -346,7 +353,7 @@ class JobAttempt:
 
     async def _settle(self, verb: Verb) -> None:
         context, task = self._context, self._delivery.task
-        if isinstance(verb, Bury):  # reported before it is settled: twice is better than never
+        if isinstance(verb, Bury):  # report it first, because two reports are better than none
             await context.report(task, "failed", None, verb.error or verb.reason)
         settled = await context.store.retry_until_available(
             partial(settle, context.backend, self._owner.subscription, self._delivery, verb)
@@ -355,14 +362,17 @@ class JobAttempt:
             await context.report(task, "failed", None, _LOST)
 
     async def _note(self, note: bytes) -> None:
-        """Leave a note at the slot for the job's next attempt; it is stored as late if the slot has another job."""
+        """Store a note at the slot for the job's next attempt.
+
+        If the slot has another job by now, the note counts as late.
+        """
         lease, job = self._held.lease, self._delivery.task.id
         leave = partial(self._context.pool.leave, lease.model, job, lease.token, note)
         await self._context.store.retry_until_available(leave)
 
 
 def _polled(answer: Answer) -> Answer:
-    """Return what a poll's answer means: a server that is unreachable or too busy to answer may have the job."""
+    """Return what the answer to a poll means: a server that is unreachable or busy may still have the job."""
     if isinstance(answer, Busy):
         return JobRunningAnswer()
     if isinstance(answer, EndpointUnreachable):

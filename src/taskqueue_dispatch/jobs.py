@@ -1,4 +1,4 @@
-"""A job as its client submits it, and as a task in a queue."""
+"""Jobs as clients submit them, and their conversion to and from tasks of a queue."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     payload: bytes = b"null"
-    """JSON text, sent to the server unchanged"""
+    """payload as JSON text, which is sent to the server unchanged"""
     callback_url: str | None = None
     """URL that is notified when the job has ended"""
     priority: int = DEFAULT_PRIORITY
     deadline: float | None = None
-    """the job is not started at or after this time, in Unix seconds of the store's clock"""
+    """Unix seconds of the store's clock, from which on the job is no longer started"""
     not_before: float | None = None
     tenant: str | None = None
-    """the customer for whom the job runs, for fair order"""
+    """customer for whom the job runs; with fair order, tenants take turns"""
     idempotency_key: str | None = None
-    """makes it safe to submit the job again"""
+    """key with which the job may be submitted again without being stored twice"""
 
 
 def task_of(submission: Submission) -> Task:
-    """Return a job as a task; with an idempotency key, its id is always the same. Raises `InvalidInput`."""
+    """Return a job as a task. With an idempotency key, the task id is always the same. Raises `InvalidInput`."""
     model, url = submission.model, submission.callback_url
     headers = {_MODEL: model}
     if url is not None:
@@ -61,12 +61,12 @@ def task_of(submission: Submission) -> Task:
 
 
 def callback_url_of(task: Task) -> str | None:
-    """Return the URL that is notified when a job has ended."""
+    """Return the URL that is notified when the job has ended, or ``None`` if the job has no callback."""
     return task.headers.get(_CALLBACK)
 
 
 def model_of(task: Task) -> str:
-    """Return a job's model. Raises `InvalidInput` if the task is not a job."""
+    """Return the model of a job. Raises `InvalidInput` if the task is not a job."""
     model = task.headers.get(_MODEL)
     if model and queue_of(model) == task.key:
         return model
@@ -83,7 +83,7 @@ def model_of_queue(key: str) -> str | None:
     try:
         model = _ESCAPED.sub(_unescaped, key.removeprefix(JOBS))
         check_label(_MODEL, model)
-    except ValueError:  # includes InvalidInput
+    except ValueError:  # `InvalidInput` is a ValueError
         return None
     return model if queue_of(model) == key else None
 

@@ -1,4 +1,4 @@
-"""Health checks of endpoints: each server reports its running jobs, and the pool's leases are compared with them."""
+"""Health checks of endpoints: each server reports its running jobs, which are compared with the leases in the pool."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -20,34 +21,32 @@ from taskqueue_dispatch.registry import ModelRegistry
 _MAX_CONCURRENT = 32
 _JITTER = 0.2
 _POLL_SECONDS = 1.0
-"""seconds until an endpoint is checked again after a failure"""
+"""seconds after which an endpoint is checked again after a first failure"""
 _MAX_FAILURES = 2
-"""consecutive failures after which an endpoint is unhealthy"""
+"""number of consecutive failures after which an endpoint is unhealthy"""
 _log = logging.getLogger("taskqueue.dispatch")
 _Name = tuple[str, str]
 
 
 class HealthClient(Protocol):
-    """A client that checks the health of a server: `taskqueue_dispatch.endpoint_client.client.EndpointClient`."""
+    """The interface of a client that checks the health of GPU servers."""
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
-        """Return the server's report, or ``None`` if it does not answer or the answer is not understood."""
+        """Return the server's report, or ``None`` if the server does not answer or its answer is not valid."""
         ...
 
 
+@dataclass(eq=False, slots=True)
 class _Watch:
-    """The state of the checks of one endpoint."""
+    """The state of the health checks of one endpoint."""
 
-    __slots__ = ("asking", "due", "failures")
-
-    def __init__(self, due: float) -> None:
-        self.due = due
-        self.failures = 0
-        self.asking = False
+    due: float
+    failures: int = 0
+    asking: bool = False
 
 
 class Checks:
-    """Checks of each known endpoint, every ``health_interval``; a new endpoint is checked at once.
+    """The health checks of all endpoints, every ``health_interval`` seconds. A new endpoint is checked at once.
 
     Endpoints registered with ``reports=False`` are not checked. After a first failure, the endpoint is checked again
     before the pool is updated.
@@ -64,7 +63,7 @@ class Checks:
         monotonic: Callable[[], float],
         uniform: Callable[[], float],
     ) -> None:
-        """Create the checks without any I/O. ``ended`` is called with the leases that a check ended."""
+        """Create the checks without any I/O. ``ended`` is called with the leases that a check has ended."""
         self._pool = pool
         self._registry = registry
         self._caller = caller
@@ -80,13 +79,13 @@ class Checks:
         registry.listen(self._wake_up.set)
 
     def check_soon(self, model: str, server: str) -> None:
-        """Check an endpoint soon. An unknown endpoint is ignored."""
+        """Check an endpoint as soon as possible. An unknown endpoint is ignored."""
         if (watch := self._watches.get((model, server))) is not None:
             watch.due = self._monotonic()
             self._wake_up.set()
 
     async def run(self) -> None:
-        """Check until cancelled."""
+        """Run the checks until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._wake_up.clear()
@@ -102,11 +101,10 @@ class Checks:
                 await self._wake_up.wait()
 
     def due(self) -> list[tuple[EndpointInfo, ModelConfig, _Watch]]:
-        """Return the endpoints to check now and mark them as being checked; forget unknown endpoints."""
+        """Return the endpoints that are due and mark them as being checked. Forget endpoints that no longer exist."""
         now = self._monotonic()
-        if (
-            self._registry.epoch != self._epoch
-        ):  # the pool was emptied and has no health of any endpoint
+        # The pool was emptied, so it no longer knows the health of any endpoint.
+        if self._registry.epoch != self._epoch:
             self._epoch = self._registry.epoch
             self._watches = {name: watch for name, watch in self._watches.items() if watch.asking}
         known: dict[_Name, tuple[EndpointInfo, ModelConfig]] = {
@@ -125,7 +123,10 @@ class Checks:
         return matches
 
     async def check(self, info: EndpointInfo, config: ModelConfig, watch: _Watch) -> None:
-        """Check a server, update the pool, and schedule the next check. Of consecutive errors, one is logged."""
+        """Check a server, update the pool, and schedule the next check.
+
+        Only the first of consecutive errors is logged.
+        """
         after = self._settings.health_interval
         try:
             async with self._room:
@@ -135,17 +136,17 @@ class Checks:
             if not self._failing:
                 _log.warning("could not reconcile slots", extra={"code": error.code})
             self._failing = True
-        except Exception:  # noqa: BLE001 - the loop must not end silently
+        except Exception:  # noqa: BLE001 - an error must not end the checks
             _log.exception("could not check an endpoint")
         finally:
             jitter = 1 + _JITTER * (2 * self._uniform() - 1)
-            # `check_soon` may have set an earlier time.
+            # Keep an earlier time that `check_soon` may have set during the check.
             watch.due = min(watch.due, self._monotonic() + after * jitter)
             watch.asking = False
             self._wake_up.set()
 
     async def _check(self, info: EndpointInfo, config: ModelConfig, watch: _Watch) -> float:
-        """Check once, and return the seconds until the next check."""
+        """Check an endpoint once, and return the seconds until the next check."""
         endpoint, settings = info.endpoint, self._settings
         observed = await self._ask(info, config)
         if observed is None:
@@ -162,14 +163,14 @@ class Checks:
             _log.warning("released slots whose jobs do not run on their server", extra=figures)
             self._ended(ended)
         if observed is not None and (info.overdue or (observed.active and not info.healthy)):
-            return min(settings.settled, settings.health_interval)  # a second observation decides
+            # A second observation decides, so it is made soon.
+            return min(settings.settled, settings.health_interval)
         return settings.health_interval
 
     async def _ask(self, info: EndpointInfo, config: ModelConfig) -> Seen | None:
         try:
-            with anyio.fail_after(
-                self._settings.health_interval
-            ):  # not asyncio's: see `EndpointClient`
+            # Use anyio's timeout instead of asyncio's, for the reason given in `EndpointClient`.
+            with anyio.fail_after(self._settings.health_interval):
                 return await self._caller.health(info.endpoint, config)
         except TimeoutError:
             return None

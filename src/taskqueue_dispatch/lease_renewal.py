@@ -19,27 +19,26 @@ from taskqueue_dispatch.lease_check import Checks, HealthClient
 from taskqueue_dispatch.registry import ModelRegistry
 
 _CHECK_SECONDS = 0.1
-"""seconds between two reads of notes"""
+"""seconds for which requests to read notes are collected into one store call"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class RenewedLease:
-    """A lease held by this process."""
+    """A slot lease held by this process, which `LeaseRenewer` renews."""
 
     def __init__(self, lease: SlotLease) -> None:
-        """Create a lease; called by `LeaseRenewer.hold`."""
         self.lease = lease
-        """the current state of the lease"""
+        """the lease as last returned by the store"""
         self.lost = asyncio.Event()
-        """set when the store has reported that the token is stale"""
+        """set when the lease is lost, because the store has reported that its token is stale"""
         self.noted = asyncio.Event()
-        """set when a new note has arrived"""
+        """set when a new note about the job has arrived"""
         self.note: bytes | None = None
         self.doubted = False
-        """the token was stale at the last renewal, which may have overlapped with a change of the lease"""
+        """whether the last renewal reported a stale token, which may be wrong if the lease changed during the call"""
 
     def take(self, lease: SlotLease) -> None:
-        """Replace the lease by the store's answer, and take over its note."""
+        """Replace the lease by the store's newer version, and keep its note if it is new."""
         self.lease = lease
         if lease.note is not None and lease.note != self.note:
             self.note = lease.note
@@ -49,7 +48,8 @@ class RenewedLease:
 class LeaseRenewer:
     """A loop that renews all held leases in one batch, three times per lease duration, and runs `Checks`.
 
-    An outage of the store ends no lease here: the renewal is retried, and the store then reports which leases are lost.
+    An outage of the store does not end a lease: the renewal is retried, and the store then reports which leases are
+    lost.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class LeaseRenewer:
         monotonic: Callable[[], float] = time.monotonic,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """Create a renewer without any I/O."""
         self._pool = pool
         self._lease = settings.lease
         self._monotonic = monotonic
@@ -81,37 +80,31 @@ class LeaseRenewer:
             uniform=uniform,
         )
 
-    # The held leases. None of these methods does any I/O.
+    # The methods from here to `check_notes` do no I/O.
 
     def hold(self, lease: SlotLease) -> RenewedLease:
-        """Hold a lease: renew it from now on."""
+        """Renew a lease from now on, and return the object that holds its current version."""
         held = RenewedLease(lease)
         held.take(lease)
         self._held[held] = None
         return held
 
     def drop(self, held: RenewedLease) -> None:
-        """Stop renewing a lease: it was released, or is left to expire. Idempotent."""
+        """Stop renewing a lease, because it was released or shall expire. Idempotent."""
         self._held.pop(held, None)
 
     def change(self, held: RenewedLease, lease: SlotLease) -> None:
-        """Replace a held lease by another one, or by its new state."""
+        """Replace the version of a lease that is renewed, after a store call has changed the lease."""
         held.doubted = False
         held.take(lease)
 
     def check_notes(self, model: str) -> None:
-        """Read the notes for jobs of a model soon."""
+        """Read the notes for jobs of a model as soon as possible."""
         self._requested.add(model)
         self._wake_up.set()
 
-    def check_soon(self, model: str, server: str) -> None:
-        """Check an endpoint soon."""
-        self.checks.check_soon(model, server)
-
-    # The loops.
-
     async def run(self) -> None:
-        """Renew and check, until cancelled."""
+        """Renew leases and check the health of endpoints, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._renewals())
             group.create_task(self.checks.run())
@@ -127,7 +120,7 @@ class LeaseRenewer:
                 await self.renew(*requested)
 
     async def _wait(self, due: float) -> set[str]:
-        """Wait until ``due`` or until notes are requested; return the models for which they are."""
+        """Wait until ``due`` or until notes are requested. Return the models whose notes are requested."""
         remaining = max(0.0, due - self._monotonic())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(remaining):
@@ -138,7 +131,7 @@ class LeaseRenewer:
         return requested
 
     async def renew(self, *models: str) -> bool:
-        """Renew all held leases, or those of some models that have a job. Return whether all calls succeeded."""
+        """Renew all held leases, or only those of ``models`` that have a job. Return whether all calls succeeded."""
         held = [
             lease
             for lease in self._held
@@ -149,9 +142,8 @@ class LeaseRenewer:
         for start in range(0, len(held), LIMITS.batch):
             good = await self._renew_batch(held[start : start + LIMITS.batch]) and good
         if any(lease.doubted for lease in held):
-            await asyncio.sleep(
-                _CHECK_SECONDS
-            )  # by then the holder has updated the lease, or it is lost
+            # By then, the holder has updated the lease, or the lease is lost.
+            await asyncio.sleep(_CHECK_SECONDS)
         doubted = [lease for lease in held if lease.doubted and lease in self._held]
         for start in range(0, len(doubted), LIMITS.batch):
             good = await self._renew_batch(doubted[start : start + LIMITS.batch]) and good
@@ -163,9 +155,12 @@ class LeaseRenewer:
             async with asyncio.timeout(self._lease / 3):
                 results = await self._pool.renew(*leases, ttl=self._lease)
         except (TaskQueueError, TimeoutError) as error:
-            self._log_failure(error)
+            if not self._failing:
+                code = error.code if isinstance(error, TaskQueueError) else "timeout"
+                _log.warning("could not renew slots", extra={"code": code})
+            self._failing = True
             return False
-        except Exception:  # noqa: BLE001 - the loop must not end silently
+        except Exception:  # noqa: BLE001 - an error must not end the loop
             _log.exception("slot renewal failed")
             return False
         self._failing = False
@@ -174,25 +169,19 @@ class LeaseRenewer:
         return True
 
     def _ended(self, leases: Sequence[SlotLease]) -> None:
-        """Mark leases as lost at once if a check of this process has ended them."""
+        """Mark leases as lost at once after a health check of this process has ended them."""
         fences = {(lease.model, lease.server, lease.fence) for lease in leases}
         for item in self._held:
             if (item.lease.model, item.lease.server, item.lease.fence) in fences:
                 item.lost.set()
 
-    def _log_failure(self, error: Exception) -> None:
-        if not self._failing:
-            code = error.code if isinstance(error, TaskQueueError) else "timeout"
-            _log.warning("could not renew slots", extra={"code": code})
-        self._failing = True
-
 
 def _apply(item: RenewedLease, sent: SlotLease, lease: SlotLease | None) -> None:
-    """Apply the answer to one renewal, unless the holder has changed the lease since it was sent."""
+    """Apply the store's answer to one renewal, unless the holder has changed the lease since the call was made."""
     if item.lease.token != sent.token:
         return
     if lease is None:
-        # The answer to an `assign` that replaced the lease may still be on its way: renew once more before it is lost.
+        # A call of `assign` may be replacing this lease at the moment, so renew again before the lease counts as lost.
         if item.doubted:
             item.lost.set()
         item.doubted = not item.doubted

@@ -1,7 +1,7 @@
-"""The runner of one model in one dispatcher: it acquires slots first, then receives jobs for them.
+"""The runner of one model in one dispatcher. It acquires slots first, then receives jobs for them.
 
-Its loop runs when a slot has become free, a caller waits for an endpoint, or a job has arrived; otherwise once per
-``safety_pass``.
+Each pass of its loop starts when a slot has become free, a caller waits for a slot, or a job has arrived; otherwise
+after ``safety_pass`` seconds.
 
 ::
 
@@ -10,8 +10,8 @@ Its loop runs when a slot has become free, a caller waits for an endpoint, or a 
 While there is a backlog, acquiring and receiving run at the same time: the next jobs are received while the slots of
 ended jobs are released and acquired again. If another dispatcher gets such a slot, the job is redelivered.
 
-If the queue is empty, the runner keeps one unassigned slot for the next job and releases the others. A slot of a
-server that other models share is released as well after a moment: see `taskqueue_dispatch.shared_capacity`.
+If the queue is empty, the runner keeps one unassigned slot for the next job and releases the others. If that slot is
+on a server shared with other models, it is released soon, too: see `taskqueue_dispatch.shared_capacity`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from taskqueue_dispatch.runner_context import RunnerContext
 from taskqueue_dispatch.shared_capacity import CapacityTurns
 
 _MAX_SLOTS = 64
-"""slots acquired in one call"""
+"""maximum number of slots acquired in one call"""
 _IDLE_SECONDS = 30.0
-"""seconds for which one receive waits if the queue is empty"""
+"""seconds for which one receive waits while the queue is empty"""
 _UNSETTLED = 256
-"""jobs that may wait to be settled, with their results in memory; with more of them, no jobs are received"""
+"""number of ended jobs, not settled yet and with results in memory, from which on no jobs are received"""
 _GRACE_SECONDS = 0.3
-"""seconds in which the loop may finish its current pass"""
+"""seconds in which a stopping loop may finish its current pass"""
 _FINAL_SECONDS = 0.5
 """seconds for the last calls to the store during shutdown"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class ModelRunner:
-    """The loop that acquires slots of a model and runs jobs on them until it is stopped. Runs once."""
+    """The loop that acquires slots of one model and runs jobs on them until it is stopped. It runs once."""
 
     def __init__(self, model: str, context: RunnerContext) -> None:
-        """Create a runner. Opens a subscription, which receives nothing yet; no other I/O."""
+        """Create a runner and open its subscription, which receives nothing yet. No other I/O."""
         self.model = model
         self._context = context
         self._subscription = context.backend.subscribe([queue_of(model)], context.holder)
@@ -75,7 +75,7 @@ class ModelRunner:
         self._kept_shared = False
         self._wake_up = asyncio.Event()
         self._odd_for_waiter = 1
-        """1 if the next odd slot goes to a waiting caller, 0 if to the queue's jobs: they alternate"""
+        """1 if the next odd slot goes to a waiting caller, 0 if it goes to a job of the queue; the value alternates"""
         self._unplaced: list[Delivery] = []
         """jobs without a slot, to be redelivered at the head of the queue"""
         self._stopping = asyncio.Event()
@@ -83,7 +83,7 @@ class ModelRunner:
 
     @property
     def running(self) -> int:
-        """Return how many jobs it is running on servers."""
+        """Return how many jobs of the model this dispatcher is running on servers."""
         return self._running
 
     def check_now(self) -> None:
@@ -94,9 +94,9 @@ class ModelRunner:
         asyncio.get_running_loop().call_later(seconds, self.check_now)
 
     async def run(self) -> None:
-        """Run until `stop` is called, then shut down. Errors are logged, and the loop continues.
+        """Run until `stop` is called, then shut down. Errors are logged and do not end the loop.
 
-        If it is cancelled, it shuts down at once. It never waits long for an unavailable store.
+        If this call is cancelled, shut down at once, without a long wait for an unavailable store.
         """
         self._context.waiters.on_change(self.model, self.check_now)
         work = asyncio.create_task(self._work())
@@ -116,14 +116,15 @@ class ModelRunner:
             await self._shut_down()
 
     def stop(self, seconds: float) -> None:
-        """Make `run` receive no more, wait up to ``seconds`` for running jobs, release the rest, and return."""
+        """Make `run` stop receiving, wait up to ``seconds`` for running jobs, release the other jobs, and return."""
         self._deadline = time.monotonic() + seconds
         self._stopping.set()
         self.check_now()
 
     async def _shut_down(self) -> None:
         try:
-            if self._receive is not None:  # closing the subscription releases what it received
+            # Closing the subscription below releases the jobs that this call has received.
+            if self._receive is not None:
                 self._receive.cancel()
                 await asyncio.wait([self._receive])
             if self._attempts:
@@ -140,16 +141,15 @@ class ModelRunner:
             )
 
     async def _release_returned(self) -> None:
-        with contextlib.suppress(TaskQueueError):  # their leases expire
+        # After an error, the leases expire by themselves.
+        with contextlib.suppress(TaskQueueError):
             for start in range(0, len(self._returned), LIMITS.batch):
                 piece = self._returned[start : start + LIMITS.batch]
                 await _try_briefly(partial(self._context.pool.release, *piece))
 
-    # The loop.
-
     @property
     def _unsettled(self) -> int:
-        """Return how many jobs have ended on their server and are not settled yet, for example during an outage."""
+        """Return how many jobs have ended on their server but are not settled yet, for example during an outage."""
         return len(self._attempts) - self._running
 
     async def _work(self) -> None:
@@ -161,7 +161,7 @@ class ModelRunner:
             except TaskQueueError as error:
                 _log.warning("dispatching is blocked", extra={"code": error.code})
                 await self._pause()
-            except Exception:  # noqa: BLE001 - the loop must not end silently
+            except Exception:  # noqa: BLE001 - an error must not end the loop
                 _log.exception("dispatching failed")
                 await self._pause()
 
@@ -205,7 +205,17 @@ class ModelRunner:
         self._returned = self._returned[LIMITS.batch :]
         async with self._receive_ahead(min(needed, len(freed))):
             try:
-                leases = await self._exchange_slots(freed, needed)
+                leases: Sequence[SlotLease] = ()
+                if needed <= 0:
+                    await context.pool.release(*freed)
+                else:
+                    leases = await context.pool.acquire(
+                        self.model,
+                        context.holder,
+                        ttl=context.settings.lease,
+                        limit=min(needed, _MAX_SLOTS),
+                        releasing=freed,
+                    )
             except BaseException:
                 self._returned += freed
                 raise
@@ -213,19 +223,9 @@ class ModelRunner:
             self._free += [context.renewer.hold(lease) for lease in leases]
             self._free.sort(key=lambda held: self._turns.order(held.lease))
 
-    async def _exchange_slots(self, freed: Sequence[SlotLease], needed: int) -> Sequence[SlotLease]:
-        context, limit = self._context, min(needed, _MAX_SLOTS)
-        if needed <= 0:
-            await context.pool.release(*freed)
-            return ()
-        ttl = context.settings.lease
-        return await context.pool.acquire(
-            self.model, context.holder, ttl=ttl, limit=limit, releasing=freed
-        )
-
     @contextlib.asynccontextmanager
     async def _receive_ahead(self, slots: int) -> AsyncIterator[None]:
-        """Receive jobs for slots while they are acquired, if there is a backlog and no caller waits for the slots."""
+        """Receive jobs for slots that are being acquired, if there is a backlog and no caller waits for the slots."""
         waiting = self._receive is not None or self._context.waiters.wanting(self.model) > 0
         if slots <= 0 or not self._backlog or self._free or waiting:
             yield
@@ -243,11 +243,11 @@ class ModelRunner:
                 self._backlog = len(self._received_ahead) == slots
 
     def _yield_server(self, *leases: SlotLease) -> None:
-        """Acquire no slots for a moment, so that the other models of these servers get the slots released now."""
+        """Acquire no slots for a moment, so that other models of these servers get the slots that are released now."""
         self._check_later(self._turns.offer(*leases))
 
     async def _serve_waiters(self) -> None:
-        """Give every other slot to a caller in this process that waits for one; the rest is for the queue's jobs."""
+        """Give every other slot to a caller in this process that waits for one. The queue's jobs get the rest."""
         share = len(self._free)
         if self._receive is None and self._context.waiters.wanting(self.model):
             share, odd = divmod(share, 2)
@@ -287,12 +287,12 @@ class ModelRunner:
                 self.check_now()
 
     def _wait_for_a_job(self) -> None:
-        """Keep one slot and wait for the next job; give the other slots to waiting callers, or release them."""
+        """Keep one slot and wait for the next job. Give the other slots to waiting callers, or release them."""
         self._batch = 1
         self._give_to_waiters(len(self._free))
         self._keep_one_slot()
         if not self._free:
-            self.check_now()  # acquire one to wait with
+            self.check_now()  # acquire a slot to wait with
             return
         shared = self._turns.is_shared(self._free[0].lease)
         if shared and self._kept_shared:
@@ -306,7 +306,7 @@ class ModelRunner:
         self._receive.add_done_callback(self._receive_ended)
 
     def _holds_a_shared_slot(self) -> bool:
-        """Return whether it waits with a slot of a server that another model has begun to share."""
+        """Return whether the slot kept for the next job is on a server that another model has begun to share."""
         shared = any(self._turns.is_shared(held.lease) for held in self._free)
         return shared and not self._kept_shared
 
@@ -315,7 +315,7 @@ class ModelRunner:
             self._return_slot(self._free.pop())
 
     def _better_slot_returns(self, freed: Sequence[SlotLease]) -> bool:
-        """Return whether a returned slot's server has this model loaded, while that of the free slot has another."""
+        """Return whether a returned slot is on a server with this model loaded, and the free slot is on another one."""
         switches = any(held.lease.switched for held in self._free)
         return switches and any(lease.job is not None for lease in freed)
 
@@ -343,10 +343,8 @@ class ModelRunner:
         self._running -= 1
         self._return_slot(held)
 
-    # Jobs.
-
     async def _start_jobs(self, deliveries: Sequence[Delivery]) -> None:
-        """Assign a slot to each delivery and start it; redeliver those whose slot has been lost."""
+        """Assign a slot to each delivery and start the job. Redeliver the deliveries whose slot has been lost."""
         if not deliveries:
             return
         self._kept_shared = False
@@ -394,7 +392,7 @@ class ModelRunner:
 
 
 async def _try_briefly(work: Callable[[], Awaitable[object]]) -> None:
-    """Do the work, or give up after `_FINAL_SECONDS`."""
+    """Call ``work`` and await it, but give up after `_FINAL_SECONDS`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FINAL_SECONDS):
             await work()

@@ -13,20 +13,20 @@ from taskqueue_core.retry import RetryPolicy
 _Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 _Path = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^/[!\"$-~]*$")]
 _MARGIN = 60.0
-"""seconds by which a delivery's time limit exceeds `max_poll_time`, so that the latter takes effect first"""
+"""seconds by which a delivery's time limit exceeds ``max_poll_time``, so that ``max_poll_time`` takes effect first"""
 
 
 class ModelType(StrEnum):
-    """How the servers of a model answer."""
+    """How a model's servers return results."""
 
     SYNC = "sync"
-    """the answer is the result"""
+    """the response contains the result"""
     ASYNC = "async"
-    """the answer is an id; the result is polled with it, or pushed by the server"""
+    """the response contains an id; the result is polled with this id, or pushed by the server"""
 
 
 class WhenDown(StrEnum):
-    """What happens to new jobs while no endpoint of the model is healthy. Queued jobs stay queued in any case."""
+    """What happens to new jobs while no endpoint of the model is healthy. Queued jobs stay queued in both cases."""
 
     QUEUE = "queue"
     REFUSE = "refuse"
@@ -39,28 +39,28 @@ class ModelConfig(BaseModel):
 
     model_type: ModelType = ModelType.SYNC
     poll_endpoint_template: _Path | None = None
-    """path of a job's status at the endpoint's origin, as ``/status/{id}``; for sync models, read before a resubmit"""
+    """path of a job's status, such as ``/status/{id}``; a sync model is polled only before a job is sent again"""
     id_field: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """field of the server's answer that contains its id of the job; default: ``job_id``, else ``id``"""
+    """field of the server's response that contains the server's own id of the job; default: ``job_id``, else ``id``"""
     poll_interval: _Seconds = 2.0
     max_poll_time: _Seconds = 600.0
-    """longest time for one attempt on the server, sync or async; after that the attempt has failed"""
+    """longest duration in seconds of one attempt on the server; after that, the attempt has failed"""
     max_retries: int = Field(default=50, ge=0, le=999)
-    """retries of a job before it becomes a dead letter"""
+    """number of retries before a job becomes a dead letter"""
     health_path: _Path = "/health"
-    """path of the server's health check, at the endpoint's origin"""
+    """path of the server's health check"""
     queue_per_slot: int = Field(default=100, ge=0, le=1_000_000)
-    """jobs that may wait for each slot"""
+    """maximum number of waiting jobs for each slot"""
     queue_limit: int = Field(default=1000, ge=0, le=1_000_000_000)
-    """jobs that may wait in total"""
+    """maximum number of waiting jobs, whatever the number of slots"""
     order: Order = Order.FIFO
-    """``fair``: tenants take turns, and each may have as many waiting jobs as the whole queue without it"""
+    """order of jobs; with ``fair``, tenants take turns, and ``queue_per_slot`` and ``queue_limit`` limit each tenant"""
     fair_limit: int = Field(default=10_000, ge=1, le=1_000_000_000)
-    """jobs of all tenants together that may wait, with fair order"""
+    """maximum number of waiting jobs of all tenants together, with fair order"""
     weights: dict[str, Annotated[int, Field(ge=1, le=1000)]] = Field(default={}, max_length=1000)
-    """turns of a tenant for each turn of the other tenants, with fair order"""
+    """number of turns of a tenant for each turn of a tenant without a weight, with fair order"""
     floor_share: float = Field(default=0.05, ge=0, le=0.5)
-    """share of slots reserved for the lowest waiting priority, so that it is never starved"""
+    """share of slots reserved for jobs of the lowest priority, so that they are never starved"""
     when_down: WhenDown = WhenDown.QUEUE
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
 
@@ -74,13 +74,15 @@ class ModelConfig(BaseModel):
         return template
 
     def capacity(self, slots: int) -> int:
-        """Return how many jobs may wait for a number of slots: 0 if there are none."""
+        """Return the maximum number of waiting jobs for a number of slots; 0 if there are no slots."""
         return min(self.queue_limit, self.queue_per_slot * slots)
 
     def applied_to(self, settings: QueueSettings, slots: int) -> QueueSettings:
-        """Return the settings of the model's queue; fields that this configuration does not cover are unchanged.
+        """Return ``settings`` with this configuration applied.
 
-        A queue's capacity is at least 1; a job for a model whose capacity is 0 is refused before it reaches the queue.
+        Fields that the configuration does not cover are unchanged.
+
+        The queue's capacity is at least 1: if the model's capacity is 0, jobs are refused before they reach the queue.
         """
         fair, capacity = self.order is Order.FAIR, max(1, self.capacity(slots))
         fields = {

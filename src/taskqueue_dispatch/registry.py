@@ -1,10 +1,11 @@
-"""The models and their endpoints: stored in the slot pool, changed at run time, cached by `ModelRegistry.refresh`."""
+"""The models and their endpoints: stored in the slot pool, changed at run time, and cached by `ModelRegistry`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 from pydantic import ValidationError
@@ -41,29 +42,29 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     key: str
-    """the name of its queue"""
+    """name of the model's queue"""
     config: ModelConfig
     endpoints: tuple[EndpointInfo, ...] = ()
-    """in the order of registration"""
+    """endpoints in the order in which they were registered"""
 
     @property
     def slots(self) -> int:
-        """Return how many jobs its endpoints run at once, without draining and removed ones."""
+        """Return the number of slots of the model's endpoints, except draining and removed endpoints."""
         return sum(
             info.endpoint.slots for info in self.endpoints if not (info.draining or info.removed)
         )
 
     @property
     def usable(self) -> bool:
-        """Return whether any endpoint may get jobs."""
+        """Return whether any endpoint of the model can receive jobs."""
         return any(info.usable for info in self.endpoints)
 
 
 class ModelRegistry:
     """The registered models. Safe for concurrent use, in any number of replicas.
 
-    Methods that change something raise `InvalidInput` and `BackendUnavailable`. If such a call fails halfway, the same
-    call or another replica completes it.
+    Methods that change something raise `InvalidInput` and `BackendUnavailable`. If such a call fails halfway,
+    repeating it or the next refresh of any replica completes the change.
     """
 
     def __init__(
@@ -75,20 +76,16 @@ class ModelRegistry:
         self._control = control_of(backend)
         self._allowed = EndpointPolicy(settings.endpoints_allowed, resolve)
         self._refreshing = asyncio.Lock()
-        self._epoch: str | None = None
+        self.epoch: str | None = None
+        """the epoch of the slot pool at the last refresh: see `PoolView.epoch`"""
         self._views: dict[str, ModelView] = {}
         self._documents: dict[str, bytes] = {}
         self._configs: dict[str, tuple[bytes, ModelConfig]] = {}
         self._queue_inputs: dict[str, tuple[int, ModelConfig]] = {}
-        """the slots and the configuration from which each queue's settings were last computed"""
+        """number of slots and configuration from which the settings of each queue were last computed"""
         self._listeners: list[Callable[[], None]] = []
 
-    # Methods without I/O.
-
-    @property
-    def epoch(self) -> str | None:
-        """Return the pool's epoch at the last refresh: see `PoolView.epoch`."""
-        return self._epoch
+    # The methods from here to `listen` do no I/O.
 
     def view(self, model: str) -> ModelView | None:
         """Return a model as of the last refresh, or ``None`` if it has neither endpoints nor a configuration."""
@@ -99,10 +96,8 @@ class ModelRegistry:
         return tuple(self._views.values())
 
     def listen(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after each change of the models, except for changes of leases and pauses."""
+        """Call ``callback`` after each change of the models, but not after changes of leases and pauses."""
         self._listeners.append(callback)
-
-    # Endpoints.
 
     async def register(
         self,
@@ -131,7 +126,7 @@ class ModelRegistry:
         return info
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """Stop sending jobs to an endpoint, or start again. Return False if there is no such endpoint."""
+        """Stop sending jobs to an endpoint, or resume sending them. Return False if there is no such endpoint."""
         exists = await self._pool.drain(model, server, draining=draining)
         await self._update_queue(model)
         return exists
@@ -146,22 +141,20 @@ class ModelRegistry:
         return exists
 
     async def models(self) -> tuple[ModelView, ...]:
-        """Refresh, and return all models."""
+        """Read the models from the store and return them."""
         await self.refresh()
         return self.known()
 
-    # Configuration.
-
     async def config(self, model: str) -> ModelConfig:
-        """Return the configuration in force, from the store."""
+        """Return the current configuration of a model, read from the store."""
         check_label("model", model)
         documents = await self._pool.documents()
         return self._read(model, documents.get(model))
 
     async def configure(self, model: str, config: ModelConfig | None) -> ModelConfig:
-        """Replace a model's configuration, or reset it with ``None``; return the configuration in force.
+        """Replace a model's configuration, or reset it with ``None``. Return the configuration in force.
 
-        Fields that the configuration does not set have the defaults of the running version.
+        Fields that the configuration does not set have the default values of the running version.
         """
         check_label("model", model)
         for tenant in () if config is None else config.weights:
@@ -175,33 +168,31 @@ class ModelRegistry:
         await self._update_queue(model)
         return new
 
-    # Refresh.
-
     async def refresh(self) -> None:
-        """Read the pool, and update the settings of queues after changes by other replicas.
+        """Read the slot pool, and update the settings of queues that other replicas have changed.
 
-        If the pool was emptied, register the known endpoints again. Raises `BackendUnavailable`, and then keeps what it
-        knew.
+        If the pool was emptied, register the cached endpoints again. Raises `BackendUnavailable`; the cache is then
+        unchanged.
         """
         async with self._refreshing:
             view, documents = await self._pool.inspect(), await self._pool.documents()
-            # A configuration has been removed, or the pool was emptied between the two calls.
+            # Read again, because a configuration was removed, or the pool was emptied between the two calls.
             if self._documents.keys() - documents.keys():
                 view = await self._pool.inspect()
             if self._was_emptied(view) and await self._restore(view, documents):
                 view, documents = await self._pool.inspect(), await self._pool.documents()
-            if view.epoch != self._epoch:
+            if view.epoch != self.epoch:
                 self._queue_inputs.clear()
-            self._epoch = view.epoch
+            self.epoch = view.epoch
             self._documents = documents
             self._cache(view.endpoints, documents, {*self._views})
         await self._update_queues()
 
     def _was_emptied(self, view: PoolView) -> bool:
-        return self._epoch not in {None, view.epoch}
+        return self.epoch not in {None, view.epoch}
 
     async def _restore(self, view: PoolView, documents: dict[str, bytes]) -> int:
-        """Register the known endpoints and configurations that an emptied pool lacks; return their number."""
+        """Register the cached endpoints and configurations that an emptied pool lacks. Return their number."""
         present = {(info.endpoint.model, info.endpoint.server) for info in view.endpoints}
         lost = [
             info
@@ -247,7 +238,7 @@ class ModelRegistry:
                 listener()
 
     def _read(self, model: str, document: bytes | None) -> ModelConfig:
-        """Parse a configuration. An invalid one is logged and ignored: the defaults apply."""
+        """Parse a configuration. If it is invalid, log this and return the defaults."""
         if document is None:
             return ModelConfig()
         read = self._configs.get(model)
@@ -263,13 +254,11 @@ class ModelRegistry:
             read = self._configs[model] = document, config
         return read[1]
 
-    # The settings of queues.
-
     async def _update_queue(self, model: str) -> None:
         """Update the settings of a model's queue from its slots and configuration.
 
-        The pool is read after the settings. So if two replicas do this at once, the one that writes last has seen both
-        changes, or its write conflicts and it starts again.
+        The pool is read after the settings. If two replicas do this at the same time, the later writer has therefore
+        seen both changes, or its write conflicts and it starts again.
         """
         for attempt in range(1, _MAX_TRIES + 1):
             try:
@@ -287,16 +276,18 @@ class ModelRegistry:
         async with self._refreshing:
             view, documents = await self._pool.inspect(model), await self._pool.documents()
             own = {model: documents[model]} if model in documents else {}
-            if model in self._documents and not own:  # removed, or emptied between the two calls
+            # The configuration was removed, or the pool was emptied between the two calls.
+            if model in self._documents and not own:
                 view = await self._pool.inspect(model)
-            # If the pool was emptied, `refresh` restores what is cached, so it must be kept.
+            # Do not replace the cache if the pool was emptied, because `refresh` restores the pool from the cache.
             if not self._was_emptied(view):
                 self._documents = {**self._documents, **own}
                 if not own:
                     self._documents.pop(model, None)
                 self._cache(view.endpoints, own, {model})
         observed = self._views.get(model)
-        if observed is None:  # the last endpoint was removed; the queue keeps its settings
+        # The last endpoint was removed; the queue keeps its settings.
+        if observed is None:
             return
         self._queue_inputs.pop(model, None)
         new = _applied(observed.config, settings, observed.slots)
@@ -305,7 +296,7 @@ class ModelRegistry:
         self._queue_inputs[model] = observed.slots, observed.config
 
     async def _update_queues(self) -> None:
-        """Update queues after changes by other replicas, which may have failed before they did so."""
+        """Update queues after changes by other replicas, in case those failed before they updated the queue."""
         for view in self.known():
             state = view.slots, view.config
             if self._queue_inputs.get(view.model) == state:
@@ -315,15 +306,31 @@ class ModelRegistry:
             except BackendUnavailable:
                 raise
             except TaskQueueError as error:
-                self._queue_inputs[view.model] = state  # logged only once
+                self._queue_inputs[view.model] = state  # log the error only once
                 _log.warning(
                     "could not update the settings of a model's queue",
                     extra={"queue": view.key, "code": error.code},
                 )
 
 
+def endpoint_state(info: Any, now: float) -> tuple[str, str]:
+    """Return the state of an endpoint as a text, and the name of the state that selects its colour.
+
+    ``info`` is an `EndpointInfo`, or a response of the HTTP API with the same fields.
+    """
+    if info.removed:
+        return "removed", "warn"
+    if info.draining:
+        return "draining", "paused"
+    if not info.healthy:
+        return "not healthy", "bad"
+    if info.resting_until is not None and info.resting_until > now:
+        return "resting", "warn"
+    return "ready", "ok"
+
+
 def _stable(views: dict[str, ModelView]) -> dict[str, object]:
-    """Return the part of the views that does not change with each job."""
+    """Return the parts of the views that do not change with each job."""
     return {
         view.model: (
             view.config,
@@ -340,5 +347,5 @@ def _applied(config: ModelConfig, settings: QueueSettings, slots: int) -> QueueS
         fault = error.errors(include_url=False, include_context=False)[0]["msg"]
         text = fault.removeprefix("Value error, ")
         raise InvalidInput(
-            "settings of the queue", text, "settings that go with a model's"
+            "settings of the queue", text, "settings that fit the configuration of the model"
         ) from None

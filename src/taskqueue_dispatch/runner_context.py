@@ -1,13 +1,15 @@
-"""State shared by the runners of all models of one dispatcher."""
+"""The components that a dispatcher and the runners of its models share."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import Control, SlotPool
+from taskqueue_core.capabilities import control_of, slots_of
 from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
@@ -18,26 +20,37 @@ from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import Estimates
 from taskqueue_dispatch.wait_queue import SlotWaiters
 
-Report = Callable[[Task, str, bytes | None, str | None], Awaitable[None]]
-"""Report to a job's client how the job ended: the task, ``done`` or ``failed``, the result, and the error."""
 
-
-@dataclass(frozen=True, kw_only=True)
 class RunnerContext:
-    """The components that runners use. `taskqueue_dispatch.service.Dispatcher` creates them."""
+    """The part of a dispatcher that its runners use: the base class of `taskqueue_dispatch.service.Dispatcher`."""
 
-    backend: Backend
-    control: Control
-    pool: SlotPool
-    registry: ModelRegistry
-    renewer: LeaseRenewer
-    caller: EndpointClient
-    waiters: SlotWaiters
-    breaker: Breaker
-    estimates: Estimates
-    settings: DispatchSettings
-    store: OutageRetry
-    holder: str
-    """name of this dispatcher, as the holder of slots and as a consumer"""
-    report: Report
-    uniform: Callable[[], float] = random.random
+    def __init__(
+        self,
+        backend: Backend,
+        settings: DispatchSettings,
+        caller: EndpointClient,
+        store: OutageRetry,
+        uniform: Callable[[], float],
+    ) -> None:
+        """Create the components without any I/O. Raises `CapabilityMissing`."""
+        self.backend = backend
+        self.settings = settings
+        self.control = control_of(backend)
+        self.pool = slots_of(backend)
+        host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:60].lstrip("._-") or "host"
+        self.holder = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        """name of this dispatcher as a holder of slots and as a consumer of queues"""
+        self.caller = caller
+        self.registry = ModelRegistry(backend, settings)
+        self.renewer = LeaseRenewer(self.pool, self.registry, caller, settings)
+        self.waiters = SlotWaiters(self.registry)
+        self.breaker = Breaker(settings)
+        self.estimates = Estimates()
+        self.store = store
+        self.uniform = uniform
+
+    async def report(
+        self, task: Task, status: str, result: bytes | None, error: str | None
+    ) -> None:
+        """Report to a job's client how the job ended: ``done`` or ``failed``, with the result or the error."""
+        raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The dispatcher: registry, slots, runners and callbacks on one backend."""
+"""The dispatcher: connects the registry, the slots, the runners and the callbacks of one backend."""
 
 from __future__ import annotations
 
@@ -6,45 +6,37 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import random
-import re
-import secrets
-import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 from msgspec import structs
 
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import control_of, dead_letters_of, slots_of
+from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.config import load_settings
 from taskqueue_core.consumer.maintenance import run_maintenance
 from taskqueue_core.consumer.outage import OUTAGE_BACKOFF, OutageRetry
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import Published, Task, new_id
-from taskqueue_dispatch.callbacks import Sender, callback_id, callback_task, expiry_task
+from taskqueue_dispatch.callbacks.sender import Sender
+from taskqueue_dispatch.callbacks.tasks import callback_id, callback_task, expiry_task
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.endpoint_client.breaker import Breaker
 from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.jobs import Submission, callback_url_of, task_of
-from taskqueue_dispatch.lease_renewal import LeaseRenewer
 from taskqueue_dispatch.model_runner import ModelRunner
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.runner_context import RunnerContext
 from taskqueue_dispatch.slot_finder import SlotFinder
 from taskqueue_dispatch.status import Jobs
-from taskqueue_dispatch.submit import Estimates, Leased, NoSlots, Queued, Submitter
-from taskqueue_dispatch.wait_queue import SlotWaiters
+from taskqueue_dispatch.submit import Leased, NoSlots, Queued, Submitter
 
 _log = logging.getLogger("taskqueue.dispatch")
 
 
-class Dispatcher:
-    """An async context manager that sends the jobs of every registered model to its servers while it is open.
+class Dispatcher(RunnerContext):
+    """An async context manager that sends the jobs of every registered model to the model's servers while it is open.
 
     Any number of dispatchers may share one backend. The caller owns the backend.
     """
@@ -58,46 +50,22 @@ class Dispatcher:
         maintenance: bool = True,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """Create a dispatcher without any I/O. Pass ``maintenance=False`` if something else maintains the backend.
+        """Create a dispatcher without any I/O. Pass ``maintenance=False`` if another component maintains the backend.
 
         Raises `CapabilityMissing` if the backend lacks ``slots``, ``control`` or ``dead_letters``.
         """
-        self.backend = backend
-        self.settings = settings or load_settings(DispatchSettings)
-        self.control = control_of(backend)
+        settings = settings or load_settings(DispatchSettings)
+        caller = caller or EndpointClient(settings, tls_ca=settings.tls_ca)
+        super().__init__(backend, settings, caller, OutageRetry(_log_outage), uniform)
         self.dead_letters = dead_letters_of(backend)
-        self.pool = slots_of(backend)
-        self.holder = _name()
-        self.caller = caller or EndpointClient(self.settings, tls_ca=self.settings.tls_ca)
-        self.registry = ModelRegistry(backend, self.settings)
-        self.renewer = LeaseRenewer(self.pool, self.registry, self.caller, self.settings)
-        self.waiters = SlotWaiters(self.registry)
-        self.estimates = Estimates()
-        self.sender = Sender(backend, self.settings)
+        self.sender = Sender(backend, settings)
         self.submitter = Submitter(
             backend, self.registry, self.estimates, check_callback=self.sender.check
         )
         self.finder = SlotFinder(
-            self.pool, self.registry, self.renewer, self.waiters, self.settings, holder=self.holder
+            self.pool, self.registry, self.renewer, self.waiters, settings, holder=self.holder
         )
         self.jobs = Jobs(backend, self.registry)
-        self._store = OutageRetry(self._log_outage)
-        self._context = RunnerContext(
-            backend=backend,
-            control=self.control,
-            pool=self.pool,
-            registry=self.registry,
-            renewer=self.renewer,
-            caller=self.caller,
-            waiters=self.waiters,
-            breaker=Breaker(self.settings),
-            estimates=self.estimates,
-            settings=self.settings,
-            store=self._store,
-            holder=self.holder,
-            report=self._report,
-            uniform=uniform,
-        )
         self._maintenance = maintenance
         self._runners: dict[str, tuple[ModelRunner, asyncio.Task[None]]] = {}
         self._loops: list[asyncio.Task[None]] = []
@@ -106,22 +74,22 @@ class Dispatcher:
 
     @property
     def running(self) -> dict[str, int]:
-        """Return how many jobs of each model this dispatcher is running on servers."""
+        """Return the number of jobs that this dispatcher is running on servers, by model."""
         return {model: runner.running for model, (runner, _) in self._runners.items()}
 
     async def submit(self, submission: Submission) -> Leased | Queued | NoSlots:
-        """Store a job, or report at once that its queue is full: see `taskqueue_dispatch.submit`."""
+        """Store a job, or report at once that its queue is full: see `taskqueue_dispatch.submit.Submitter.submit`."""
         reports_expiry = submission.callback_url is not None and submission.deadline is not None
         if reports_expiry and submission.idempotency_key is None:
             submission = structs.replace(submission, idempotency_key=new_id())
         outcome = await self.submitter.submit(submission)
         if reports_expiry and not isinstance(outcome, NoSlots):
-            # If this fails, the client gets no answer and submits again, which repeats this step.
+            # If this fails, the client gets no answer and submits the job again, which repeats this step.
             await self._publish(expiry_task(task_of(submission)))
         return outcome
 
     async def __aenter__(self) -> Self:
-        """Start working. Wait for the store while it is unavailable."""
+        """Start to dispatch jobs. Wait for the store while it is unavailable."""
         loops: list[Coroutine[Any, Any, None]] = [
             self._run_loop(), self.renewer.run(), self.sender.run()
         ]  # fmt: skip
@@ -131,20 +99,14 @@ class Dispatcher:
         self._loops = [asyncio.create_task(loop) for loop in loops]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop: see `stop`."""
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Receive no more jobs, wait up to ``seconds`` (default: ``drain``) for running jobs, and release the rest.
+        """Stop receiving jobs, wait up to ``seconds`` (default: ``drain``) for running jobs, and release the rest.
 
-        Released jobs continue on their servers; another dispatcher takes them over with their slots. Idempotent. If
-        this call is cancelled, it stops waiting for jobs.
+        Released jobs continue on their servers; another dispatcher takes them over together with their slots.
+        Idempotent. If this call is cancelled, it stops waiting for jobs.
         """
         if not self._loops:
             return
@@ -161,8 +123,6 @@ class Dispatcher:
             await _cancel(*others)
             await self.caller.aclose()
 
-    # One runner per registered model.
-
     async def _run_loop(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
@@ -174,13 +134,13 @@ class Dispatcher:
     async def _refresh(self) -> None:
         try:
             before = self.registry.epoch
-            await self._store.retry_until_available(self.registry.refresh)
-            # The store was emptied: running jobs get their slots back before new slots are granted.
+            await self.store.retry_until_available(self.registry.refresh)
+            # After the store was emptied, running jobs must get their slots back before new slots are granted.
             if self.registry.epoch != before:
                 await self.renewer.renew()
             known = {view.model for view in self.registry.known()}
             for model in known - self._runners.keys():
-                runner = ModelRunner(model, self._context)
+                runner = ModelRunner(model, self)
                 self._runners[model] = runner, asyncio.create_task(runner.run())
             for model in self._runners.keys() - known:
                 await self._stop(*self._runners[model], 0)
@@ -195,37 +155,32 @@ class Dispatcher:
         finally:
             await _cancel(task)
 
-    # Callbacks and outages, as reported by the runners.
-
-    async def _report(
+    async def report(
         self, task: Task, status: str, result: bytes | None, error: str | None
     ) -> None:
+        """Store the callback that reports how a job ended, if the job has a callback URL."""
         if callback_url_of(task) is None:
             return
         await self._publish(callback_task(task, status, result, error))
         if task.deadline is not None:
             cancel = partial(self.control.cancel, CALLBACKS, callback_id(task.id, "expired"))
-            await self._store.retry_until_available(cancel)
+            await self.store.retry_until_available(cancel)
 
     async def _publish(self, callback: Task) -> None:
-        """Store a callback, and retry while its queue is full: there is no other report to the client."""
+        """Store a callback. Retry while the queue of callbacks is full, because nothing else informs the client."""
         for tries in itertools.count(1):
             publish = partial(self.backend.publisher.publish, callback)
-            (confirmation,) = await self._store.retry_until_available(publish)
+            (confirmation,) = await self.store.retry_until_available(publish)
             if confirmation.status is not Published.REFUSED:
                 return
             await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
-        if ok:
-            _log.info("store available again")
-        else:
-            _log.warning("store unavailable: %s; retrying", reason)
 
-
-def _name() -> str:
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:60].lstrip("._-") or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+async def _log_outage(ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
+    if ok:
+        _log.info("store available again")
+    else:
+        _log.warning("store unavailable: %s; retrying", reason)
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""Servers shared by several models whose slots exceed what the server runs at once: models take turns on them."""
+"""Shared servers with more slots than jobs that they run at once: the models of such a server take turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.registry import ModelRegistry
 
 _PRECEDENCE_SECONDS = 0.05
-"""seconds for which the other models have precedence"""
+"""seconds for which the other models have precedence after a turn"""
 _IDLE_FRACTION = 0.125
 """fraction of ``safety_pass`` for which an idle slot of a shared server is kept for the next job"""
 
@@ -26,9 +26,8 @@ class CapacityTurns:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start without any turn."""
         self.idle = settings.safety_pass * _IDLE_FRACTION
-        """seconds for which a slot of a shared server is kept without a job"""
+        """seconds for which an idle slot of a shared server is kept for the next job"""
         self._registry = registry
         self._turn = settings.turn
         self._monotonic = monotonic
@@ -37,24 +36,24 @@ class CapacityTurns:
 
     @property
     def others_first(self) -> bool:
-        """Return whether the other models have precedence at the moment: see `offer`."""
+        """Return whether the other models currently have precedence: see `offer`."""
         return self._monotonic() < self._others_until
 
     def take(self, *leases: SlotLease) -> None:
-        """Record acquired slots: a turn on a server begins with the first one."""
+        """Record acquired slots. A turn on a server begins with the first slot acquired there."""
         for lease in leases:
             self._turn_began.setdefault(lease.server, self._monotonic())
 
     def is_over(self, lease: SlotLease) -> bool:
-        """Return whether the model's turn on a slot's server is over, so that other models may take the slot."""
+        """Return whether the model's turn on a slot's server is over, so that other models may have the slot."""
         now = self._monotonic()
         return now - self._turn_began.get(lease.server, now) >= self._turn and self.is_shared(lease)
 
     def offer(self, *leases: SlotLease) -> float:
-        """Give the other models precedence for the returned number of seconds.
+        """Give the other models precedence, and return the number of seconds for which they have it.
 
-        The next turn begins with the next acquired slot. If the server has another model loaded, the period is longer:
-        two models that each hold a slot of the server on which the other is loaded then both release it.
+        The next turn begins with the next acquired slot. If the server has another model loaded, the period is longer,
+        so that two models release their slots if each holds a slot of the server on which the other one is loaded.
         """
         for lease in leases:
             self._turn_began.pop(lease.server, None)
@@ -63,18 +62,14 @@ class CapacityTurns:
         return seconds
 
     def order(self, lease: SlotLease) -> tuple[int, bool]:
-        """Return a sort key for slots; the best slot, as the pool would choose it, has the smallest."""
+        """Return a sort key for slots. The slot that the pool would grant first has the smallest key."""
         view = self._registry.view(lease.model)
         known = () if view is None else view.endpoints
-        matches = [
-            endpoint.endpoint.priority
-            for endpoint in known
-            if endpoint.endpoint.server == lease.server
-        ]
-        return -max(matches, default=0), lease.switched
+        own = (info.endpoint.priority for info in known if info.endpoint.server == lease.server)
+        return -max(own, default=0), lease.switched
 
     def is_shared(self, lease: SlotLease) -> bool:
-        """Return whether one model on the slot's server can keep the others waiting."""
+        """Return whether several models share the slot's server, and it has more slots than it runs jobs at once."""
         endpoints = [
             info
             for view in self._registry.known()

@@ -1,4 +1,4 @@
-"""`find_endpoint`, for code in the same process: a slot at once, a position in the wait queue, or a refusal."""
+"""`find_endpoint` for code in this process: it returns a slot, a position in the wait queue, or a refusal."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ from taskqueue_core.retry import RetryPolicy
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.lease_renewal import LeaseRenewer, RenewedLease
 from taskqueue_dispatch.models import ModelConfig, WhenDown
-from taskqueue_dispatch.registry import ModelRegistry, ModelView
-from taskqueue_dispatch.submit import Reason
+from taskqueue_dispatch.registry import ModelRegistry
+from taskqueue_dispatch.submit import NO_ENDPOINTS, NO_HEALTHY_ENDPOINT, NoSlots, Reason
 from taskqueue_dispatch.wait_queue import SlotWaiters, Waiter
 
 _IDLE = 0.05
-"""seconds for which other dispatchers may hold an idle slot for the next job"""
-_RETRY_SECONDS = 10.0
+"""seconds after which the idle slot of another dispatcher, kept for its next job, may be taken over"""
 _RELEASE_SECONDS = 1.0
 """seconds for which `release` waits for the store; the release then continues in the background"""
 _BACKOFF = RetryPolicy(base=0.05, cap=1.0)
 _PREFIX = "find:"
-"""prefix of request ids among the jobs of leases, so that a request never takes over a job's lease"""
+"""prefix of request ids in leases, so that a request never takes over the lease of a job"""
 _log = logging.getLogger("taskqueue.dispatch")
 
 
 class SlotPermit:
-    """A slot of an endpoint, for one request. An async context manager that releases it at its end.
+    """A slot of an endpoint for one request, as an async context manager that releases the slot at its end.
 
-    The slot is held while this object exists; if the object is garbage-collected, the slot is released. Requests to the
-    endpoint must carry `headers`: a server that reports its running jobs must report this one, or the slot is revoked.
+    The slot is held while this object exists; if the object is garbage-collected, the slot is released. Requests to
+    the endpoint must carry `headers`: a server that reports its running jobs must report this request, or the slot is
+    revoked.
     """
 
     def __init__(self, held: RenewedLease, finder: SlotFinder) -> None:
-        """Create a permit; called by `SlotFinder.find_endpoint`."""
         self._held = held
         self._finder = finder
         self._forgotten = weakref.finalize(
@@ -79,9 +78,10 @@ class SlotPermit:
         return self._held.lost
 
     async def detach(self, ttl: float) -> SlotLease:
-        """Leave the slot to the work on the server, for at most ``ttl`` seconds, and return the lease.
+        """Leave the slot to the work on the server for at most ``ttl`` seconds, and return the lease.
 
-        Any process can release that lease later: `SlotPool.release`. Raises `LeaseLost`, `BackendUnavailable`.
+        Any process can release the returned lease later with `SlotPool.release`. Raises `LeaseLost`,
+        `BackendUnavailable`.
         """
         lease = await self._finder.detach(self._held, ttl)
         self._forgotten.detach()
@@ -93,45 +93,36 @@ class SlotPermit:
             await self._finder.release(self._held)
 
     async def __aenter__(self) -> Self:
-        """Return the permit."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Release the slot."""
         await self.release()
 
 
 class FoundLeased(msgspec.Struct, frozen=True):
-    """The result if a slot was free."""
+    """The result of `find_endpoint` if a slot was free."""
 
     permit: SlotPermit
 
 
-class FoundNone(msgspec.Struct, frozen=True):
-    """The result if no slot is free and the wait queue is full or disabled."""
-
-    reason: Reason
-    detail: str
-    retry_after: float
-    """seconds after which to retry"""
+FoundNone = NoSlots
+"""The result of `find_endpoint` if no slot is free and the request may not wait."""
 
 
 class FoundQueued:
-    """A position in the wait queue. Await it once to get the permit. If it is cancelled or dropped, it is removed.
+    """A position in the wait queue. Await it once to get the permit; cancelling or dropping it gives up the position.
 
     Raises `TimeoutError` if no slot became free in time, and `BackendUnavailable` if the dispatcher is shutting down.
     """
 
     def __init__(self, slot: _WaitingPosition, position: int) -> None:
-        """Create a position; called by `SlotFinder.find_endpoint`."""
         self.position = position
-        """number of waiters before it"""
+        """number of callers that wait before this one"""
         self._position = slot
         self._forgotten = weakref.finalize(self, _in_loop, asyncio.get_running_loop(), slot.leave)
         self._forgotten.atexit = False
 
     def __await__(self) -> Generator[Any, None, SlotPermit]:
-        """Wait for the permit."""
         if self._forgotten.detach() is None:
             raise InvalidInput(
                 "FoundQueued", "one that was awaited before", "a new result of find_endpoint"
@@ -140,7 +131,7 @@ class FoundQueued:
 
 
 class _WaitingPosition:
-    """The state of a `FoundQueued`, without a reference to it, so that dropping that object removes the position."""
+    """The state of a `FoundQueued`, without a reference to it, so that dropping that object ends the waiting."""
 
     def __init__(self, finder: SlotFinder, waiter: Waiter, job: str, timeout: float) -> None:
         self._finder = finder
@@ -154,8 +145,10 @@ class _WaitingPosition:
         try:
             while True:
                 held = None if self._timed_out else await self._waiter.given
+                if self._timed_out:
+                    raise TimeoutError("no slot became free in time")
                 if held is None:
-                    raise self._refusal()
+                    raise BackendUnavailable("the dispatcher is shutting down")
                 self._taken = True
                 permit = await self._finder.bound(held, self._job)
                 if permit is not None:
@@ -166,7 +159,7 @@ class _WaitingPosition:
             self.leave()
 
     def leave(self) -> None:
-        """Leave the wait queue; release a slot that was given and not used. Idempotent."""
+        """Leave the wait queue, and release a slot that was given but not used. Idempotent."""
         self._timer.cancel()
         self._finder.waiters.leave(self._waiter)
         given = self._waiter.given
@@ -183,14 +176,9 @@ class _WaitingPosition:
         if not given.done():
             given.set_result(None)
 
-    def _refusal(self) -> Exception:
-        if self._timed_out:
-            return TimeoutError("no slot became free in time")
-        return BackendUnavailable("the dispatcher is shutting down")
-
 
 class SlotFinder:
-    """The search for endpoints by code of this process. The `LeaseRenewer` renews the slots that it returns."""
+    """The search for free slots by code of this process. The `LeaseRenewer` renews the slots that it returns."""
 
     def __init__(
         self,
@@ -221,8 +209,8 @@ class SlotFinder:
     ) -> FoundLeased | FoundQueued | FoundNone:
         """Return a slot of a model, a position in the wait queue, or the reason why there is neither.
 
-        A ``request_id`` that already has a slot of the model gets that slot, and the earlier permit is lost. A position
-        in the wait queue expires after ``timeout`` seconds. Raises `InvalidInput`, `BackendUnavailable`.
+        If a ``request_id`` already has a slot of the model, the same slot is returned, and the earlier permit is lost.
+        A position in the wait queue expires after ``timeout`` seconds. Raises `InvalidInput`, `BackendUnavailable`.
         """
         check_label("model", model)
         if tenant is not None:
@@ -231,17 +219,16 @@ class SlotFinder:
             check_duration("timeout", timeout)
         job = _PREFIX + (secrets.token_hex(16) if request_id is None else request_id)
         check_name("request_id", job)
-        view = await self._view(model)
+        view = self._registry.view(model)
+        if view is None:
+            await self._registry.refresh()
+            view = self._registry.view(model)
         if view is None or not view.slots:
-            return FoundNone(
-                Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _RETRY_SECONDS
-            )
+            return NO_ENDPOINTS
         if not self.waiters.wanting(model) and (permit := await self._acquire(model, job)):
             return FoundLeased(permit)
         if await self._is_down(model, view.config):
-            return FoundNone(
-                Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _RETRY_SECONDS
-            )
+            return NO_HEALTHY_ENDPOINT
         before = self.waiters.wanting(model)
         waiter = self.waiters.enter(model, tenant)
         if isinstance(waiter, Reason):
@@ -250,7 +237,7 @@ class SlotFinder:
         return FoundQueued(_WaitingPosition(self, waiter, job, seconds), before)
 
     async def aclose(self) -> None:
-        """Refuse all waiters, and finish pending releases. Permits in use stay valid."""
+        """Refuse all waiting callers, and finish pending releases. Permits in use stay valid."""
         self.waiters.close()
         if self._releases:
             await asyncio.wait(self._releases, timeout=_RELEASE_SECONDS)
@@ -258,10 +245,10 @@ class SlotFinder:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
 
-    # Used by permits and positions.
+    # `SlotPermit` and `FoundQueued` call the following methods.
 
     async def bound(self, held: RenewedLease, job: str) -> SlotPermit | None:
-        """Assign a slot to a request; return ``None`` if the slot has been lost."""
+        """Assign a slot to a request. Return ``None`` if the slot has been lost."""
         try:
             (lease,) = await self._pool.assign((held.lease, job), ttl=self._settings.lease)
         except BaseException:
@@ -274,7 +261,7 @@ class SlotFinder:
         return SlotPermit(held, self)
 
     async def detach(self, held: RenewedLease, ttl: float) -> SlotLease:
-        """See `SlotPermit.detach`."""
+        """Detach a slot from this process for at most ``ttl`` seconds: see `SlotPermit.detach`."""
         (lease,) = await self._pool.detach(held.lease, ttl=ttl)
         if lease is None:
             raise LeaseLost("the slot was revoked")
@@ -282,11 +269,11 @@ class SlotFinder:
         return lease
 
     async def release(self, held: RenewedLease) -> None:
-        """Release a slot, and wait a moment for the store."""
+        """Release a slot, and wait up to a second for the store."""
         await asyncio.wait([self.give_back(held)], timeout=_RELEASE_SECONDS)
 
     def give_back(self, held: RenewedLease) -> asyncio.Task[None]:
-        """Start releasing a slot, and retry until its lease may have expired."""
+        """Start to release a slot. Failed calls are retried until the slot's lease may have expired."""
         self._renewer.drop(held)
         task = asyncio.get_running_loop().create_task(self._give_back(held.lease))
         self._releases.add(task)
@@ -309,13 +296,6 @@ class SlotFinder:
             extra={"server": lease.server},
         )
 
-    async def _view(self, model: str) -> ModelView | None:
-        view = self._registry.view(model)
-        if view is None:
-            await self._registry.refresh()
-            view = self._registry.view(model)
-        return view
-
     async def _acquire(self, model: str, job: str) -> SlotPermit | None:
         leases = await self._pool.acquire(model, self._holder, ttl=self._settings.lease, idle=_IDLE)
         return await self.bound(self._renewer.hold(leases[0]), job) if leases else None
@@ -327,8 +307,7 @@ class SlotFinder:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Any) -> None:
-    """Call in the event loop, from the thread in which an object is garbage-collected."""
-    with contextlib.suppress(
-        RuntimeError
-    ):  # the loop is closed, and the lease is no longer renewed
+    """Schedule a call in the event loop, from the thread in which an object was garbage-collected."""
+    # If the loop is closed, the lease is no longer renewed, and expires.
+    with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

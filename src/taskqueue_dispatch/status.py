@@ -1,4 +1,4 @@
-"""Jobs by their ids, whatever their model: status, result, cancellation; and the dead letters of all models."""
+"""Jobs by id, whatever their model: status, result and cancellation; and the dead letters of all models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-_STATES = {
+JOB_STATES = {
     State.SCHEDULED: JobState.QUEUED,
     State.WAITING: JobState.QUEUED,
     State.IN_FLIGHT: JobState.RUNNING,
@@ -39,11 +39,7 @@ _STATES = {
     State.EXPIRED: JobState.EXPIRED,
     State.CANCELLED: JobState.CANCELLED,
 }
-
-
-def state_of(state: State) -> JobState:
-    """Return the state of a job whose task is in ``state``."""
-    return _STATES[state]
+"""the state of a job by the state of its task"""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,26 +47,26 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     model: str | None
-    """``None`` if unknown: the model has neither endpoints nor a configuration, and its queue has a shortened name"""
+    """``None`` if it cannot be determined: the model is not registered, and its queue has a shortened name"""
     state: JobState
     attempt: int
     losses: int
     updated_at: float
-    """Unix seconds of the store's clock"""
+    """Unix seconds of the last change, by the store's clock"""
     progress: float | str | None = None
     server: str | None = None
-    """the server where it runs, if known"""
+    """name of the server that runs the job, if known"""
     reason: str | None = None
-    """why it has failed permanently, such as ``max_retries_exceeded``"""
+    """reason why the job has failed permanently, such as ``max_retries_exceeded``"""
     error: str | None = None
-    """its last error"""
+    """error of the last failed attempt"""
 
 
 class Jobs:
     """The jobs of all models. Methods raise `InvalidInput` for an invalid id, and `BackendUnavailable`."""
 
     def __init__(self, backend: Backend, registry: ModelRegistry) -> None:
-        """Create it without any I/O. Raises `CapabilityMissing`."""
+        """Create the object without any I/O. Raises `CapabilityMissing`."""
         self._control = control_of(backend)
         self._dead_letters = dead_letters_of(backend)
         self._pool = slots_of(backend)
@@ -93,7 +89,7 @@ class Jobs:
         return JobStatus(
             job_id=job_id,
             model=model,
-            state=state_of(status.state),
+            state=JOB_STATES[status.state],
             attempt=status.attempt,
             losses=status.losses,
             updated_at=status.updated_at,
@@ -104,23 +100,22 @@ class Jobs:
         )
 
     async def result(self, job_id: str) -> bytes | None:
-        """Return a job's result as JSON text, or ``None`` if there is none, or not yet, or it has expired."""
+        """Return a job's result as JSON text, or ``None`` if there is no result yet, or it has expired."""
         matches = await self.find(job_id)
         return None if matches is None else (await self._control.results(matches[0], job_id))[0]
 
     async def cancel(self, job_id: str) -> bool:
-        """Cancel a job that has not ended. Return False if there is none."""
+        """Cancel a job that has not ended. Return False if there is no such job."""
         matches = await self.find(job_id)
         return matches is not None and await self._control.cancel(matches[0], job_id)
-
-    # Dead letters.
 
     async def list(
         self, model: str | None = None, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """Return dead letters of a model, or of all models one after another, the oldest of each first.
+        """Return dead letters of one model, or of all models in sequence, the oldest of each model first.
 
-        ``after`` is the last job id of the previous page; if that job is no longer dead, its model starts again.
+        ``after`` is the last job id of the previous page. If that job is no longer a dead letter, the list of its
+        model starts again.
         """
         check_number("limit", limit, 1, _MOST)
         if after is not None:
@@ -141,23 +136,21 @@ class Jobs:
         return matches
 
     async def redrive(self, job_id: str) -> bool:
-        """Retry a dead job. Return False if it is not dead."""
+        """Retry a job that is a dead letter. Return False if it is not a dead letter."""
         return any(
             [await self._dead_letters.redrive(key, job_id) for key in await self._of(job_id)]
         )
 
     async def redrive_all(self, model: str | None = None) -> int:
-        """Retry all dead jobs of a model, or of all models; return their number."""
+        """Retry all dead letters of one model, or of all models. Return their number."""
         keys = [queue_of(model)] if model is not None else await self.queues()
         return sum([await self._dead_letters.redrive(key) for key in keys])
 
     async def discard(self, job_id: str) -> bool:
-        """Discard a dead job permanently. Return False if it is not dead."""
+        """Discard a dead letter permanently. Return False if the job is not a dead letter."""
         return any(
             [await self._dead_letters.discard(key, job_id) for key in await self._of(job_id)]
         )
-
-    # Names.
 
     async def find(self, job_id: str) -> tuple[str, TaskStatus] | None:
         """Return the queue of a job and the status of its task, or ``None`` if it is unknown or has expired."""
@@ -168,21 +161,22 @@ class Jobs:
         return None
 
     async def _of(self, job_id: str) -> tuple[str, ...]:
-        """Return the queues in which a job with this id may be: one, or none."""
+        """Return the queues that may contain a job with this id."""
         check_name("job_id", job_id)
         mark = _mark_in(job_id)
         known = [view.key for view in self._registry.known() if mark_of(view.model) == mark]
-        if not known:  # the model's endpoints may have been removed, or just added
+        # The model's endpoints may have been removed, or registered a moment ago.
+        if not known:
             known = [key for key in await self._control.queues() if _is_of(key, mark)]
         return tuple(known)
 
     async def queues(self) -> tuple[str, ...]:
-        """Return the queues of all models, including those without endpoints, in the order of their marks."""
+        """Return the queues of all models, including models without endpoints, sorted by the prefix of job ids."""
         keys = {key for key in await self._control.queues() if key.startswith(JOBS)}
         return tuple(sorted(keys, key=mark_of_queue))
 
     def model_of(self, key: str) -> str | None:
-        """Return the model of a queue, or ``None`` if it is unknown."""
+        """Return the model of a queue, or ``None`` if it cannot be determined."""
         for view in self._registry.known():
             if view.key == key:
                 return view.model
@@ -202,7 +196,7 @@ def _is_of(key: str, mark: str) -> bool:
 
 
 def mark_of_queue(key: str) -> str:
-    """Return the prefix of the job ids of a queue, or an empty string if the queue does not belong to a model."""
+    """Return the prefix of the job ids of a model's queue, or an empty string for any other queue."""
     model = model_of_queue(key)
     if model is not None:
         return mark_of(model)

@@ -1,4 +1,4 @@
-"""Submission of jobs: a job is stored before the answer, which is `Leased`, `Queued` or `NoSlots`."""
+"""Submission of jobs: a job is stored before the answer is `Leased` or `Queued`; with `NoSlots` it is not stored."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, 
 from taskqueue_dispatch.jobs import Submission, task_of
 from taskqueue_dispatch.models import ModelConfig, WhenDown
 from taskqueue_dispatch.registry import ModelRegistry, ModelView
-from taskqueue_dispatch.status import JobState, state_of
+from taskqueue_dispatch.status import JOB_STATES, JobState
 
 _WEIGHT = 0.1
-"""weight of the newest duration in the average"""
+"""weight of the newest duration in the moving average"""
 _MAX_MODELS = 10_000
 _RETRY_SECONDS = 10.0
 """seconds after which to retry if there is no better estimate"""
@@ -30,7 +30,7 @@ class Reason(StrEnum):
     """The reason why a job was refused."""
 
     NO_ENDPOINTS = "no_endpoints"
-    """the model has no slots registered"""
+    """the model has no registered slots"""
     NO_HEALTHY_ENDPOINT = "no_healthy_endpoint"
     """no endpoint is healthy, and the model's configuration refuses jobs in this case"""
     QUEUE_FULL = "queue_full"
@@ -44,9 +44,9 @@ class Leased(msgspec.Struct, frozen=True):
 
     job_id: str
     server: str | None = None
-    """the server where it runs, if it is already running and this is known"""
+    """server that runs the job, if it is already running and the server is known"""
     state: JobState = JobState.RUNNING
-    """another state if the job was submitted before and has ended"""
+    """state of the job; a final state if it was submitted before and has ended"""
 
 
 class Queued(msgspec.Struct, frozen=True):
@@ -54,9 +54,9 @@ class Queued(msgspec.Struct, frozen=True):
 
     job_id: str
     position: int
-    """number of the model's jobs that wait before it; an upper bound if the job was submitted before"""
+    """number of the model's jobs that wait before this job; an upper bound if the job was submitted before"""
     estimated_wait: float | None
-    """seconds, if the duration of the model's jobs is known"""
+    """estimated seconds until the job starts, if the duration of the model's jobs is known"""
 
 
 class NoSlots(msgspec.Struct, frozen=True):
@@ -65,18 +65,23 @@ class NoSlots(msgspec.Struct, frozen=True):
     reason: Reason
     detail: str
     retry_after: float
-    """seconds after which it is worth another try"""
+    """seconds after which to try again"""
+
+
+NO_ENDPOINTS = NoSlots(Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _RETRY_SECONDS)
+NO_HEALTHY_ENDPOINT = NoSlots(
+    Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _RETRY_SECONDS
+)
 
 
 class Estimates:
     """The average duration of jobs by model: an exponential moving average with a weight of a tenth."""
 
     def __init__(self) -> None:
-        """Start without any duration."""
         self._means: OrderedDict[str, float] = OrderedDict()
 
     def note(self, model: str, seconds: float) -> None:
-        """Record how long a job took. Only the 10,000 models recorded last are kept."""
+        """Record how long a job took. Averages are kept for the 10,000 models with the latest recorded jobs."""
         mean = self._means.get(model, seconds)
         self._means[model] = mean + _WEIGHT * (seconds - mean)
         self._means.move_to_end(model)
@@ -84,13 +89,13 @@ class Estimates:
             self._means.popitem(last=False)
 
     def wait(self, model: str, position: int, slots: int) -> float | None:
-        """Return the estimated seconds until a job with ``position`` jobs before it starts, with all slots in use."""
+        """Return the estimated seconds until a job starts if ``position`` jobs wait before it and no slot is free."""
         mean = self._means.get(model)
         return None if mean is None or slots < 1 else mean * (position + 1) / slots
 
 
 class Submitter:
-    """The function that stores jobs. Safe for concurrent use, in any number of replicas."""
+    """The component that stores new jobs. Safe for concurrent use, in any number of replicas."""
 
     def __init__(
         self,
@@ -118,7 +123,9 @@ class Submitter:
         """
         task = task_of(submission)
         if submission.callback_url is not None:
-            await self._check(submission.callback_url)
+            if self._check_callback is None:
+                raise InvalidInput("callback_url", "a URL", "none: callbacks are disabled")
+            await self._check_callback(submission.callback_url)
         model = submission.model
         current = await self._read_current(model)
         refused = _refused(current)
@@ -130,7 +137,8 @@ class Submitter:
         (confirmation,) = await self._queue.publish_many([task])
         if confirmation.status is Published.DUPLICATE:
             known = await self._status(task)
-            if known is None:  # its record has expired since
+            # The record of the job has expired since the publish.
+            if known is None:
                 raise PublishUnconfirmed(
                     "the record of the job has expired; submit it again", task_id=task.id
                 )
@@ -145,11 +153,6 @@ class Submitter:
         if position < current.open and not scheduled:
             return Leased(task.id)
         return self._queued(task, model, position, current)
-
-    async def _check(self, url: str) -> None:
-        if self._check_callback is None:
-            raise InvalidInput("callback_url", "a URL", "none: callbacks are disabled")
-        await self._check_callback(url)
 
     async def _read_current(self, model: str) -> _Current:
         view = self._registry.view(model)
@@ -166,11 +169,11 @@ class Submitter:
     async def _stored_before(
         self, model: str, task: Task, status: TaskStatus, current: _Current
     ) -> Leased | Queued:
-        """Return the answer for a job that is already stored, from its current state."""
+        """Return the answer for a job that was stored earlier, based on its current state."""
         if status.state in {State.WAITING, State.SCHEDULED}:
             waiting = (await self._control.stats(task.key)).ledger.waiting
             return self._queued(task, model, max(0, waiting - 1), current)
-        return Leased(task.id, current.servers.get(task.id), state_of(status.state))
+        return Leased(task.id, current.servers.get(task.id), JOB_STATES[status.state])
 
     def _queued(self, task: Task, model: str, position: int, current: _Current) -> Queued:
         wait = self._estimates.wait(model, position, current.slots)
@@ -195,15 +198,15 @@ _REASONS = {
 
 
 class _Current(msgspec.Struct, frozen=True, kw_only=True):
-    """The current state of a model."""
+    """The current state of a model and its slots."""
 
     config: ModelConfig
     slots: int
     usable: bool
     open: int
-    """slots that are free, or held for the next job"""
+    """number of slots that are free, or held for the next job"""
     servers: dict[str, str]
-    """the server of each running job, by job id"""
+    """name of the server of each running job, by job id"""
 
 
 def _current_of(pool: PoolView, model: str, config: ModelConfig, now: float) -> _Current:
@@ -234,13 +237,11 @@ def _open(info: EndpointInfo, held: int, now: float) -> int:
 
 
 def _refused(current: _Current) -> NoSlots | None:
-    """Return the reason why jobs are refused without asking their queue, if there is one."""
+    """Return the reason why new jobs are refused before they reach the queue, or ``None`` if they are not."""
     if not current.slots:
-        return NoSlots(Reason.NO_ENDPOINTS, "the model has no endpoint with slots", _RETRY_SECONDS)
+        return NO_ENDPOINTS
     if not current.usable and current.config.when_down is WhenDown.REFUSE:
-        return NoSlots(
-            Reason.NO_HEALTHY_ENDPOINT, "no endpoint of the model is healthy", _RETRY_SECONDS
-        )
+        return NO_HEALTHY_ENDPOINT
     if not current.config.capacity(current.slots) and not current.open:
         return NoSlots(
             Reason.QUEUE_FULL, "no slot is free, and waiting is disabled", _MIN_RETRY_SECONDS

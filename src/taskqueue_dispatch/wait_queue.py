@@ -1,4 +1,4 @@
-"""The callers in this process that wait for a slot, queued by model and within a model by tenant. Does no I/O."""
+"""The callers in this process that wait for a slot, queued by model and, within a model, by tenant. Does no I/O."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from taskqueue_core.authoring.fair_order import FairRotation
 from taskqueue_core.capabilities import Order
@@ -15,26 +16,23 @@ from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_dispatch.submit import Reason
 
 _MAX_WAITERS = 10_000
-"""waiters in one process, of all models and tenants"""
+"""maximum number of waiting callers in one process, of all models and tenants"""
 
 
+@dataclass(eq=False, slots=True)
 class Waiter:
     """A caller that waits for a slot."""
 
-    __slots__ = ("given", "model", "number", "tenant")
-
-    def __init__(self, model: str, tenant: str | None, number: int) -> None:
-        """Create a waiter; called by `SlotWaiters.enter`."""
-        self.model = model
-        self.tenant = tenant
-        self.number = number
-        """position in the order of arrival"""
-        self.given: asyncio.Future[RenewedLease | None] = asyncio.get_running_loop().create_future()
-        """the unassigned slot, or ``None`` if there will be none"""
+    model: str
+    tenant: str | None
+    number: int
+    """position in the order of arrival"""
+    given: asyncio.Future[RenewedLease | None]
+    """future of the unassigned slot that the caller gets, or of ``None`` if the caller gets no slot"""
 
 
 class _ModelQueue:
-    """The waiters of one model, in both orders at once, so that a change of the order moves no waiter."""
+    """The waiting callers of one model, in order of arrival and by tenant, so that the order may change at any time."""
 
     def __init__(self) -> None:
         self.all: OrderedDict[int, Waiter] = OrderedDict()
@@ -62,7 +60,7 @@ class _ModelQueue:
             self._rotation.leave(waiter.tenant)
 
     def next(self, config: ModelConfig) -> Waiter | None:
-        """Remove and return the next waiter."""
+        """Remove and return the next waiter, or ``None`` if there is none."""
         if not self.all:
             return None
         if config.order is Order.FAIR:
@@ -76,14 +74,13 @@ class _ModelQueue:
 
 
 class SlotWaiters:
-    """The queues of all waiters of one process. Slots are given to them by `give`.
+    """The wait queues of one process, by model. `give` passes slots to the waiting callers.
 
     The order and the capacity of a queue come from the model's configuration at the time of each call. A waiter stays
     in its queue even if the capacity becomes smaller or no endpoint is healthy.
     """
 
     def __init__(self, registry: ModelRegistry) -> None:
-        """Start empty."""
         self._registry = registry
         self._queues: dict[str, _ModelQueue] = {}
         self._callbacks: dict[str, Callable[[], None]] = {}
@@ -97,7 +94,7 @@ class SlotWaiters:
         return 0 if queue is None else len(queue.all)
 
     def on_change(self, model: str, callback: Callable[[], None] | None) -> None:
-        """Call ``callback``, instead of an earlier one, when a waiter is added; ``None`` removes the callback."""
+        """Call ``callback`` when a waiter of the model is added. It replaces an earlier one; ``None`` removes it."""
         if callback is None:
             self._callbacks.pop(model, None)
         else:
@@ -108,12 +105,14 @@ class SlotWaiters:
         reason = self._full(model, tenant)
         if reason is not None:
             return reason
-        waiter = Waiter(model, tenant, next(self._numbers))
+        waiter = Waiter(
+            model, tenant, next(self._numbers), asyncio.get_running_loop().create_future()
+        )
         self._add(waiter)
         return waiter
 
     def requeue(self, waiter: Waiter) -> None:
-        """Add a waiter again, at the head, because the slot that it got could not be used."""
+        """Put a waiter back at the head of its queue, because the slot that it got could not be used."""
         waiter.given = asyncio.get_running_loop().create_future()
         if self._closed:
             waiter.given.set_result(None)
@@ -121,7 +120,7 @@ class SlotWaiters:
             self._add(waiter, first=True)
 
     def leave(self, waiter: Waiter) -> None:
-        """Remove a waiter that no longer waits. Idempotent."""
+        """Remove a waiter whose caller no longer waits. Idempotent."""
         queue = self._queues.get(waiter.model)
         if queue is not None:
             before = len(queue.all)
@@ -139,14 +138,15 @@ class SlotWaiters:
         given = False
         while not given and (waiter := queue.next(config)) is not None:
             self._waiting -= 1
-            if not waiter.given.done():  # otherwise its caller has just been cancelled
+            # The future of a caller that has just been cancelled is done.
+            if not waiter.given.done():
                 waiter.given.set_result(held)
                 given = True
         self._tidy(model, queue)
         return given
 
     def close(self) -> None:
-        """Tell all waiters that there will be no slot, and refuse new ones. Idempotent."""
+        """Give all waiters ``None`` instead of a slot, and refuse new waiters. Idempotent."""
         self._closed = True
         queues, self._queues = self._queues, {}
         self._waiting = 0

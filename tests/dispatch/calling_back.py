@@ -9,7 +9,9 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.retry import RetryPolicy
 from taskqueue_core.tasks import Published, Task
-from taskqueue_dispatch.callbacks import CallbackRecord, Sender, callback_task
+from taskqueue_dispatch.callbacks.records import CallbackRecord
+from taskqueue_dispatch.callbacks.sender import Sender
+from taskqueue_dispatch.callbacks.tasks import callback_task
 from taskqueue_dispatch.names import CALLBACKS, job_id, queue_of
 from tests.dispatch.patience import eventually
 from tests.dispatch.receivers import Call, Receiver

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from taskqueue_core.backend import Backend
-from taskqueue_dispatch.callbacks import Sender
+from taskqueue_dispatch.callbacks.sender import Sender
 from taskqueue_dispatch.config import DispatchSettings
 
 LOCAL = "127.0.0.1"

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_dispatch.callbacks import Signer
+from taskqueue_dispatch.callbacks.signature import Signer
 
 KEY = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 BODY = b'{"test": 2432232314}'

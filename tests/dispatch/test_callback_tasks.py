@@ -10,8 +10,8 @@ import pytest
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.callbacks import callback_task, policy_of
-from taskqueue_dispatch.callbacks.tasks import ENDS
+from taskqueue_dispatch.callbacks.sender import policy_of
+from taskqueue_dispatch.callbacks.tasks import ENDS, callback_task
 from taskqueue_dispatch.names import CALLBACKS, job_id, queue_of
 from tests.dispatch.receivers import settings
 

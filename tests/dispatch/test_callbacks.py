@@ -11,7 +11,7 @@ from standardwebhooks import Webhook
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of
 from taskqueue_core.tasks import Published, Task
-from taskqueue_dispatch.callbacks import callback_task
+from taskqueue_dispatch.callbacks.tasks import callback_task
 from taskqueue_dispatch.names import CALLBACKS, job_id
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.calling_back import ended, failed_once, ids, job_for, quick, tell
@@ -239,8 +239,8 @@ class TestRefused:
         async with receiving() as receiver:
             port = (receiver.port,)
             for told, scheme, words in (
-                (settings(receiver, callback_http=False), "http", "plain http"),
-                (settings(receiver, callback_ports=(443,)), "http", "another port"),
+                (settings(receiver, callback_http=False), "http", "unencrypted http"),
+                (settings(receiver, callback_ports=(443,)), "http", "port that is not allowed"),
                 (settings(receiver, callback_networks=()), "http", "not public"),
                 (settings(callback_http=False, callback_networks=(), callback_ports=port), "https", "not public"),
             ):  # fmt: skip

@@ -12,7 +12,7 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Order, control_of
 from taskqueue_core.consumer.settle import settle
 from taskqueue_core.errors import ConfigurationError, InvalidInput
-from taskqueue_dispatch.callbacks import Sender
+from taskqueue_dispatch.callbacks.sender import Sender
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.calling_back import CANARY, QUICK, ended, failed_once, ids, job_for, quick, tell

@@ -17,7 +17,7 @@ from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.answers import Done, EndpointUnreachable
 from taskqueue_dispatch.endpoint_client.client import EndpointClient
 from taskqueue_dispatch.lease_renewal import LeaseRenewer
-from taskqueue_dispatch.outbound_http import CachedLookup, NameUnknown, NotReached
+from taskqueue_dispatch.outbound_http.dns import CachedLookup, NameUnknown, NotReached
 from taskqueue_dispatch.registry import ModelRegistry
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.gpu_support import (
@@ -83,7 +83,7 @@ async def calling(
     """A caller that asks this name service."""
     settings = DispatchSettings(_env_file=None, endpoints_allowed=allowed, **values)
     caller = EndpointClient(settings, tls_ca=tls_ca, resolve=names.resolve)
-    caller._pins._cached = CachedLookup(names.resolve, lambda: names.now, failures=0.5)
+    caller._transports._lookup = CachedLookup(names.resolve, lambda: names.now, failures=0.5)
     try:
         yield caller
     finally:
@@ -285,7 +285,7 @@ async def test_a_look_up_that_hangs() -> None:
 
     async with trap(ONCE) as server, calling(names) as caller, asyncio.timeout(PATIENCE):
         before = asyncio.all_tasks()
-        caller._pins._cached = CachedLookup(hang)
+        caller._transports._lookup = CachedLookup(hang)
         calls = [asyncio.create_task(send(caller, named(server))) for _ in range(2)]
         await asked.wait()
         calls[0].cancel()

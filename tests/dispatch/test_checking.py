@@ -66,14 +66,14 @@ async def test_a_poke(desk: Desk) -> None:
     await desk.registry.register("flux", "a", URL, 1)
     desk.servers.say["a"] = Seen(active=0)
     await desk.check()
-    desk.renewer.check_soon("flux", "a")
-    desk.renewer.check_soon("flux", "nobody")
+    desk.renewer.checks.check_soon("flux", "a")
+    desk.renewer.checks.check_soon("flux", "nobody")
     desk.servers.gate.clear()
     ((info, config, watch),) = desk.renewer.checks.due()
     check = asyncio.create_task(desk.renewer.checks.check(info, config, watch))
     await until(lambda: desk.servers.asked["a"] == 2)
     assert desk.renewer.checks.due() == []
-    desk.renewer.check_soon("flux", "a")
+    desk.renewer.checks.check_soon("flux", "a")
     desk.servers.gate.set()
     await check
     assert len(desk.renewer.checks.due()) == 1
@@ -119,11 +119,11 @@ async def test_a_server_that_restarted(desk: Desk) -> None:
     desk.servers.say["a"] = Seen(active=1, jobs=frozenset({"kept"}))
     await desk.check()
     await desk.clock.advance(4)
-    desk.renewer.check_soon("flux", "a")
+    desk.renewer.checks.check_soon("flux", "a")
     await desk.check()
     assert not held.lost.is_set(), "the observations are too close to each other"
     await desk.clock.advance(1)
-    desk.renewer.check_soon("flux", "a")
+    desk.renewer.checks.check_soon("flux", "a")
     await desk.check()
     assert held.lost.is_set()
     assert not other.lost.is_set()
@@ -168,6 +168,6 @@ async def test_looks_are_spread(desk: Desk) -> None:
     desk.servers.say["a"] = Seen(active=0)
     for share, pause in ((0.0, 8.0), (0.5, 10.0), (1.0, 12.0)):
         desk.renewer.checks._uniform = lambda share=share: share  # type: ignore[misc] # bound now
-        desk.renewer.check_soon("flux", "a")
+        desk.renewer.checks.check_soon("flux", "a")
         await desk.check()
         assert desk.renewer.checks._watches["flux", "a"].due == desk.clock.now() + pause

@@ -30,7 +30,7 @@ from taskqueue_dispatch.demo.report import (
     FalseReport,
     ModelReport,
 )
-from taskqueue_dispatch.demo.server import _serving
+from taskqueue_dispatch.demo.server import run_server
 from taskqueue_memory import MemoryBackend
 from taskqueue_server import ServerProcess
 from taskqueue_server.routing.extensions import Extension
@@ -157,12 +157,11 @@ async def test_its_server_lets_go_before_the_store_goes() -> None:
         MemoryBackend(), settings(), extensions=[Extension(name="slow", open=slow)]
     )
 
-    async def run() -> None:
-        async with _serving(server):
-            server.stop()  # as a signal does
-            await asyncio.Event().wait()
+    async def work() -> None:
+        server.stop()  # as a signal does
+        await asyncio.Event().wait()
 
-    await asyncio.gather(asyncio.create_task(run()), return_exceptions=True)
+    await asyncio.gather(asyncio.create_task(run_server(server, work)), return_exceptions=True)
     assert over.is_set()
 
 

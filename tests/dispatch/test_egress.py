@@ -12,17 +12,11 @@ import pytest
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.callbacks import callback_task
+from taskqueue_dispatch.callbacks.tasks import callback_task
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.outbound_http import (
-    CachedLookup,
-    NameUnknown,
-    NotReached,
-    UrlPolicy,
-    check_url,
-    look_up,
-)
 from taskqueue_dispatch.outbound_http.addresses import may_be_reached
+from taskqueue_dispatch.outbound_http.dns import CachedLookup, NameUnknown, NotReached, look_up
+from taskqueue_dispatch.outbound_http.url_policy import UrlPolicy, check_url
 from taskqueue_dispatch.outbound_http.urls import read_url
 from taskqueue_memory import MemoryBackend
 from tests.dispatch.patience import PATIENCE, eventually

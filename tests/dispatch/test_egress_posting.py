@@ -13,17 +13,10 @@ from pathlib import Path
 import pytest
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_dispatch.callbacks.policy import policy_of
-from taskqueue_dispatch.outbound_http import (
-    Checked,
-    NotReached,
-    PostReply,
-    Resolve,
-    UrlPolicy,
-    check_url,
-    post,
-    trusted,
-)
+from taskqueue_dispatch.callbacks.sender import policy_of
+from taskqueue_dispatch.outbound_http.dns import NotReached, Resolve
+from taskqueue_dispatch.outbound_http.post import PostReply, post, trusted
+from taskqueue_dispatch.outbound_http.url_policy import Checked, UrlPolicy, check_url
 from tests.dispatch.patience import PATIENCE, eventually
 from tests.dispatch.receivers import (
     OK,

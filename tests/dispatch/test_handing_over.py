@@ -62,7 +62,7 @@ async def test_a_server_that_reports_itself_idle(backend: Backend) -> None:
         await serve(dispatcher, "flux", gpu, config=TOLD)
         ids = await send(dispatcher, "flux")
         await until(lambda: gpu.active == 1)
-        gpu.mode = Mode.LIE_IDLE
+        gpu.mode = Mode.FALSE_IDLE
 
         async def lost() -> bool:
             status = await dispatcher.jobs.status(ids[0])

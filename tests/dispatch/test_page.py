@@ -14,7 +14,8 @@ from taskqueue_core.backend import Backend
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.hooks import Identity
 from taskqueue_dispatch.api import extension
-from taskqueue_dispatch.dashboard import PAGES, snapshot
+from taskqueue_dispatch.dashboard import snapshot
+from taskqueue_dispatch.dashboard.pages import PAGES
 from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher

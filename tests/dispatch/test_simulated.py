@@ -99,7 +99,7 @@ class TestModes:
         async with SimulatedGpu(latency=30, asynchronous=True) as gpu:
             sent = await caller.send(lease_of(gpu.url), task_of(), ASYNC, attempt=1)
             assert sent == JobAcceptedAnswer("job-1")
-            for mode, active in [(Mode.OK, 1), (Mode.LIE_IDLE, 0), (Mode.OK, 1)]:
+            for mode, active in [(Mode.OK, 1), (Mode.FALSE_IDLE, 0), (Mode.OK, 1)]:
                 gpu.mode = mode
                 seen = await caller.health(endpoint_of(gpu.url), SYNC)
                 assert seen is not None
@@ -110,7 +110,7 @@ class TestModes:
 
     async def test_a_false_report_of_done(self, caller: EndpointClient) -> None:
         """It says that a job is done which it never ran (fault H5)."""
-        async with SimulatedGpu(mode=Mode.LIE_DONE) as gpu:
+        async with SimulatedGpu(mode=Mode.FALSE_DONE) as gpu:
             assert await send(caller, gpu) == Done(b'{"lie":true}')
             assert not gpu.runs
 

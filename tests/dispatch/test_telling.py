@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,7 +10,8 @@ import pytest
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Endpoint, control_of
 from taskqueue_core.consumer import maintenance
-from taskqueue_dispatch.callbacks import callback_id, sender
+from taskqueue_dispatch.callbacks import sender
+from taskqueue_dispatch.callbacks.tasks import callback_id
 from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import CALLBACKS
@@ -158,7 +158,7 @@ async def test_the_watch_sends_a_missing_callback(
         async def silent(*_: object) -> None:
             """Tell nobody, as who was killed."""
 
-        dispatcher._context = replace(dispatcher._context, report=silent)
+        dispatcher.report = silent  # type: ignore[method-assign, assignment]
         await serve(dispatcher, "flux", gpu)
         url = f"http://127.0.0.1:{receiver.port}/"
         deadline = backend.now() + 1

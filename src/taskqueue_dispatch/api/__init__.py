@@ -1,4 +1,4 @@
-"""The dispatcher over HTTP: what it brings into the server."""
+"""The dispatcher's extension of the server: HTTP operations and a dashboard page."""
 
 from taskqueue_dispatch.api.extension import extension
 

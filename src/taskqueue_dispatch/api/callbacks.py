@@ -1,29 +1,24 @@
-"""Results that GPU servers push, authenticated by the token of the job's slot."""
+"""HTTP operations for results that GPU servers push, authenticated by the token of the job's slot."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from starlette.responses import Response
 
 from taskqueue_core.capabilities import Left
 from taskqueue_core.limits import LIMITS, check_json
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, unknown_job
 from taskqueue_dispatch.api.models import LateOut, PushedIn, TakenOut
+from taskqueue_dispatch.handler_helpers import dispatcher_of, job_of, operation, unknown_job
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.problems import ProblemError
 from taskqueue_server.routing import bodies
-from taskqueue_server.routing.operations import (
-    Operation,
-    Query,
-    RequestContext,
-    Scope,
-    answer,
-    spliced,
-)
+from taskqueue_server.routing.operations import Query, RequestContext, answer, spliced
 
 _HEADER = "X-Lease-Token"
 _LONGEST = 200
+_TOKEN = re.compile(rf"[!-~]{{1,{_LONGEST}}}")
 _LEASE_TOKEN = Query(
     _HEADER,
     {"type": "string", "minLength": 1, "maxLength": _LONGEST, "pattern": "^[!-~]+$"},
@@ -34,10 +29,10 @@ _LEASE_TOKEN = Query(
 
 
 async def push(call: RequestContext) -> Response:
-    """Report how a job ended, instead of waiting for a poll. The token that came with the job is enough.
+    """Report how a job ended, so that the dispatcher need not poll for it. The token sent with the job is enough.
 
-    409: the slot belongs to another job by now, or the result has arrived before. The report is kept for an hour and
-    changes nothing.
+    409: the slot belongs to another job by now, or a result has already arrived. The report is then kept for an hour
+    and not used.
     """
     token = _token(call)
     dispatcher, known = dispatcher_of(call), await job_of(call)
@@ -58,13 +53,7 @@ async def push(call: RequestContext) -> Response:
 
 def _token(call: RequestContext) -> str:
     results = call.request.headers.getlist(_HEADER)
-    if (
-        len(results) != 1
-        or not 0 < len(results[0]) <= _LONGEST
-        or not results[0].isascii()
-        or not results[0].isprintable()
-        or " " in results[0]
-    ):
+    if len(results) != 1 or not _TOKEN.fullmatch(results[0]):
         raise ProblemError(
             401,
             "unauthenticated",
@@ -75,10 +64,10 @@ def _token(call: RequestContext) -> str:
 
 
 async def late(call: RequestContext) -> Response:
-    """Return the reports of a job that came too late and changed nothing: the last 8 of an hour, oldest first."""
+    """Return the reports of a job that arrived too late and were not used: the last 8 of an hour, oldest first."""
     job_id, dispatcher = call.name("job_id"), dispatcher_of(call)
     mark = job_id.partition("-")[0]
-    # The job's own record may have expired.
+    # Do not read the job's own record here, because it may have expired.
     for key in filter(call.is_allowed, await dispatcher.jobs.queues()):
         model = dispatcher.jobs.model_of(key)
         if model is not None and mark_of_queue(key) == mark:
@@ -94,28 +83,25 @@ def _notes(notes: tuple[bytes, ...]) -> Iterator[bytes]:
 
 
 OPERATIONS = (
-    Operation(
-        id="callbacks_push",
-        method="POST",
-        path="/tasks/callback/{job_id}",
-        handler=push,
+    operation(
+        "callbacks",
+        "POST",
+        "/tasks/callback/{job_id}",
+        push,
         tag="jobs",
-        strict=True,
         headers=(_LEASE_TOKEN,),
         body=PushedIn,
         example={"status": "success", "result": {"url": "https://files.example.com/1.png"}},
         answers={200: TakenOut},
         problems=(401, 404, 409, 503),
     ),
-    Operation(
-        id="callbacks_late",
-        method="GET",
-        path="/admin/late/{job_id}",
-        handler=late,
+    operation(
+        "callbacks",
+        "GET",
+        "/admin/late/{job_id}",
+        late,
         verb="admin",
         tag="failed jobs",
-        scope=Scope.HANDLER,
-        strict=True,
         answers={200: LateOut},
         problems=(404, 503),
     ),

@@ -1,4 +1,4 @@
-"""The configuration of a model, as a resource that operators change at run time."""
+"""HTTP operations for the configuration of a model, which operators change at run time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, kind_of
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, model_of
+from taskqueue_dispatch.handler_helpers import dispatcher_of, model_of, operation
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_server.routing import bodies
-from taskqueue_server.routing.operations import Operation, RequestContext, Scope
+from taskqueue_server.routing.operations import RequestContext
 
 
 async def config(call: RequestContext) -> Response:
-    """Return the configuration in force, or the defaults if the model has not been configured."""
+    """Return the configuration in force: the defaults if the model has not been configured."""
     return _answer(await dispatcher_of(call).registry.config(model_of(call)))
 
 
 async def configure(call: RequestContext) -> Response:
-    """Replace the configuration. It takes effect at once, also on waiting jobs; omitted fields get their defaults."""
+    """Replace the configuration. It takes effect at once, also for waiting jobs; omitted fields get their defaults."""
     model = model_of(call)
     body = await call.read(limit=LIMITS.document)
-    bodies.decode(object, body)  # gives the usual answer to a body that is not JSON
+    # Raise the error that all operations raise for a body that is not JSON.
+    bodies.decode(object, body)
     return _answer(await dispatcher_of(call).registry.configure(model, _read(body)))
 
 
@@ -34,7 +35,7 @@ async def revert(call: RequestContext) -> Response:
 
 
 def _read(text: bytes) -> ModelConfig:
-    """Read a JSON object. Raises `InvalidInput`, whose text repeats neither values nor the names of unknown fields."""
+    """Parse a JSON object. Raises `InvalidInput`, whose text contains no values and no names of unknown fields."""
     try:
         return ModelConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -60,32 +61,17 @@ _EXAMPLE = {
     "poll_interval": 3,
     "max_poll_time": 1200,
 }
-_operation = partial(Operation, verb="admin", tag="models", scope=Scope.HANDLER, strict=True)
+_operation = partial(operation, "configs", verb="admin", tag="models")
 OPERATIONS = (
+    _operation("GET", _PATH, config, answers={200: ModelConfig}, problems=(503,)),
     _operation(
-        id="configs_config",
-        method="GET",
-        path=_PATH,
-        handler=config,
-        answers={200: ModelConfig},
-        problems=(503,),
-    ),
-    _operation(
-        id="configs_configure",
-        method="PUT",
-        path=_PATH,
-        handler=configure,
+        "PUT",
+        _PATH,
+        configure,
         body=ModelConfig,
         example=_EXAMPLE,
         answers={200: ModelConfig},
         problems=(409, 503),
     ),
-    _operation(
-        id="configs_revert",
-        method="DELETE",
-        path=_PATH,
-        handler=revert,
-        answers={200: ModelConfig},
-        problems=(409, 503),
-    ),
+    _operation("DELETE", _PATH, revert, answers={200: ModelConfig}, problems=(409, 503)),
 )

@@ -1,4 +1,4 @@
-"""Failed jobs: the dead letters of all models."""
+"""HTTP operations for failed jobs, which are the dead letters of all models."""
 
 from __future__ import annotations
 
@@ -10,31 +10,24 @@ from starlette.responses import Response
 
 from taskqueue_core import dead_letter_filter
 from taskqueue_core.tasks import DeadLetter
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, label_of
 from taskqueue_dispatch.api.models import LetterOut, LettersOut
+from taskqueue_dispatch.handler_helpers import dispatcher_of, job_of, label_of, operation
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import mark_of_queue
 from taskqueue_server.api.models import Count
-from taskqueue_server.routing.operations import (
-    Operation,
-    Query,
-    RequestContext,
-    Scope,
-    answer,
-    spliced,
-)
+from taskqueue_server.routing.operations import Query, RequestContext, answer, spliced
 from taskqueue_server.routing.parameters import AFTER, LIMIT, link, page_query
 from taskqueue_server.routing.schemas import LABEL
 
 _QUEUES = 100
-"""queues that one call reads"""
+"""maximum number of queues that one call reads"""
 _HEAVY = 1024 * 1024
-"""bytes of payloads after which a page reads no further queue"""
+"""size of payloads in bytes after which a page reads no further queue"""
 _encoder = msgspec.json.Encoder()
 
 
 async def failed(call: RequestContext) -> Response:
-    """Return a page of failed jobs, model by model, the oldest of each first: those that the token covers.
+    """Return a page of failed jobs of the models that the token covers, by model, the oldest of each model first.
 
     To read the next page, send ``next`` as ``after``, until there is none. A page may be short or empty and yet not be
     the last one.
@@ -48,7 +41,7 @@ async def failed(call: RequestContext) -> Response:
 
 
 async def _keys(call: RequestContext) -> list[str]:
-    """Return the queues that the client may read, in the order of the marks of their models."""
+    """Return the queues that the client may read, sorted by the prefix of their job ids."""
     if (model := label_of(call, "model")) is not None:
         call.demand(queue_of(model))
         return [queue_of(model)]
@@ -58,7 +51,7 @@ async def _keys(call: RequestContext) -> list[str]:
 async def _page(
     call: RequestContext, keys: list[str], limit: int, after: str | None
 ) -> tuple[list[DeadLetter], str | None]:
-    """Return a page and its cursor: a dead letter of a queue, or a queue's mark if the page ends with the queue."""
+    """Return a page and its cursor: a position in a queue, or the queue's job id prefix if the page ends with it."""
     position = None if after is None else after.rpartition(">")[2]
     start, inside, _ = ("", "", "") if position is None else position.partition("-")
     rest = [
@@ -99,7 +92,7 @@ def _array(
 
 
 async def retry(call: RequestContext) -> Response:
-    """Retry a failed job. If the job is not a failed one, the count is 0."""
+    """Retry a failed job. The count is 0 if the job has not failed."""
     known = await job_of(call)
     return answer(Count(await call.context.dead_letters.redrive(known.key, known.task_id)))
 
@@ -111,47 +104,32 @@ async def retry_all(call: RequestContext) -> Response:
 
 
 async def discard(call: RequestContext) -> Response:
-    """Discard a failed job permanently. If the job is not a failed one, the count is 0."""
+    """Discard a failed job permanently. The count is 0 if the job has not failed."""
     known = await job_of(call)
     return answer(Count(await call.context.dead_letters.discard(known.key, known.task_id)))
 
 
 _MODEL = Query("model", LABEL, "only jobs of this model", example="zimg")
-_operation = partial(Operation, verb="admin", tag="failed jobs", scope=Scope.HANDLER, strict=True)
+_operation = partial(operation, "letters", verb="admin", tag="failed jobs")
+_ONE = {"answers": {200: Count}, "problems": (404, 503)}
 OPERATIONS = (
     _operation(
-        id="letters_failed",
-        method="GET",
-        path="/admin/dlq",
-        handler=failed,
+        "GET",
+        "/admin/dlq",
+        failed,
         query=(_MODEL, LIMIT, AFTER),
         answers={200: LettersOut},
         response_headers=("Link",),
         problems=(503,),
     ),
     _operation(
-        id="letters_retry_all",
-        method="POST",
-        path="/admin/dlq/retry-all",
-        handler=retry_all,
+        "POST",
+        "/admin/dlq/retry-all",
+        retry_all,
         query=(_MODEL,),
         answers={200: Count},
         problems=(503,),
     ),
-    _operation(
-        id="letters_retry",
-        method="POST",
-        path="/admin/dlq/{job_id}/retry",
-        handler=retry,
-        answers={200: Count},
-        problems=(404, 503),
-    ),
-    _operation(
-        id="letters_discard",
-        method="DELETE",
-        path="/admin/dlq/{job_id}",
-        handler=discard,
-        answers={200: Count},
-        problems=(404, 503),
-    ),
+    _operation("POST", "/admin/dlq/{job_id}/retry", retry, **_ONE),
+    _operation("DELETE", "/admin/dlq/{job_id}", discard, **_ONE),
 )

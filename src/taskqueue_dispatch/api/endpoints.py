@@ -1,4 +1,4 @@
-"""Endpoints: register, list, drain, remove."""
+"""HTTP operations that register, list, drain and remove endpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import partial
 from starlette.responses import Response
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, label_of
 from taskqueue_dispatch.api.models import (
     EndpointIn,
     EndpointOut,
@@ -16,9 +15,10 @@ from taskqueue_dispatch.api.models import (
     RegisterIn,
     Removed,
 )
+from taskqueue_dispatch.handler_helpers import dispatcher_of, label_of, operation
 from taskqueue_dispatch.names import queue_of
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import Operation, Query, RequestContext, Scope, answer
+from taskqueue_server.routing.operations import Query, RequestContext, answer
 from taskqueue_server.routing.parameters import LIMIT, link
 from taskqueue_server.routing.schemas import LABEL
 
@@ -28,7 +28,7 @@ _PAGE = 100
 async def register(call: RequestContext) -> Response:
     """Add or change an endpoint: a model on a server, its URL and its number of slots. It takes effect at once.
 
-    The capacity of the model's queue changes with it. An endpoint that was draining or removed is used again.
+    The capacity of the model's queue changes with the slots. An endpoint that was draining or removed is used again.
     ``together`` applies to the whole server, so the token must cover all models of that server.
     """
     body = await call.body(RegisterIn)
@@ -50,9 +50,10 @@ async def register(call: RequestContext) -> Response:
 
 
 async def endpoints(call: RequestContext) -> Response:
-    """Return a page of models by name, with their endpoints and the slots in use: those that the token covers.
+    """Return a page of the models that the token covers, sorted by name, with their endpoints and the slots in use.
 
-    To read the next page, send ``next`` as ``after``, until there is none; the header ``Link`` contains the same.
+    To read the next page, send ``next`` as ``after``, until there is none; the header ``Link`` has the URL of that
+    page.
     """
     limit, after = call.number("limit", _PAGE, LIMITS.batch), label_of(call, "after")
     if (model := label_of(call, "model")) is not None:
@@ -73,7 +74,7 @@ async def endpoints(call: RequestContext) -> Response:
 
 
 async def drain(call: RequestContext) -> Response:
-    """Send an endpoint no more jobs; running jobs continue. Register it again to undo this. Idempotent."""
+    """Stop sending jobs to an endpoint; running jobs continue. Register the endpoint again to undo this. Idempotent."""
     body = await _named(call)
     if not await dispatcher_of(call).registry.drain(body.model, body.server):
         raise ProblemError(404, "unknown_endpoint", "the model has no endpoint on this server")
@@ -86,7 +87,7 @@ async def drain(call: RequestContext) -> Response:
 
 
 async def remove(call: RequestContext) -> Response:
-    """Remove an endpoint; its running jobs continue, and jobs in the model's queue stay there. Idempotent."""
+    """Remove an endpoint. Its running jobs continue, and the model's queued jobs stay queued. Idempotent."""
     body = await _named(call)
     removed = await dispatcher_of(call).registry.remove(body.model, body.server)
     return answer(Removed(removed))
@@ -101,43 +102,39 @@ async def _named(call: RequestContext) -> EndpointIn:
 _MODEL = Query("model", LABEL, "only this model", example="zimg")
 _AFTER = Query("after", LABEL, "the `next` of the previous page", example="zimg")
 _NAMED = {"model": "zimg", "server": "gpu-1"}
-_operation = partial(Operation, verb="admin", tag="models", scope=Scope.HANDLER, strict=True)
+_operation = partial(operation, "endpoints", verb="admin", tag="models")
 OPERATIONS = (
     _operation(
-        id="endpoints_register",
-        method="POST",
-        path="/admin/register",
-        handler=register,
+        "POST",
+        "/admin/register",
+        register,
         body=RegisterIn,
         example={**_NAMED, "endpoint": "http://10.0.0.4:9000/generate", "slots": 2},
         answers={200: EndpointOut},
         problems=(503,),
     ),
     _operation(
-        id="endpoints_endpoints",
-        method="GET",
-        path="/admin/endpoints",
-        handler=endpoints,
+        "GET",
+        "/admin/endpoints",
+        endpoints,
         query=(_MODEL, LIMIT, _AFTER),
         answers={200: ModelsOut},
         response_headers=("Link",),
         problems=(503,),
     ),
     _operation(
-        id="endpoints_drain",
-        method="POST",
-        path="/admin/drain",
-        handler=drain,
+        "POST",
+        "/admin/drain",
+        drain,
         body=EndpointIn,
         example=_NAMED,
         answers={200: EndpointOut},
         problems=(404, 503),
     ),
     _operation(
-        id="endpoints_remove",
-        method="POST",
-        path="/admin/remove",
-        handler=remove,
+        "POST",
+        "/admin/remove",
+        remove,
         body=EndpointIn,
         example=_NAMED,
         answers={200: Removed},

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from taskqueue_dispatch.api import callbacks, configs, dead_letters, endpoints, jobs
-from taskqueue_dispatch.api.handler_helpers import NAME
 from taskqueue_dispatch.config import DispatchSettings
-from taskqueue_dispatch.dashboard import LINKS, PAGES, TEMPLATES
+from taskqueue_dispatch.dashboard.pages import LINKS, PAGES, TEMPLATES
+from taskqueue_dispatch.handler_helpers import NAME
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.context.server import ServerContext
 from taskqueue_server.routing.extensions import Extension
@@ -27,7 +27,10 @@ TAGS = {
 
 
 def extension(settings: DispatchSettings | None = None) -> Extension:
-    """Return the extension. Without ``settings``, they are read when a server is created with it."""
+    """Return the extension.
+
+    If ``settings`` is None, the settings are loaded when a server with the extension starts.
+    """
 
     def opened(context: ServerContext) -> AbstractAsyncContextManager[object]:
         return Dispatcher(context.backend, settings, maintenance=False)

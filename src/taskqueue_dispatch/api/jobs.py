@@ -1,4 +1,4 @@
-"""Jobs: submit, read, wait, cancel."""
+"""HTTP operations that submit, read, wait for and cancel jobs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from taskqueue_core.errors import IdConflict, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_dispatch.api.handler_helpers import dispatcher_of, job_of, unknown_job
 from taskqueue_dispatch.api.models import HandleIn, JobOut, LeasedOut, QueuedOut, SubmissionIn
 from taskqueue_dispatch.callbacks.records import record_of
+from taskqueue_dispatch.handler_helpers import dispatcher_of, job_of, operation, unknown_job
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.status import JobState
 from taskqueue_dispatch.submit import Leased, NoSlots, Queued
@@ -19,11 +19,11 @@ from taskqueue_server.api.models import Cancelled
 from taskqueue_server.api.tasks import WAIT, seconds, waited
 from taskqueue_server.problems import ProblemError, retry_after
 from taskqueue_server.routing.bodies import JSON
-from taskqueue_server.routing.operations import Operation, RequestContext, Scope, answer
+from taskqueue_server.routing.operations import RequestContext, answer
 from taskqueue_server.routing.parameters import IDEMPOTENCY_KEY, id_maker, reused
 
 _BODY = LIMITS.payload + 16 * 1024
-"""bytes of a body: the largest payload and the other fields"""
+"""maximum size of a body in bytes: the largest payload, and space for the other fields"""
 _LIVE = {JobState.QUEUED, JobState.RUNNING}
 
 
@@ -34,8 +34,8 @@ async def submit(call: RequestContext) -> Response:
     stored, because the model has no slots (``no_endpoints``) or its queue is full; retry after ``Retry-After`` seconds.
 
     A request may be repeated with the same ``idempotency_key``, or the same header ``Idempotency-Key``; the answer is
-    then the current outcome of the job. The same key with another payload is refused: 409, and 422 with the header. If
-    there is no answer, or one of 502, 503 or 504, repeat the request with the same key.
+    then the current outcome of the job. The same key with another payload is refused: with 409, or with 422 if the key
+    is in the header. If there is no answer, or one of 502, 503 or 504, repeat the request with the same key.
     """
     body = await call.body(SubmissionIn, _BODY)
     key = queue_of(body.model)
@@ -55,7 +55,7 @@ async def submit(call: RequestContext) -> Response:
 async def handle(call: RequestContext) -> Response:
     """Accept a job that an upstream queue pushes. Its ``job_id`` is its idempotency key, so it may be pushed again.
 
-    Otherwise like submit. After any successful answer, the upstream queue may delete the job.
+    In all other respects, this works like submit. After any successful answer, the upstream queue may delete the job.
     """
     body = await call.body(HandleIn, _BODY)
     call.demand(queue_of(body.model))
@@ -92,7 +92,7 @@ async def _submit(
 async def status(call: RequestContext) -> Response:
     """Return the status of a job, and of the callback that reports its end.
 
-    With ``wait``, the answer comes when the job has ended, or after that many seconds.
+    With ``wait``, the answer is sent when the job has ended, or after that many seconds.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -109,7 +109,7 @@ async def status(call: RequestContext) -> Response:
 async def result(call: RequestContext) -> Response:
     """Return a job's result, byte for byte as its server sent it.
 
-    With ``wait``, the answer comes when the job has ended, or after that many seconds.
+    With ``wait``, the answer is sent when the job has ended, or after that many seconds.
     """
     most = seconds(call)
     known = await job_of(call)
@@ -123,73 +123,41 @@ async def result(call: RequestContext) -> Response:
 
 
 async def cancel(call: RequestContext) -> Response:
-    """Cancel a live job. If it is running, its slot is released; its server may continue, and the result is ignored."""
+    """Cancel a job that has not ended.
+
+    If it is running, its slot is released and the result of its server is ignored.
+    """
     known = await job_of(call)
     cancelled = await dispatcher_of(call).jobs.cancel(known.task_id)
     call.context.waiters.check_now(known.key, known.task_id)
     return answer(Cancelled(cancelled))
 
 
+_JOB_EXAMPLE = {"model": "zimg", "payload": {"prompt": "a boat"}}
 _EXAMPLE = {
-    "model": "zimg",
-    "payload": {"prompt": "a boat"},
+    **_JOB_EXAMPLE,
     "callback_url": "https://app.example.com/gpu-results",
     "idempotency_key": "order-4711",
 }
 _JOB = "/queue/jobs/{job_id}"
-_VERBS = ("publish", "admin")
-_operation = partial(Operation, tag="jobs", scope=Scope.HANDLER, strict=True)
+_submitting = partial(
+    operation,
+    "jobs",
+    "POST",
+    tag="jobs",
+    verb="publish",
+    answers={202: (LeasedOut, QueuedOut)},
+    problems=(409, 503),
+)
+_operation = partial(operation, "jobs", tag="jobs", verb=("publish", "admin"), problems=(404, 503))
 OPERATIONS = (
-    _operation(
-        id="jobs_submit",
-        method="POST",
-        path="/queue/submit",
-        handler=submit,
-        verb="publish",
-        headers=(IDEMPOTENCY_KEY,),
-        body=SubmissionIn,
-        example=_EXAMPLE,
-        answers={202: (LeasedOut, QueuedOut)},
-        problems=(409, 503),
+    _submitting(
+        "/queue/submit", submit, headers=(IDEMPOTENCY_KEY,), body=SubmissionIn, example=_EXAMPLE
     ),
-    _operation(
-        id="jobs_status",
-        method="GET",
-        path=_JOB,
-        handler=status,
-        verb=_VERBS,
-        query=(WAIT,),
-        answers={200: JobOut},
-        problems=(404, 503),
-    ),
-    _operation(
-        id="jobs_result",
-        method="GET",
-        path=f"{_JOB}/result",
-        handler=result,
-        verb=_VERBS,
-        query=(WAIT,),
-        answers={200: None},
-        problems=(404, 503),
-    ),
-    _operation(
-        id="jobs_cancel",
-        method="DELETE",
-        path=_JOB,
-        handler=cancel,
-        verb=_VERBS,
-        answers={200: Cancelled},
-        problems=(404, 503),
-    ),
-    _operation(
-        id="jobs_handle",
-        method="POST",
-        path="/tasks/handle",
-        handler=handle,
-        verb="publish",
-        body=HandleIn,
-        example={"job_id": "upstream-17", "model": "zimg", "payload": {"prompt": "a boat"}},
-        answers={202: (LeasedOut, QueuedOut)},
-        problems=(409, 503),
+    _operation("GET", _JOB, status, query=(WAIT,), answers={200: JobOut}),
+    _operation("GET", f"{_JOB}/result", result, query=(WAIT,), answers={200: None}),
+    _operation("DELETE", _JOB, cancel, answers={200: Cancelled}),
+    _submitting(
+        "/tasks/handle", handle, body=HandleIn, example={"job_id": "upstream-17", **_JOB_EXAMPLE}
     ),
 )

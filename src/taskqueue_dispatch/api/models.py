@@ -1,4 +1,4 @@
-"""The schemas of the dispatcher's requests and answers, from which the OpenAPI document is generated."""
+"""The schemas of the dispatcher's requests and responses, from which the OpenAPI document is generated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SubmissionIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     idempotency_key: Name | None = None
 
     def submission(self, now: float, idempotency_key: str | None) -> Submission:
-        """Return the submission, with times relative to ``now``. Raises `InvalidInput`."""
+        """Return the job as a submission. Its relative times count from ``now``. Raises `InvalidInput`."""
         return Submission(
             model=self.model,
             payload=bytes(self.payload),
@@ -60,7 +60,7 @@ class HandleIn(SubmissionIn, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class LeasedOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for a job that has a slot. ``server`` is null if the server has not been chosen yet."""
+    """The answer for a job that has a slot. ``server`` is null if no server has been chosen yet."""
 
     outcome: Literal["leased"] = "leased"
     job_id: str
@@ -68,7 +68,7 @@ class LeasedOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuedOut(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for a job that waits: the number of jobs before it, and the estimated seconds if known."""
+    """The answer for a job that waits: the number of jobs before it, and the estimated wait in seconds, if known."""
 
     outcome: Literal["queued"] = "queued"
     job_id: str
@@ -83,7 +83,7 @@ class JobOut(JobStatus, frozen=True, kw_only=True):
 
 
 class PushedIn(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job ended on its server. Unknown fields are ignored."""
+    """The report of a GPU server that says how a job ended. Unknown fields are ignored."""
 
     status: Literal["success", "completed", "done", "failed", "error"]
     result: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
@@ -98,20 +98,20 @@ class TakenOut(msgspec.Struct, frozen=True):
 
 
 class LateOut(msgspec.Struct, frozen=True):
-    """The reports of a job that came after its slot had been given to another job, oldest first."""
+    """The reports of a job that arrived after its slot had been given to another job, oldest first."""
 
     notes: list[Any]
 
 
 class EndpointIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model on one server."""
+    """An endpoint: one model on one server."""
 
     model: Label
     server: Label
 
 
 class RegisterIn(EndpointIn, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model on one server, and how many of its jobs that server runs at once."""
+    """An endpoint, one model on one server, and how many jobs of the model the server runs at once."""
 
     endpoint: _Url
     slots: _Slots
@@ -121,7 +121,7 @@ class RegisterIn(EndpointIn, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class EndpointOut(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint and the use of its slots."""
+    """An endpoint and the number of its slots in each state."""
 
     model: str
     server: str
@@ -144,26 +144,10 @@ class EndpointOut(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, info: EndpointInfo) -> EndpointOut:
         """Return the registered fields and the current counts of an endpoint."""
-        endpoint = info.endpoint
-        return cls(
-            model=endpoint.model,
-            server=endpoint.server,
-            endpoint=endpoint.url,
-            slots=endpoint.slots,
-            priority=endpoint.priority,
-            reports=endpoint.reports,
-            together=endpoint.together,
-            healthy=info.healthy,
-            draining=info.draining,
-            removed=info.removed,
-            resting_until=info.resting_until,
-            free=info.free,
-            unassigned=info.unassigned,
-            assigned=info.assigned,
-            detached=info.detached,
-            overdue=info.overdue,
-            last_model=info.last_model,
-        )
+        registered = msgspec.structs.asdict(info.endpoint)
+        registered["endpoint"] = registered.pop("url")
+        names = cls.__struct_fields__
+        return cls(**registered, **{n: getattr(info, n) for n in names if n not in registered})
 
 
 class ModelOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +161,7 @@ class ModelOut(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, view: ModelView) -> ModelOut:
-        """Return a model without its configuration."""
+        """Return the fields of a model and its endpoints, without its configuration."""
         return cls(
             model=view.model,
             queue=view.key,
@@ -188,14 +172,14 @@ class ModelOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelsOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of models, by name. If there is a ``next``, send it as ``after`` to read the next page."""
+    """A page of models, sorted by name. If there is a ``next``, send it as ``after`` to read the next page."""
 
     models: list[ModelOut]
     next: str | None = None
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """Whether the endpoint existed."""
+    """The answer to a removal: whether the endpoint existed."""
 
     removed: bool
 
@@ -233,7 +217,7 @@ class LetterOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LettersOut(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A page of failed jobs. If there is a ``next``, more follow, even if this page is short or empty."""
+    """A page of failed jobs. If there is a ``next``, more jobs follow, even if this page is short or empty."""
 
     jobs: list[LetterOut]
     next: str | None = None

@@ -1,4 +1,4 @@
-"""The outcome of a callback, read from its task in the store."""
+"""The outcome of a job's callback, read from the callback's task in the store."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import msgspec
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of, dead_letters_of
-from taskqueue_core.tasks import DeadLetter, State, TaskStatus
+from taskqueue_core.tasks import State
 from taskqueue_dispatch.callbacks.tasks import ENDS, EXPIRED, callback_id
 from taskqueue_dispatch.names import CALLBACKS
 
 _NOT_EXPIRED = {State.SCHEDULED, State.CANCELLED}
-"""states of an expiry callback that waits for the job's deadline, or whose job has not expired"""
+"""states of an expiry callback that is not due yet, or whose job did not expire"""
 _STATES = {State.DONE: "delivered", State.DEAD: "failed"}
 
 
 class CallbackReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a delivered callback."""
+    """The data that the store keeps about a delivered callback."""
 
     http_status: int
     length: int
-    """bytes of the response that were read; the content is not stored"""
+    """number of bytes of the response that were read; its content is not stored"""
     seconds: float
-    """duration of the attempt"""
+    """duration of the successful attempt in seconds"""
 
 
 class CallbackRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One callback."""
+    """The state of a callback."""
 
     webhook_id: str
     job_status: str
-    """the end of the job that it reports"""
+    """final status of the job, as the callback reports it"""
     state: str
     """``pending``, ``delivered``, ``failed`` (a dead letter), ``cancelled`` or ``discarded``"""
     attempt: int
-    """the last attempt, or the next one"""
+    """number of the last attempt, or of the next one"""
     updated_at: float
     reason: str | None = None
-    """why it has failed permanently, such as ``refused``, ``gone`` or ``max_retries_exceeded``"""
+    """reason why the callback has failed permanently, such as ``refused``, ``gone`` or ``max_retries_exceeded``"""
     error: str | None = None
     """error of the last failed attempt"""
     http_status: int | None = None
-    """status of the successful response"""
+    """HTTP status of the successful response"""
     length: int | None = None
     seconds: float | None = None
 
 
 async def record_of(backend: Backend, job_id: str) -> CallbackRecord | None:
-    """Return the newest callback of a job; ``None`` if there is none, or its record has expired.
+    """Return the newest callback of a job, or ``None`` if there is none or its record has expired.
 
-    A job that failed and was redriven may have two.
+    A job that failed, was redriven and ended again may have two callbacks.
     """
     control = control_of(backend)
     ids = [callback_id(job_id, status) for status in ENDS]
@@ -62,17 +62,11 @@ async def record_of(backend: Backend, job_id: str) -> CallbackRecord | None:
     if not known:
         return None
     status, name = max(known, key=lambda pair: pair[0].updated_at)
-    results = await control.results(CALLBACKS, status.task_id)
-    dead = None
+    (result,) = await control.results(CALLBACKS, status.task_id)
+    receipt, dead = _receipt(result), None
+    error = None if status.state is State.DONE else status.error
     if status.state is State.DEAD:
         dead = await dead_letters_of(backend).get(CALLBACKS, status.task_id)
-    return _record_of(status, name, _receipt(results[0]), dead)
-
-
-def _record_of(
-    status: TaskStatus, name: str, receipt: CallbackReceipt | None, dead: DeadLetter | None
-) -> CallbackRecord:
-    error = None if status.state is State.DONE else status.error
     if dead is not None and dead.history:
         error = dead.history[-1].error
     return CallbackRecord(
@@ -83,9 +77,7 @@ def _record_of(
         updated_at=status.updated_at,
         reason=dead.reason if dead else None,
         error=error,
-        http_status=receipt.http_status if receipt else None,
-        length=receipt.length if receipt else None,
-        seconds=receipt.seconds if receipt else None,
+        **({} if receipt is None else msgspec.structs.asdict(receipt)),
     )
 
 
@@ -93,4 +85,4 @@ def _receipt(result: bytes | None) -> CallbackReceipt | None:
     try:
         return None if result is None else msgspec.json.decode(result, type=CallbackReceipt)
     except msgspec.MsgspecError:
-        return None  # another program has stored it
+        return None  # not a receipt, so another program has stored it

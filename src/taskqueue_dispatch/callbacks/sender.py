@@ -1,4 +1,4 @@
-"""The sender of callbacks, a consumer of their queue."""
+"""The sender of callbacks: it consumes their queue and sends them over HTTP."""
 
 from __future__ import annotations
 
@@ -11,53 +11,101 @@ import ssl
 import time
 from collections.abc import Callable
 from functools import partial
+from ipaddress import ip_network
 
 import msgspec
 
-from taskqueue_core.backend import Backend, Subscription
-from taskqueue_core.capabilities import control_of
+from taskqueue_core.backend import Backend, Capability, Subscription
+from taskqueue_core.capabilities import Order, QueueSettings, control_of, has
 from taskqueue_core.consumer.outage import OutageRetry, close
 from taskqueue_core.consumer.settle import settle
-from taskqueue_core.errors import InvalidInput, TaskQueueError
-from taskqueue_core.retry import Failed, Outcome, Rejected, ScheduleRetry, Success, decide
+from taskqueue_core.errors import (
+    ConfigurationError,
+    InvalidInput,
+    SettingsConflict,
+    TaskQueueError,
+)
+from taskqueue_core.retry import (
+    Failed,
+    Outcome,
+    Rejected,
+    RetryPolicy,
+    ScheduleRetry,
+    Success,
+    decide,
+)
 from taskqueue_core.tasks import Delivery, Published, Settled, State, Task
-from taskqueue_dispatch.callbacks.policy import policy_of, prepare
 from taskqueue_dispatch.callbacks.records import CallbackReceipt, CallbackRecord, record_of
 from taskqueue_dispatch.callbacks.signature import Signer
 from taskqueue_dispatch.callbacks.tasks import CALLBACK_URL, JOB, QUEUE, callback_task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.outbound_http import (
+from taskqueue_dispatch.outbound_http.dns import (
     CachedLookup,
     NameUnknown,
     NotReached,
-    PostReply,
     Resolve,
-    check_url,
     look_up,
-    post,
-    trusted,
 )
+from taskqueue_dispatch.outbound_http.post import PostReply, post, trusted
+from taskqueue_dispatch.outbound_http.url_policy import UrlPolicy, check_url
 
 _FIELD = "callback_url"
 _FINAL_SECONDS = 0.5
-"""seconds for the last call to the store during shutdown"""
+"""seconds for the last store call during shutdown"""
 _GRACE_SECONDS = 2.0
 """seconds in which requests in progress may finish during shutdown"""
 _SUCCESS = range(200, 300)
 _GONE = 410
 _THROTTLED = {429, 502, 504}
 _THROTTLE_SECONDS = 30.0
-"""minimum delay after a response that asks for fewer requests"""
+"""minimum delay in seconds after a response that asks for fewer requests"""
 _MAX_RETRY_AFTER = 6 * 3600.0
-"""maximum ``Retry-After``, in seconds, that is followed"""
+"""largest ``Retry-After`` in seconds that is obeyed"""
 _POLL_SECONDS, _MAX_POLL_SECONDS = 1.0, 30.0
-"""delay until a job that is past its deadline but still live is checked again; it grows with each check"""
+"""shortest and longest delay in seconds until a job past its deadline that has not ended is checked again"""
+_RETRY = RetryPolicy(base=5.0, cap=6 * 3600.0, jitter=0.2)
+_STORED_SECONDS = 86_400.0
+"""seconds for which the outcome of a callback is kept, and for which a second callback with its id is dropped"""
+_MAX_PORT = 65_535
 _log = logging.getLogger("taskqueue.dispatch.callbacks")
 
 
+def policy_of(settings: DispatchSettings) -> UrlPolicy:
+    """Return the rules for URLs of callbacks. Raises `ConfigurationError` for an invalid port or network."""
+    if not all(1 <= port <= _MAX_PORT for port in settings.callback_ports):
+        raise ConfigurationError(
+            f"TASKQUEUE_DISPATCH_CALLBACK_PORTS: a port must be from 1 to {_MAX_PORT}"
+        )
+    try:
+        networks = tuple(map(ip_network, settings.callback_networks))
+    except ValueError as error:
+        raise ConfigurationError(f"TASKQUEUE_DISPATCH_CALLBACK_NETWORKS: {error}") from None
+    ports = frozenset(settings.callback_ports)
+    return UrlPolicy(ports=ports, http=settings.callback_http, networks=networks)
+
+
+async def prepare(backend: Backend, settings: DispatchSettings) -> None:
+    """Configure the queue of callbacks: the number of attempts and the concurrency per host come from ``settings``.
+
+    All other settings get defaults when the queue is new, and later stay as an operator has changed them.
+    """
+    control = control_of(backend)
+    while True:
+        current = await control.settings(CALLBACKS)
+        changed = _applied(current, settings, ordered=has(backend, Capability.ORDER))
+        if changed == current:
+            return
+        with contextlib.suppress(SettingsConflict):
+            await control.configure(CALLBACKS, changed)
+            return
+
+
 class Sender:
-    """A consumer that sends callbacks until they succeed. Rejected ones and those out of attempts are dead letters."""
+    """A consumer that sends callbacks until they succeed.
+
+    A callback that is rejected or out of attempts is a dead letter.
+    """
 
     def __init__(
         self,
@@ -70,8 +118,8 @@ class Sender:
     ) -> None:
         """Create a sender without any I/O.
 
-        ``tls`` verifies receivers, instead of the system's certificate authorities; ``uniform`` returns 0 <= x < 1.
-        Raises `ConfigurationError` for an invalid secret, port or network.
+        ``tls`` verifies receivers, instead of the system's certificate authorities; ``uniform`` returns random numbers
+        from 0 to 1. Raises `ConfigurationError` for an invalid secret, port or network.
         """
         self._backend = backend
         self._control = control_of(backend)
@@ -100,14 +148,14 @@ class Sender:
             return
 
     async def record(self, job_id: str) -> CallbackRecord | None:
-        """Return the newest callback of a job; ``None`` if there is none, or its record has expired."""
+        """Return the newest callback of a job, or ``None`` if there is none or its record has expired."""
         return await record_of(self._backend, job_id)
 
     async def run(self) -> None:
-        """Send callbacks until cancelled, retrying during an outage of the store.
+        """Send callbacks until cancelled. During an outage of the store, retry.
 
-        When cancelled, it waits two seconds for requests in progress and releases the others, which are sent again.
-        Raises `SubscriptionClosed` if the backend is closed.
+        When cancelled, wait two seconds for requests in progress, and release the other callbacks, which are sent
+        again later. Raises `SubscriptionClosed` if the backend is closed.
         """
         if not self._signer.signs:
             _log.warning(
@@ -145,7 +193,8 @@ class Sender:
                 task.cancel()
             await asyncio.gather(*remaining, return_exceptions=True)
             await self._cached_lookup.aclose()
-            with contextlib.suppress(TimeoutError):  # during an outage the leases expire
+            # During an outage, the call may time out; the leases then expire by themselves.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FINAL_SECONDS):
                     await close(subscription)
 
@@ -156,8 +205,8 @@ class Sender:
             if not await self._is_due(subscription, delivery):
                 return
             outcome, after = await self._attempt(delivery, tls)
-        except Exception as error:  # noqa: BLE001 - one callback must not end the others
-            # Only the type is logged: the text may contain the URL.
+        except Exception as error:  # noqa: BLE001 - an error in one callback must not affect the others
+            # Log only the type of the error, because its text may contain the URL.
             _log.warning("could not send a callback", extra={"reason": type(error).__name__})
             outcome, after = Failed("internal error of the callback sender"), 0.0
         try:
@@ -171,7 +220,7 @@ class Sender:
                 _log.info("another process took over a callback")
 
     async def _is_due(self, subscription: Subscription, delivery: Delivery) -> bool:
-        """Return whether to send a callback now. The job's state decides whether an expiry callback is sent."""
+        """Return whether to send a callback now. An expiry callback is sent only if its job has expired."""
         task = delivery.task
         if QUEUE not in task.headers:
             return True
@@ -180,7 +229,7 @@ class Sender:
         state = None if status is None else status.state
         if state is State.EXPIRED:
             return True
-        # A job that is done has been reported, unless its dispatcher was killed before that.
+        # The callback of a job that is done is stored already, unless the job's dispatcher was killed first.
         unreported = state is State.DONE and not await self._ensure_reported(task)
         if unreported or (state is not None and state.live):
             delay = min(delivery.attempt * _POLL_SECONDS, _MAX_POLL_SECONDS)
@@ -195,7 +244,7 @@ class Sender:
         return False
 
     async def _ensure_reported(self, expiry: Task) -> bool:
-        """Publish the callback of a job that is done, unless it exists; return whether it is stored."""
+        """Store the callback of a job that is done, unless it exists. Return False if the queue refuses it."""
         key, job_id = expiry.headers[QUEUE], expiry.headers[JOB]
         (result,) = await self._store.retry_until_available(
             partial(self._control.results, key, job_id)
@@ -235,6 +284,17 @@ class Sender:
         return await settle(self._backend, subscription, delivery, verb)
 
 
+def _applied(current: QueueSettings, settings: DispatchSettings, *, ordered: bool) -> QueueSettings:
+    fields = current.model_dump()
+    if not current.version:
+        fields |= {"result_ttl": _STORED_SECONDS, "dedupe_window": _STORED_SECONDS}
+    retry = current.retry if current.version else _RETRY
+    fields["retry"] = retry.model_copy(update={"max_attempts": settings.callback_attempts})
+    if ordered:
+        fields |= {"order": Order.FAIR, "tenant_max_inflight": settings.callbacks_per_host}
+    return QueueSettings.model_validate(fields)
+
+
 def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
     if reply.status in _SUCCESS:
         receipt = CallbackReceipt(
@@ -249,7 +309,7 @@ def _classify(reply: PostReply, seconds: float) -> tuple[Outcome, float]:
     return Failed(error), min(after, _MAX_RETRY_AFTER)
 
 
-async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+async def _log_outage(available: bool, code: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
     if available:
         _log.info("store available again; sending callbacks")
     else:

@@ -1,4 +1,4 @@
-"""Signatures of callbacks, according to Standard Webhooks 1.0."""
+"""Signatures of callbacks as specified by Standard Webhooks 1.0."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _FORM = f"a secret must be {_PREFIX} followed by base64 of {_BYTES.start} to {_B
 
 
 class Signer:
-    """A signer with one or more secrets. It signs with each, so that a secret can be rotated."""
+    """A signer that signs with each of its secrets, so that receivers can change from an old secret to a new one."""
 
     def __init__(self, secrets: Sequence[SecretStr]) -> None:
-        """Create a signer. Raises `ConfigurationError` for an invalid secret, without showing it."""
+        """Create a signer.
+
+        Raises `ConfigurationError` for an invalid secret, whose value the error does not contain.
+        """
         self._keys = tuple(
             Webhook(_key(index, secret.get_secret_value()))
             for index, secret in enumerate(secrets, start=1)
@@ -29,14 +32,14 @@ class Signer:
 
     @property
     def signs(self) -> bool:
-        """Whether there is a secret."""
+        """Whether a secret is configured."""
         return bool(self._keys)
 
     def headers(self, webhook_id: str, at: float, body: bytes) -> dict[str, str]:
-        """Return the headers of one attempt at the time ``at`` (Unix seconds); without a secret there is no signature.
+        """Return the headers of one attempt. Without a secret, the signature is missing.
 
-        The id is the same for all attempts. The body is UTF-8. Raises `ValueError` for an id that contains a dot,
-        because dots separate the parts of the signed text.
+        ``at`` is the time of the attempt in Unix seconds. All attempts have the same ``webhook_id``. ``body`` must be
+        UTF-8. Raises `ValueError` for an id that contains a dot, because dots separate the parts of the signed text.
         """
         if "." in webhook_id:
             raise ValueError("the id of a webhook must not contain a dot")
@@ -47,7 +50,7 @@ class Signer:
 
 
 def _key(index: int, secret: str) -> bytes:
-    # The library ignores characters that are not base64: with a mistyped secret it would sign with another key.
+    # Decode the secret here, because the library ignores invalid base64 and would sign with another key.
     kind, prefix, text = secret.rpartition(_PREFIX)
     try:
         key = base64.b64decode(text, validate=True)

@@ -1,8 +1,6 @@
-"""The task of a callback."""
+"""The tasks in which callbacks are stored."""
 
 from __future__ import annotations
-
-import hashlib
 
 import msgspec
 from msgspec import structs
@@ -10,21 +8,21 @@ from msgspec import structs
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_json
 from taskqueue_core.tasks import Task
-from taskqueue_dispatch.names import CALLBACKS
-from taskqueue_dispatch.outbound_http import read_url
+from taskqueue_dispatch.names import CALLBACKS, digest
+from taskqueue_dispatch.outbound_http.urls import read_url
 
 CALLBACK_URL = "callback-url"
-"""the header with the URL, in a job's task and in that of its callback"""
+"""name of the task header with the callback URL, in jobs and in callbacks"""
 EXPIRED = "expired"
 ENDS = ("done", "failed", EXPIRED, "cancelled", "discarded")
-"""the ways in which a job can end"""
+"""statuses with which a job can end"""
 QUEUE, JOB = "job-queue", "job-id"
-"""headers of an expiry callback: the job whose state decides whether it is sent"""
+"""names of the task headers that identify the job of an expiry callback"""
 _MAX_CHECKS = 100
 _MAX_BODY = 20_000
-"""bytes"""
+"""largest body of a callback in bytes"""
 _MAX_ERROR = 1000
-"""characters"""
+"""largest error text in a callback, in characters"""
 _DIGEST = 32
 _json = msgspec.json.Encoder()
 
@@ -32,16 +30,18 @@ _json = msgspec.json.Encoder()
 def callback_task(job: Task, status: str, result: bytes | None, error: str | None) -> Task:
     """Return the task of the callback that reports to the client how ``job`` ended.
 
-    The task id depends only on job and status, so publishing it again has no effect, even with another result
-    (`Published.CONFLICT`). It is also the webhook's id, and contains no dot. The tenant is the receiver's host, so
-    that a limit applies to each host. The payload is the request body: ``{"job_id", "status", "result"}``, with
-    ``error`` if there is one. If the body would exceed 20 kB or be nested too deep, ``result`` is null and
-    ``result_omitted`` true.
+    The task id depends only on job id and status, so publishing the callback again has no effect, even with another
+    result (`Published.CONFLICT`). The id is also the webhook's id, and contains no dot. The tenant is the receiver's
+    host, so that a limit applies to each host. The payload is the request body: ``{"job_id", "status", "result"}``,
+    with ``error`` if there is one. If the body would exceed 20 kB or be nested too deeply, ``result`` is null and
+    ``result_omitted`` is true.
 
     Raises `InvalidInput` for a job without a callback URL, and for an unknown status.
     """
     if CALLBACK_URL not in job.headers:
-        raise InvalidInput("job", "one without a callback", f"one with the header {CALLBACK_URL}")
+        raise InvalidInput(
+            "job", "a job without a callback", f"a job with the header {CALLBACK_URL}"
+        )
     if status not in ENDS:
         raise InvalidInput("status", "an unknown value", ", ".join(ENDS))
     url = job.headers[CALLBACK_URL]
@@ -55,7 +55,9 @@ def callback_task(job: Task, status: str, result: bytes | None, error: str | Non
 
 
 def expiry_task(job: Task) -> Task:
-    """Return the callback for the expiry of ``job``: it is due at the deadline, and sent only if the job has expired.
+    """Return the callback that reports the expiry of ``job``.
+
+    It is due at the deadline, and dropped if the job did not expire.
 
     It is published together with the job, because no process handles a job at the time when it expires. Raises
     `InvalidInput`, like `callback_task`.
@@ -70,8 +72,8 @@ def expiry_task(job: Task) -> Task:
 
 
 def callback_id(job_id: str, status: str) -> str:
-    """Return the id of the callback that reports this end of a job."""
-    return f"msg_{_digest(f'{status}/{job_id}')}"
+    """Return the id of the callback that reports that a job ended with ``status``."""
+    return f"msg_{digest(f'{status}/{job_id}')[:_DIGEST]}"
 
 
 def _payload(job_id: str, status: str, result: bytes | None, error: str | None) -> bytes:
@@ -90,15 +92,11 @@ def _payload(job_id: str, status: str, result: bytes | None, error: str | None) 
 
 
 def _tenant(url: str) -> str:
-    # The URL of a job may be unchecked. An invalid one is rejected before the request.
+    # A job's URL may not have been checked. An invalid one is rejected before the request is sent.
     try:
         host = read_url(CALLBACK_URL, url).host
     except InvalidInput:
         return "unreadable"
     if ":" in host:
         return f"<{host}>"
-    return host if len(host) <= LIMITS.name else f"{host[:100]}~{_digest(host)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+    return host if len(host) <= LIMITS.name else f"{host[:100]}~{digest(host)[:_DIGEST]}"

@@ -19,14 +19,14 @@ _HELP = (
 
 
 class _Group(typer.core.TyperGroup):
-    """A command group whose option ``--embedded-redis`` can be given without a directory."""
+    """The command group, which accepts ``--embedded-redis`` with and without a directory."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_empty_value(args))
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command group."""
+    """Add the command group ``dispatch`` to ``app``."""
     group = typer.Typer(
         name="dispatch",
         help=_HELP,
@@ -41,7 +41,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _serve_command() -> Any:
-    """Return a function with the options of ``taskqueue serve`` that serves with the dispatcher."""
+    """Return a command that has the options of ``taskqueue serve`` and starts a server with the dispatcher."""
 
     def run(ctx: typer.Context, **options: Any) -> None:
         if ctx.invoked_subcommand is None:

@@ -1,4 +1,4 @@
-"""``taskqueue dispatch demo``."""
+"""The command ``taskqueue dispatch demo``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 
 _EMBEDDED = "embedded"
-"""name of the Redis backend on an embedded store, whatever the settings say"""
+"""value of ``--backend`` for Redis on an embedded store, even if the settings name another store"""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command ``demo`` to ``app``."""
     app.command(name="demo", help=paragraphs(run.__doc__))(run)
 
 
@@ -51,17 +51,20 @@ def run(
 ) -> None:
     """Dispatch jobs of three models to five simulated servers, with injected faults.
 
-    One model answers with the result, one is polled for it, and one pushes it. Some jobs fail once, three always;
-    some are submitted twice; some have a callback, whose receiver rejects the first few requests. Halfway, one server
-    crashes with running jobs, and another reports that it is idle while it is busy. At the end the demo checks that
-    every job is accounted for and that every result is correct; otherwise it exits with 1.
+    One model returns its result in the response, one is polled for it, and one pushes it. Some jobs fail once, three
+    always; some are submitted twice; some have a callback, whose receiver rejects the first few requests. During the
+    run, one server crashes with running jobs, and another reports that it is idle while it is busy. At the end the
+    demo checks that every job is accounted for and that every result is correct; otherwise it exits with 1.
     """
     try:
-        from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - no other command needs it
+        from taskqueue_cli.demo_frame.run import (  # noqa: PLC0415 - only this command needs it
             run_command,
         )
-        from taskqueue_dispatch.demo import DemoOptions, run_demo  # noqa: PLC0415 - as above
-        from taskqueue_dispatch.demo.plan import jobs_for  # noqa: PLC0415 - as above
+        from taskqueue_dispatch.demo.plan import (  # noqa: PLC0415 - only this command needs it
+            DemoOptions,
+            jobs_for,
+        )
+        from taskqueue_dispatch.demo.run import run_demo  # noqa: PLC0415 - only this command needs it
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the demo needs the module {error.name!r}, which is not installed; "
@@ -80,12 +83,13 @@ def run(
         keep_going=keep_going,
     )
     for logger in ("taskqueue", "uvicorn"):
-        logging.getLogger(logger).addHandler(logging.NullHandler())  # the view shows the events
+        # The view shows events instead of log messages.
+        logging.getLogger(logger).addHandler(logging.NullHandler())
     run_command(partial(run_demo, options), as_json=as_json)
 
 
 def _store(backend: str) -> tuple[str, bool]:
-    """Return the backend's name, and whether it runs on an embedded store."""
+    """Return the name of the backend, and whether it runs on an embedded store."""
     forced = backend == _EMBEDDED
     name = "redis" if forced else backend
     store = embedded_store(name)

@@ -26,11 +26,13 @@ from taskqueue_dispatch.cli.server import (
     run_request,
 )
 from taskqueue_dispatch.models import ModelConfig
+from taskqueue_dispatch.registry import endpoint_state
 
 Server = Annotated[str, argument("Name of the server.", metavar="SERVER")]
 _REFRESH_SECONDS = 1.0
 _SLOTS_WIDTH = 14
-"""characters of the column of slots: one state per line"""
+"""width in characters of the column of slots, so that each line shows one state"""
+_COLOURS = {"ok": "green", "warn": "yellow", "paused": "yellow", "bad": "red"}
 _REGISTERED = ("model", "server", "endpoint", "slots", "priority", "reports", "together")
 
 
@@ -63,7 +65,7 @@ class _Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands for endpoints to ``app``."""
     app.command()(register)
     app.command(name="endpoints")(show)
     app.command()(drain)
@@ -92,7 +94,7 @@ def register(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register an endpoint (a model on a server), or change it. Ends draining."""
+    """Register an endpoint (a model on a server), or change it. A drained endpoint is used again."""
     values = (model, machine, endpoint, slots, priority, not no_reports, together)
     body = dict(zip(_REGISTERED, values, strict=True))
     info = run_request(url, lambda server: _register(server, body))
@@ -132,7 +134,7 @@ def show(
 
 
 async def _watch(server: DispatchServer, model: str | None) -> None:
-    """Refresh the table every second; if the output is not a terminal, print it when it has changed."""
+    """Refresh the table every second. If the output is not a terminal, print the table only when it has changed."""
     shown: list[_Endpoint] | None = None
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
@@ -174,14 +176,8 @@ def _slots(info: _Endpoint) -> str:
 
 
 def _state(info: _Endpoint) -> Text:
-    if info.removed:
-        return Text("removed", "yellow")
-    if info.draining:
-        return Text("draining", "yellow")
-    if not info.healthy:
-        return Text("not healthy", "red")
-    resting = info.resting_until is not None and info.resting_until > time.time()
-    return Text("resting", "yellow") if resting else Text("ready", "green")
+    text, state = endpoint_state(info, time.time())
+    return Text(text, _COLOURS[state])
 
 
 def drain(
@@ -194,7 +190,7 @@ def drain(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send no more jobs to an endpoint. Running jobs continue."""
+    """Stop sending jobs to an endpoint. Running jobs continue."""
 
     async def work(server: DispatchServer) -> _Endpoint:
         if not undo:
@@ -254,7 +250,7 @@ def config(
         current = await server.ask("DELETE" if reset else "GET", path, dict[str, Any])
         if not changed:
             return current
-        # Fields that have their default value are not sent: they follow the defaults of later versions.
+        # Do not send fields that have their default value, so that they follow the defaults of later versions.
         defaults = ModelConfig().model_dump(mode="json")
         body = {name: value for name, value in current.items() if value != defaults.get(name)}
         return await server.ask("PUT", path, dict[str, Any], body=body | changed)

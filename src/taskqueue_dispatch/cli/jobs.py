@@ -1,4 +1,4 @@
-"""``taskqueue dispatch submit`` and ``job``."""
+"""The commands ``taskqueue dispatch submit`` and ``taskqueue dispatch job``."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DEFAULT_PRIORITY
 from taskqueue_dispatch.cli.server import DispatchServer, Model, NotFound, Url, report, run_request
+from taskqueue_dispatch.status import JobStatus
 
 _ATTEMPTS, _RETRY_SECONDS = 4, 0.25
 _MAX_WAIT = 30
-"""seconds for which one request may wait for the end of a job"""
+"""maximum number of seconds for which one request waits for the end of a job"""
 _DONE = "done"
 _LIVE = {"queued", "running"}
 _COLOURS = {"done": "green", "failed": "bold red", "running": "cyan"}
 
 
 class JobEnded(TaskQueueError):
-    """The job has ended without success."""
+    """The error of ``submit --wait`` if the job has ended without success."""
 
     code = "job_ended"
 
 
 class NotEnded(TaskQueueError):
-    """The job has not ended in time."""
+    """The error of ``submit --wait`` if the job has not ended in time."""
 
     code = "not_ended"
 
@@ -50,21 +51,8 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     estimated_wait: float | None = None
 
 
-class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    job_id: str
-    model: str | None = None
-    state: str
-    attempt: int
-    losses: int
-    updated_at: float
-    progress: float | str | None = None
-    server: str | None = None
-    reason: str | None = None
-    error: str | None = None
-
-
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands ``submit`` and ``job`` to ``app``."""
     app.command()(submit)
     app.command(name="job")(show)
 
@@ -114,7 +102,7 @@ def submit(
         **{name: value for name, value in optional.items() if value is not None},
     }
 
-    async def work(server: DispatchServer) -> tuple[_Outcome, _Job | None, Any]:
+    async def work(server: DispatchServer) -> tuple[_Outcome, JobStatus | None, Any]:
         outcome = await _submit(server, body)
         if not wait:
             return outcome, None, None
@@ -131,7 +119,7 @@ def submit(
 
 
 async def _submit(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
-    """Submit until the server confirms it. The idempotency key makes repeating harmless."""
+    """Submit a job, and retry until the server confirms it. The idempotency key makes retries safe."""
     attempt = 1
     while True:
         try:
@@ -146,13 +134,17 @@ async def _submit(server: DispatchServer, body: dict[str, Any]) -> _Outcome:
         attempt += 1
 
 
-async def _wait_for_end(server: DispatchServer, job_id: str, seconds: float) -> tuple[_Job, Any]:
-    """Wait until a job has ended; return it with its result. Raises `JobEnded` and `NotEnded`."""
+async def _wait_for_end(
+    server: DispatchServer, job_id: str, seconds: float
+) -> tuple[JobStatus, Any]:
+    """Wait until a job has ended. Return it with its result. Raises `JobEnded` and `NotEnded`."""
     until = time.monotonic() + seconds
     while True:
         remaining = max(0.0, until - time.monotonic())
         wait = min(math.ceil(remaining), _MAX_WAIT)
-        job = await server.ask("GET", _path(job_id), _Job, query={"wait": wait} if wait else None)
+        job = await server.ask(
+            "GET", _path(job_id), JobStatus, query={"wait": wait} if wait else None
+        )
         if job.state == _DONE:
             return job, await _result(server, job_id)
         if job.state not in _LIVE:
@@ -165,7 +157,7 @@ async def _wait_for_end(server: DispatchServer, job_id: str, seconds: float) -> 
 async def _result(server: DispatchServer, job_id: str) -> Any:
     try:
         return await server.ask("GET", f"{_path(job_id)}/result", msgspec.Raw)
-    except NotFound:  # it has expired
+    except NotFound:  # the result has expired
         return None
 
 
@@ -177,8 +169,8 @@ def show(
 ) -> None:
     """Show the status of one job, and its result if it is done. Exits with 1 if the job was not found."""
 
-    async def work(server: DispatchServer) -> tuple[_Job, Any]:
-        job = await server.ask("GET", _path(job_id), _Job)
+    async def work(server: DispatchServer) -> tuple[JobStatus, Any]:
+        job = await server.ask("GET", _path(job_id), JobStatus)
         return job, await _result(server, job_id) if job.state == _DONE else None
 
     job, result = run_request(url, work)

@@ -1,4 +1,4 @@
-"""The client of a server with the dispatcher, and the arguments that its commands share."""
+"""The HTTP client of the dispatcher's commands, and the arguments that the commands share."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _START_COMMAND = "taskqueue dispatch"
 
 
 class NotFound(TaskQueueError):
-    """The job or the endpoint was not found."""
+    """The error for a job or an endpoint that was not found."""
 
     code = "not_found"
 
 
 class NoSlotsError(TaskQueueError):
-    """The job was not stored: its model has no slots, or its queue is full."""
+    """The error if a job was not stored, because its model has no slots or its queue is full."""
 
     code = "no_slots"
 
 
 class DispatchServer(HttpClient):
-    """The client of one server with the dispatcher."""
+    """The HTTP client for a server with the dispatcher."""
 
     def error(self, answer: Answer) -> TaskQueueError:
         """Return the error for an unsuccessful response."""
@@ -60,7 +60,7 @@ class DispatchServer(HttpClient):
 
 
 def run_request(url: str | None, work: Callable[[DispatchServer], Awaitable[T]]) -> T:
-    """Connect to the server, run ``work`` with the client, and return its result."""
+    """Connect to a server, call ``work`` with the client, and return the result of ``work``."""
 
     async def run() -> T:
         settings = load_settings(Settings)

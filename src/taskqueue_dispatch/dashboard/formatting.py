@@ -1,4 +1,4 @@
-"""The texts of the page that the stream updates, by name."""
+"""The texts of the dispatcher's dashboard page that its stream updates, by name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import hashlib
 from taskqueue_core.capabilities import EndpointInfo, QueueSettings
 from taskqueue_core.tasks import Ledger, QueueStats
 from taskqueue_dispatch.dashboard.snapshot import ModelSnapshot, PoolSnapshot
+from taskqueue_dispatch.registry import endpoint_state
 from taskqueue_server.dashboard import formatting
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
 _JOBS_RELOAD = 3
-"""number of samples after which the list of running jobs is reloaded"""
+"""number of snapshots after which the page reloads its list of running jobs"""
 _MAX_MARKS = 24
-"""maximum number of slots that are drawn one by one"""
+"""maximum number of slots for which the page draws one mark each"""
 
 
 def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
-    """Return all texts of the page by name; a name with ``@`` is a state, not a text."""
+    """Return all texts of the page by name.
+
+    A name that begins with ``@`` is that of a state, which selects a colour.
+    """
     values = _store(snapshot, sample)
     for model in snapshot.models:
         values.update(_of_model(model, snapshot.at))
@@ -35,27 +39,14 @@ def texts(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
 
 
 def shape(snapshot: PoolSnapshot) -> str:
-    """Return a digest that changes when the page has to be reloaded, because more than its texts has changed."""
+    """Return a digest that changes when the page must be reloaded, because more than its texts has changed."""
     parts = [
         snapshot.error,
-        [model.name for model in snapshot.models],
+        [model.model for model in snapshot.models],
         [(info.endpoint, info.draining, info.removed) for info in snapshot.endpoints],
         snapshot.number // _JOBS_RELOAD if snapshot.jobs else None,
     ]
     return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:12]
-
-
-def state_of(info: EndpointInfo, now: float) -> tuple[str, str]:
-    """Return the state of an endpoint as a text, and as the name of the state that selects its colour."""
-    if info.removed:
-        return "removed", "warn"
-    if info.draining:
-        return "draining", "paused"
-    if not info.healthy:
-        return "not healthy", "bad"
-    if info.resting_until is not None and info.resting_until > now:
-        return "resting", "warn"
-    return "ready", "ok"
 
 
 def _store(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
@@ -69,7 +60,7 @@ def _store(snapshot: PoolSnapshot, sample: Snapshot) -> dict[str, str]:
 
 def _of_model(model: ModelSnapshot, now: float) -> dict[str, str]:
     reading = model.reading or StoreReading(
-        QueueStats(key=model.queue, ledger=Ledger()), QueueSettings()
+        QueueStats(key=model.key, ledger=Ledger()), QueueSettings()
     )
     ledger, stats = reading.ledger, reading.stats
     text, state = _model_state(model, now)
@@ -86,13 +77,13 @@ def _of_model(model: ModelSnapshot, now: float) -> dict[str, str]:
         "failed": formatting.count(ledger.dead),
         "@failed": "bad" if ledger.dead else "ok",
     }
-    return _with_prefix(f"m.{model.name}.", values)
+    return _with_prefix(f"m.{model.model}.", values)
 
 
 def _model_state(model: ModelSnapshot, now: float) -> tuple[str, str]:
     if model.reading is not None and model.reading.settings.paused:
         return "paused", "paused"
-    states = [state_of(info, now)[0] for info in model.endpoints]
+    states = [endpoint_state(info, now)[0] for info in model.endpoints]
     if "ready" in states:
         return "ready", "ok"
     if not model.slots:
@@ -101,7 +92,7 @@ def _model_state(model: ModelSnapshot, now: float) -> tuple[str, str]:
 
 
 def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
-    text, state = state_of(info, now)
+    text, state = endpoint_state(info, now)
     overdue = min(info.overdue, info.assigned + info.detached)
     values = {
         "state": text,
@@ -115,12 +106,12 @@ def _of_endpoint(info: EndpointInfo, now: float) -> dict[str, str]:
         "@overdue": "bad" if overdue else "ok",
     }
     model, server = info.endpoint.model, info.endpoint.server
-    # The length makes the name unambiguous: both parts may contain slashes.
+    # The length makes the name unambiguous, because the names of models and servers may contain slashes.
     return _with_prefix(f"e.{len(model)}.{model}/{server}.", values)
 
 
 def _with_prefix(prefix: str, values: dict[str, str]) -> dict[str, str]:
-    """Put the prefix before each name, but after an ``@``."""
+    """Add the prefix to each name; in a name that begins with ``@``, after this character."""
     return {
         f"@{prefix}{name[1:]}" if name.startswith("@") else prefix + name: text
         for name, text in values.items()
@@ -128,7 +119,7 @@ def _with_prefix(prefix: str, values: dict[str, str]) -> dict[str, str]:
 
 
 def _marks(info: EndpointInfo) -> str:
-    """Draw one mark per slot: assigned, detached, unassigned, free."""
+    """Return one mark per slot: assigned, detached, unassigned, free. Return no marks if there are too many slots."""
     if max(info.endpoint.slots, info.held) > _MAX_MARKS:
         return ""
     return "■" * info.assigned + "▣" * info.detached + "◧" * info.unassigned + "□" * info.free

@@ -1,18 +1,17 @@
-"""The page, its stream and its actions."""
+"""The dispatcher's dashboard page, the stream that updates it, and its actions."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import cast
 
 from starlette.responses import Response
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_dispatch.dashboard.formatting import shape, texts
 from taskqueue_dispatch.dashboard.snapshot import snapshot_of
+from taskqueue_dispatch.handler_helpers import dispatcher_of
 from taskqueue_dispatch.names import queue_of
-from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.dashboard.pages import poller_of, render, see_other
 from taskqueue_server.dashboard.settings_form import Form, read_form
 from taskqueue_server.dashboard.stream import EventStream, moments
@@ -28,11 +27,6 @@ _NOTICES = {
     "unknown": "No change: the endpoint no longer exists.",
 }
 _ACTIONS = {"drain": "drained", "undrain": "undrained", "remove": "removed"}
-
-
-def dispatcher_of(call: RequestContext) -> Dispatcher:
-    """Return the dispatcher of this server."""
-    return cast("Dispatcher", call.context.extension_state["dispatch"])
 
 
 async def show(call: RequestContext) -> Response:
@@ -55,7 +49,7 @@ async def show(call: RequestContext) -> Response:
 
 
 async def act(call: RequestContext) -> Response:
-    """Drain an endpoint, end draining, or remove it."""
+    """Drain an endpoint, end draining, or remove the endpoint."""
     form = await read_form(call)
     action, model, server = form.text("action"), _exact(form, "model"), _exact(form, "server")
     if action not in _ACTIONS:
@@ -70,12 +64,12 @@ async def act(call: RequestContext) -> Response:
 
 
 def _exact(form: Form, name: str) -> str:
-    """Return a field with its leading and trailing spaces, which may be part of a model's name."""
+    """Return a form field with its leading and trailing spaces, which may be part of a model's name."""
     return next(iter(form.all(name)), "")
 
 
 async def live(call: RequestContext) -> Response:
-    """Return the stream of the page. Raises `ProblemError` if there are too many streams."""
+    """Return the event stream that updates the page. Raises `ProblemError` if there are too many streams."""
     return EventStream(poller_of(call), _events(call), call.client_name)
 
 

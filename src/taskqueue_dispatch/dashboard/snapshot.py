@@ -1,4 +1,4 @@
-"""The state of the slot pool at one time, read once for all clients."""
+"""The state of the slot pool at one time, read once for all clients of the dashboard."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import TaskStatus
 from taskqueue_dispatch.models import ModelConfig
 from taskqueue_dispatch.names import queue_of
+from taskqueue_dispatch.registry import ModelView
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.dashboard.snapshot import Snapshot, StoreReading
 
@@ -27,37 +28,20 @@ _TIMEOUT = 5.0
 _log = logging.getLogger("taskqueue.dispatch")
 
 
-class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSnapshot(ModelView, frozen=True, kw_only=True):
     """One model: its configuration, its endpoints and its queue."""
 
-    name: str
-    config: ModelConfig
-    endpoints: tuple[EndpointInfo, ...]
     reading: StoreReading | None
-    """``None`` before the first job"""
-
-    @property
-    def queue(self) -> str:
-        """Name of its queue."""
-        return queue_of(self.name)
-
-    @property
-    def slots(self) -> int:
-        """Number of slots of its endpoints that are neither draining nor removed."""
-        return sum(
-            endpoint.endpoint.slots
-            for endpoint in self.endpoints
-            if not (endpoint.draining or endpoint.removed)
-        )
+    """data of the model's queue; ``None`` before its first job"""
 
     @property
     def free(self) -> int:
-        """Number of free slots of its usable endpoints."""
+        """Number of free slots of the model's usable endpoints."""
         return sum(endpoint.free for endpoint in self.endpoints if endpoint.usable)
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the page."""
+    """The data that the dashboard page of the dispatcher shows."""
 
     number: int
     at: float
@@ -65,34 +49,34 @@ class PoolSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     known: tuple[ModelSnapshot, ...] = ()
     """all models, sorted by name"""
     statuses: dict[str, TaskStatus] = {}
-    """by the ids of the listed jobs"""
+    """task status of each listed job, by job id"""
     error: str | None = None
-    """error code if the pool could not be read; the other fields are then those of the snapshot before"""
+    """error code if the pool could not be read; the other fields are then those of the previous snapshot"""
 
     def seen_by(self, is_allowed: Callable[[str], bool]) -> PoolSnapshot:
-        """Return the part of it that a client may see."""
-        names = {model.name for model in self.known if is_allowed(model.queue)}
+        """Return the part of the snapshot that a client may see, given a check of queue names."""
+        names = {model.model for model in self.known if is_allowed(model.key)}
         view = msgspec.structs.replace(
             self.view,
             endpoints=tuple(e for e in self.view.endpoints if e.endpoint.model in names),
             leases=tuple(lease for lease in self.view.leases if lease.model in names),
         )
-        known = tuple(model for model in self.known if model.name in names)
+        known = tuple(model for model in self.known if model.model in names)
         return msgspec.structs.replace(self, view=view, known=known)
 
     @property
     def models(self) -> tuple[ModelSnapshot, ...]:
-        """The models that are listed."""
+        """The models that the page lists."""
         return self.known[:MODELS]
 
     @property
     def endpoints(self) -> tuple[EndpointInfo, ...]:
-        """The endpoints that are listed."""
+        """The endpoints that the page lists."""
         return self.view.endpoints[:ENDPOINTS]
 
     @property
     def jobs(self) -> list[SlotLease]:
-        """The leases of the jobs that are listed, the latest first."""
+        """The leases of the running jobs that the page lists, newest first."""
         return _listed(self.view)
 
 
@@ -111,7 +95,7 @@ _latest: WeakKeyDictionary[Dispatcher, _Latest] = WeakKeyDictionary()
 
 
 async def snapshot_of(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
-    """Return the snapshot that belongs to a sample of the store. It is taken once for all clients."""
+    """Return the snapshot that belongs to a sample of the store. It is taken once per sample, for all clients."""
     latest = _latest.setdefault(dispatcher, _Latest())
     async with latest.lock:
         if latest.snapshot is None or latest.snapshot.number < sample.number:
@@ -142,26 +126,21 @@ async def _take(dispatcher: Dispatcher, sample: Snapshot) -> PoolSnapshot:
     by_model: dict[str, list[EndpointInfo]] = defaultdict(list)
     for info in view.endpoints:
         by_model[info.endpoint.model].append(info)
-    for known in dispatcher.registry.known():
-        by_model[known.model] += ()
+    views = {view.model: view for view in dispatcher.registry.known()}
     models = [
         ModelSnapshot(
-            name=name,
-            config=_config(dispatcher, name),
-            endpoints=tuple(endpoints),
+            model=name,
+            key=queue_of(name),
+            config=views[name].config if name in views else ModelConfig(),
+            endpoints=tuple(by_model[name]),
             reading=sample.readings.get(queue_of(name)),
         )
-        for name, endpoints in sorted(by_model.items())
+        for name in sorted({*by_model, *views})
     ]
     statuses = await _statuses(dispatcher, _listed(view))
     return PoolSnapshot(
         number=sample.number, at=sample.at, view=view, known=tuple(models), statuses=statuses
     )
-
-
-def _config(dispatcher: Dispatcher, model: str) -> ModelConfig:
-    view = dispatcher.registry.view(model)
-    return ModelConfig() if view is None else view.config
 
 
 async def _statuses(dispatcher: Dispatcher, leases: list[SlotLease]) -> dict[str, TaskStatus]:

@@ -1,115 +1,75 @@
-"""The clients of a run, which submit its jobs over HTTP until each is confirmed."""
+"""The clients of a demo run, which submit jobs over HTTP until each is confirmed."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Self
-from urllib.parse import quote
 
 import httpx2
-import msgspec
 
 from taskqueue_cli.demo_frame.run import DemoFailed
 from taskqueue_core.concurrency import gather_all
+from taskqueue_dispatch.client import Confirmed, submit_until_confirmed
 from taskqueue_dispatch.demo.plan import DispatchDemoPlan, PlannedJob
 from taskqueue_dispatch.demo.server import DemoServer
-from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 
 _MAX_CONCURRENT = 8
 _RESENT = 20
-_UNAVAILABLE = 503
-_MAX_RETRY_SECONDS = 0.5
-"""limit of Retry-After, because the run is short"""
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    outcome: str
-    job_id: str
+_MAX_TRIES, _MAX_SECONDS = 100_000, 3600.0
+"""limits for one job, so high that a full queue in a long run does not reach them"""
+_MAX_PAUSE = 0.5
+"""longest wait in seconds before a retry, even if ``Retry-After`` is longer, because the run is short"""
 
 
 class Clients:
-    """Clients that submit every job of a plan, and some jobs twice."""
+    """Submits every job of a plan, and some of the jobs twice."""
 
     def __init__(self, server: DemoServer, plan: DispatchDemoPlan) -> None:
-        self.server = server
-        self.plan = plan
-        self._client = httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=30.0)
+        self._server = server
+        self._plan = plan
         self.ids: dict[str, str] = {}
         """the id of each job by its idempotency key"""
         self.confirmed: dict[str, float] = {}
-        """when each job was confirmed, by its id; `time.monotonic`"""
+        """time of each job's confirmation (`time.monotonic`), by job id"""
         self.outcomes: Counter[str] = Counter(leased=0, queued=0, no_slots=0)
         self.resent = 0
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
-
-    async def register(self, servers: Mapping[str, SimulatedGpu]) -> None:
-        """Configure the models and register the servers."""
-        for model in self.plan.models:
-            body = model.config.model_dump(mode="json", exclude_unset=True)
-            await self._request("PUT", f"/admin/model-configs/{quote(model.model, safe='')}", body)
-        for server in self.plan.machines:
-            for name, slots in server.slots.items():
-                body = {
-                    "model": self.plan.model_plan(name).model,
-                    "server": server.name,
-                    "endpoint": servers[server.name].url,
-                    "slots": slots,
-                }
-                await self._request("POST", "/admin/register", body)
-
     async def submit(self) -> None:
-        """Submit every job until it is confirmed; submit some of them a second time."""
-        jobs = iter(self.plan.jobs)
+        """Submit every job until it is confirmed. Submit some of the jobs a second time."""
+        jobs = iter(self._plan.jobs)
+        async with httpx2.AsyncClient(trust_env=False, timeout=30.0) as client:
 
-        async def work() -> None:
-            for job in jobs:
-                await self._confirm(job)
+            async def work() -> None:
+                for job in jobs:
+                    confirmed = await self._submit(client, job)
+                    job_id = confirmed.answer["job_id"]
+                    self.outcomes[confirmed.answer["outcome"]] += 1
+                    self.outcomes["no_slots"] += confirmed.tries - 1
+                    self.ids[job.key] = job_id
+                    self.confirmed[job_id] = time.monotonic()
 
-        await gather_all(work() for _ in range(_MAX_CONCURRENT))
-        for job in self.plan.jobs[:_RESENT]:
-            answer = await self._request("POST", "/queue/submit", self._body(job))
-            if msgspec.json.decode(answer, type=_Answer).job_id != self.ids[job.key]:
-                raise DemoFailed("a job that was submitted twice got two ids")
-            self.resent += 1
+            await gather_all(work() for _ in range(_MAX_CONCURRENT))
+            for job in self._plan.jobs[:_RESENT]:
+                confirmed = await self._submit(client, job)
+                if confirmed.answer["job_id"] != self.ids[job.key]:
+                    raise DemoFailed("a job that was submitted twice got two ids")
+                self.resent += 1
 
-    async def _confirm(self, job: PlannedJob) -> None:
-        while True:
-            answer = await self._client.post("/queue/submit", json=self._body(job))
-            if answer.status_code != _UNAVAILABLE:
-                break
-            self.outcomes["no_slots"] += 1
-            await asyncio.sleep(
-                min(float(answer.headers.get("retry-after", 1)), _MAX_RETRY_SECONDS)
-            )
-        if not answer.is_success:
-            raise DemoFailed(f"a job was refused: status {answer.status_code}")
-        decoded = msgspec.json.decode(answer.content, type=_Answer)
-        self.outcomes[decoded.outcome] += 1
-        self.ids[job.key] = decoded.job_id
-        self.confirmed[decoded.job_id] = time.monotonic()
-
-    def _body(self, job: PlannedJob) -> dict[str, Any]:
+    async def _submit(self, client: httpx2.AsyncClient, job: PlannedJob) -> Confirmed:
         body = {
-            "model": self.plan.model_plan(job.name).model,
-            "payload": job.payload,
+            "model": self._plan.models[job.name].model,
+            "payload": {"prompt": job.prompt, "seconds": job.seconds, "fails": job.fails},
             "priority": job.priority,
             "tenant": job.tenant,
             "idempotency_key": job.key,
+            "callback_url": self._server.receiver.url if job.callback else None,
         }
-        return body | ({"callback_url": self.server.callback_url} if job.callback else {})
-
-    async def _request(self, method: str, path: str, body: object) -> bytes:
-        answer = await self._client.request(method, path, json=body)
-        if not answer.is_success:
-            raise DemoFailed(
-                f"{method} {path} failed with status {answer.status_code}: {answer.text}"
-            )
-        return answer.content
+        return await submit_until_confirmed(
+            client,
+            f"{self._server.url}/queue/submit",
+            body,
+            attempts=_MAX_TRIES,
+            deadline=_MAX_SECONDS,
+            sleep=lambda seconds: asyncio.sleep(min(seconds, _MAX_PAUSE)),
+        )

@@ -1,59 +1,70 @@
-"""The simulated GPU servers of a run, and a record of the jobs that they ran."""
+"""The simulated GPU servers of a demo run: the jobs that they ran, and the faults of two of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 
-from taskqueue_dispatch.demo.plan import DispatchDemoPlan, answer_of
+from taskqueue_cli.demo_frame.view import PlainView
+from taskqueue_dispatch.demo.plan import CRASHES, FALSE_REPORTER, DispatchDemoPlan, answer_of
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
-from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
+from taskqueue_dispatch.gpu_server.simulator import Mode, SimulatedGpu
 from taskqueue_dispatch.models import ModelType
+
+_CRASH_AT, _FALSE_REPORT_AT = 0.1, 0.12
+"""share of the jobs that has ended when each fault happens"""
+_DOWN_SECONDS = 1.0
+_FALSE_REPORT_SECONDS = 2.0
+_FULL_TIMEOUT = 0.5
+"""seconds to wait until all slots of the server are in use; after that, one slot in use is enough"""
+_POLL_SECONDS = 0.01
 
 
 class GpuServers:
-    """The servers of a plan; the context starts and stops them. Times are those of `time.monotonic`."""
+    """The simulated servers of a plan, which the context starts and stops. Times are those of `time.monotonic`."""
 
     def __init__(self, plan: DispatchDemoPlan, dispatcher: str) -> None:
-        """Start nothing yet. ``dispatcher`` is the URL to which results are pushed."""
-        self._plan = plan
-        self._dispatcher = dispatcher
+        """Do not start the servers yet. ``dispatcher`` is the URL to which they push results."""
         self.servers: dict[str, SimulatedGpu] = {}
+        for name, slots in plan.machines.items():
+            models = [plan.models[model] for model in slots]
+            self.servers[name] = SimulatedGpu(
+                slots=sum(slots.values()),
+                asynchronous=any(model.config.model_type is ModelType.ASYNC for model in models),
+                name=name,
+                dispatcher=dispatcher if any(model.pushed for model in models) else None,
+                handler=partial(self._run, name),
+            )
         self.began: dict[str, float] = {}
-        """when each job was started for the first time, by id"""
+        """time at which each job was started for the first time, by job id"""
         self.ended: Counter[str] = Counter()
-        """how often each job ran to completion, by id"""
-        self.running: dict[str, set[str]] = defaultdict(set)
-        """ids of the running jobs, by server"""
+        """number of completed runs of each job, by job id"""
+        self.crashed: frozenset[str] = frozenset()
+        """ids of the jobs that were running on a server when it crashed"""
+        self.denied: frozenset[str] = frozenset()
+        """ids of the jobs that ran on a server while it reported that it was idle"""
+        self._running: dict[str, set[str]] = defaultdict(set)
+        """ids of the running jobs, by name of the server"""
         self._spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
     async def __aenter__(self) -> Self:
-        for machine in self._plan.machines:
-            models = [self._plan.model_plan(name) for name in machine.slots]
-            server = SimulatedGpu(
-                slots=sum(machine.slots.values()),
-                asynchronous=any(model.config.model_type is ModelType.ASYNC for model in models),
-                name=machine.name,
-                dispatcher=self._dispatcher if any(model.pushed for model in models) else None,
-                handler=partial(self._run, machine.name),
-            )
-            self.servers[machine.name] = server
         try:
             await asyncio.gather(*(server.start() for server in self.servers.values()))
         except BaseException:
-            await self._end()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._end()
+        # Stop the servers concurrently, because each waits for the connections that it closes.
+        await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
 
     def busy(self, servers: Mapping[str, int], since: float, until: float) -> float:
-        """Return the share of slot time in which jobs ran. ``servers`` gives the number of slots by server."""
+        """Return the share of slot time in which jobs ran. ``servers`` gives the number of slots of each server."""
         slots = sum(servers.values())
         if not slots or until <= since:
             return 0.0
@@ -64,21 +75,59 @@ class GpuServers:
         )
         return spent / (slots * (until - since))
 
-    async def _end(self) -> None:
-        # Concurrently, because each waits for the connections that it closes.
-        await asyncio.gather(*(server.__aexit__() for server in self.servers.values()))
+    async def inject_faults(self, share: Callable[[], float], view: PlainView) -> None:
+        """Let one server crash and another report that it is idle. All are healthy again when this returns.
+
+        ``share`` returns the share of the jobs that have ended, which decides when the faults happen.
+        """
+        await asyncio.gather(self._crash(share, view), self._report_falsely(share, view))
+
+    async def _crash(self, share: Callable[[], float], view: PlainView) -> None:
+        await _until(lambda: share() >= _CRASH_AT)
+        server, running = self.servers[CRASHES], self._running[CRASHES]
+        until = time.monotonic() + _FULL_TIMEOUT
+        await _until(
+            lambda: len(running) == server.slots or (running and time.monotonic() >= until)
+        )
+        self.crashed = frozenset(running)
+        await server.crash()
+        view.event(f"{CRASHES} crashed while running {len(self.crashed)} jobs", "red")
+        try:
+            await asyncio.sleep(_DOWN_SECONDS)
+        finally:
+            await server.start()
+        view.event(f"{CRASHES} is up again, without its jobs")
+
+    async def _report_falsely(self, share: Callable[[], float], view: PlainView) -> None:
+        await _until(lambda: share() >= _FALSE_REPORT_AT)
+        name, server = FALSE_REPORTER, self.servers[FALSE_REPORTER]
+        server.mode = Mode.FALSE_IDLE
+        view.event(f"{name} now reports that it is idle, although it runs jobs", "red")
+        until = time.monotonic() + _FALSE_REPORT_SECONDS
+        try:
+            while time.monotonic() < until:
+                self.denied |= self._running[name]
+                await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            server.mode = Mode.OK
+        view.event(f"{name} reports correctly again; it denied {len(self.denied)} jobs")
 
     async def _run(self, server: str, job: GpuJob) -> dict[str, Any]:
         payload, begin = job.payload, time.monotonic()
         self.began.setdefault(job.id, begin)
-        self.running[server].add(job.id)
+        self._running[server].add(job.id)
         try:
             await asyncio.sleep(payload["seconds"])
             fails = payload["fails"]
             if fails < 0 or job.attempt <= fails:
                 raise JobFailed("deliberate failure")
         finally:
-            self.running[server].discard(job.id)
+            self._running[server].discard(job.id)
             self._spans[server].append((begin, time.monotonic()))
         self.ended[job.id] += 1
         return answer_of(payload["prompt"])
+
+
+async def _until(reached: Callable[[], object]) -> None:
+    while not reached():  # noqa: ASYNC110 - the simulated servers have no event to wait for
+        await asyncio.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The plan of a run: three models, five servers, and the jobs, some of which fail."""
+"""The plan of a demo run: three models, five servers, and the jobs, some of which fail."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ import msgspec
 
 from taskqueue_dispatch.models import ModelConfig, ModelType
 
-RETRIES = 2
-"""number of retries of a failed job before it becomes a dead letter"""
+CRASHES, FALSE_REPORTER = "gpu-3", "gpu-1"
+"""names of the server that crashes, and of the server that falsely reports that it is idle"""
+_MACHINES = {
+    "gpu-1": {"chat": 2},
+    "gpu-2": {"chat": 2},
+    "gpu-3": {"image": 3},
+    "gpu-4": {"image": 2},
+    "gpu-5": {"speech": 3},
+}
 _JOBS_PER_SECOND = 25
 _MIN_JOBS = 50
 _POISON_JOBS = 3
@@ -21,104 +28,76 @@ _SHARE_WITH_CALLBACK = 0.4
 _TENANTS = ("acme", "globex", "initech")
 
 
-class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A model: how its servers answer, and how long its jobs run."""
+class ModelPlan(msgspec.Struct, frozen=True):
+    """A model of the demo: how its servers return results, and how long its jobs run."""
 
     name: str
-    """the name that is shown"""
+    """name of the model in the demo's output"""
     model: str
-    """the name that is registered; each run has its own"""
-    config: ModelConfig
+    """name under which the model is registered; it is different in each run"""
     share: float
-    """share of all jobs"""
+    """share of all jobs that are for this model"""
     seconds: tuple[float, float]
-    """shortest and longest duration of a job"""
+    """shortest and longest duration of a job in seconds"""
+    config: ModelConfig
     pushed: bool = False
-    """whether its servers push results instead of being polled"""
+    """whether the model's servers push results instead of being polled"""
 
     @property
     def answer_mode(self) -> str:
-        """How its servers answer: synchronously, polled or pushed."""
+        """How the model's servers return results: synchronously, polled or pushed."""
         if self.pushed:
             return "async, pushed"
         return "async, polled" if self.config.model_type is ModelType.ASYNC else "sync"
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, with the number of slots of each of its models."""
-
-    name: str
-    slots: dict[str, int]
-
-
 class PlannedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One job."""
+    """A job that the demo will submit."""
 
     key: str
     """the idempotency key"""
     name: str
-    """name of the model"""
+    """name of the job's model"""
     prompt: str
     seconds: float
-    fails: int = 0
-    """number of attempts that fail; -1: all of them"""
-    tenant: str | None = None
-    priority: int = 5
-    callback: bool = False
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        """What is sent to the server."""
-        return {"prompt": self.prompt, "seconds": self.seconds, "fails": self.fails}
+    fails: int
+    """number of attempts that fail; -1 if all of them fail"""
+    tenant: str
+    priority: int
+    callback: bool
 
 
 class DispatchDemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of one run."""
+    """The plan of one run of the demo."""
 
     run: str
-    models: tuple[ModelPlan, ...]
-    machines: tuple[Machine, ...]
+    models: dict[str, ModelPlan]
+    """models of the demo by name"""
+    machines: dict[str, dict[str, int]]
+    """number of slots of each model on each server, by the names of server and model"""
     jobs: tuple[PlannedJob, ...]
-    crashes: str
-    """name of the server that crashes during the run"""
-    false_reporter: str
-    """name of the server that falsely reports that it is idle"""
-
-    def model_plan(self, name: str) -> ModelPlan:
-        """Return the model of this name."""
-        return next(model for model in self.models if model.name == name)
-
-    def slots(self, name: str) -> int:
-        """Return the number of slots of a model on all servers."""
-        return sum(server.slots.get(name, 0) for server in self.machines)
 
     def jobs_of(self, name: str) -> list[PlannedJob]:
         """Return the jobs of a model."""
         return [job for job in self.jobs if job.name == name]
 
-    @property
-    def callbacks(self) -> int:
-        """Number of jobs with a callback."""
-        return sum(job.callback for job in self.jobs)
-
 
 def answer_of(prompt: str) -> dict[str, Any]:
-    """Return the answer of a server to a prompt, which the check computes again."""
+    """Return the answer of a server to a prompt. The audit computes it again to check results."""
     digest = hashlib.sha256(prompt.encode()).hexdigest()
     return {"text": digest[:24], "tokens": len(prompt)}
 
 
 def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
-    """Return the plan of a run. A seed always gives the same jobs; only the names differ from run to run."""
+    """Return the plan of a run. A seed always gives the same jobs; only names and keys differ from run to run."""
     run = secrets.token_hex(3)
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     models = _models(run)
     shares = [model.share for model in models]
     drawn = rng.choices(models, shares, k=max(jobs - _POISON_JOBS, 0))
     made = []
-    for number, model in enumerate(
-        [*drawn, *models][:jobs]
-    ):  # the last job of each model always fails
+    # The last job of each model always fails.
+    for number, model in enumerate([*drawn, *models][:jobs]):
         poison = number >= jobs - _POISON_JOBS
         once = rng.random() < _SHARE_FAILING_ONCE
         made.append(
@@ -134,67 +113,39 @@ def make_plan(jobs: int, seed: int) -> DispatchDemoPlan:
             )
         )
     rng.shuffle(made)
-    return DispatchDemoPlan(
-        run=run,
-        models=models,
-        machines=(
-            Machine(name="gpu-1", slots={"chat": 2}),
-            Machine(name="gpu-2", slots={"chat": 2}),
-            Machine(name="gpu-3", slots={"image": 3}),
-            Machine(name="gpu-4", slots={"image": 2}),
-            Machine(name="gpu-5", slots={"speech": 3}),
-        ),
-        jobs=tuple(made),
-        crashes="gpu-3",
-        false_reporter="gpu-1",
-    )
+    by_name = {model.name: model for model in models}
+    return DispatchDemoPlan(run=run, models=by_name, machines=_MACHINES, jobs=tuple(made))
 
 
 def jobs_for(seconds: float) -> int:
-    """Return the number of jobs that take the servers about this long."""
+    """Return the number of jobs that keep the servers busy for about this many seconds."""
     return max(_MIN_JOBS, round(seconds * _JOBS_PER_SECOND))
 
 
 def _models(run: str) -> tuple[ModelPlan, ...]:
-    def model(
-        name: str,
-        share: float,
-        seconds: tuple[float, float],
-        *,
-        pushed: bool = False,
-        **fields: Any,
-    ) -> ModelPlan:
-        shared: dict[str, Any] = {"max_retries": RETRIES, "max_poll_time": 20, "queue_per_slot": 10}
-        config = ModelConfig(poll_endpoint_template="/status/{id}", **shared, **fields)
-        return ModelPlan(
-            name=name,
-            model=f"{name}@{run}",
-            config=config,
-            share=share,
-            seconds=seconds,
-            pushed=pushed,
-        )
-
-    later: dict[str, Any] = {"model_type": ModelType.ASYNC}
+    sync = ModelConfig(
+        max_retries=2, max_poll_time=20, queue_per_slot=10, poll_endpoint_template="/status/{id}"
+    )
+    later = sync.model_copy(update={"model_type": ModelType.ASYNC})
+    polled = later.model_copy(update={"poll_interval": 0.1})
+    pushed = later.model_copy(update={"poll_interval": 5.0})
     return (
-        model("chat", 0.5, (0.05, 0.25)),
-        model("image", 0.3, (0.2, 0.7), poll_interval=0.1, **later),
-        model("speech", 0.2, (0.1, 0.4), poll_interval=5.0, pushed=True, **later),
+        ModelPlan("chat", f"chat@{run}", 0.5, (0.05, 0.25), sync),
+        ModelPlan("image", f"image@{run}", 0.3, (0.2, 0.7), polled),
+        ModelPlan("speech", f"speech@{run}", 0.2, (0.1, 0.4), pushed, pushed=True),
     )
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run."""
+    """The options of one run of the demo."""
 
     backend: str
-    """name of the backend"""
     embedded: bool = False
-    """start an embedded store, whose folder is removed at the end"""
+    """whether to start an embedded store, whose folder is removed at the end"""
     jobs: int = 200
-    """number of jobs"""
     seed: int = 0
     """random seed of the jobs"""
     port: int = 0
-    """port of the server with the dashboard; 0 selects a free one"""
+    """port of the server with the dashboard; 0 selects a free port"""
     keep_going: bool = False
-    """keep all servers running after the report, until interrupted"""
+    """whether to keep all servers running after the report, until interrupted"""

@@ -1,4 +1,4 @@
-"""What the view shows during a run: the slots of each server and the queue of each model."""
+"""The progress of a demo run as the view shows it: the slots of each server and the queue of each model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from rich.text import Text
 from taskqueue_cli.demo_frame.report import count_text
 from taskqueue_core.capabilities import EndpointInfo
 from taskqueue_core.tasks import QueueStats
-from taskqueue_dispatch.dashboard.formatting import state_of
 from taskqueue_dispatch.demo.plan import DemoOptions, DispatchDemoPlan
+from taskqueue_dispatch.registry import endpoint_state
 
-_BAR_WIDTH = 20
 _LEGEND = Text.assemble(
     ("■", "cyan"), " runs a job  ", ("▣", "magenta"), " detached  ", ("▲", "bold red"), " overdue  ",
     ("▪", "yellow"), " held for the next job  ", ("□", "dim"), " free",
@@ -22,8 +21,8 @@ _LEGEND = Text.assemble(
 
 
 def heading(options: DemoOptions, plan: DispatchDemoPlan) -> Text:
-    """Return the heading of a run."""
-    models = "  ·  ".join(f"{model.name} ({model.answer_mode})" for model in plan.models)
+    """Return the heading that the view prints when a run begins."""
+    models = "  ·  ".join(f"{model.name} ({model.answer_mode})" for model in plan.models.values())
     return Text.assemble(
         ("taskqueue dispatch demo", "bold"),
         f"  {len(plan.jobs):,} jobs, {len(plan.models)} models, {len(plan.machines)} simulated servers\n",
@@ -32,7 +31,7 @@ def heading(options: DemoOptions, plan: DispatchDemoPlan) -> Text:
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs of one model."""
+    """The progress of the jobs of one model."""
 
     name: str
     jobs: int
@@ -53,7 +52,7 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The slots and queues of a run at one moment."""
 
     endpoints: tuple[EndpointInfo, ...]
-    """the endpoints of the run by server; their models are named as in the plan"""
+    """endpoints of the run, sorted by server; models have the names of the plan"""
     models: tuple[ModelRow, ...]
     now: float
     callbacks: int = 0
@@ -64,11 +63,16 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
         """Number of jobs of all models that are done or have failed."""
         return sum(model.ended for model in self.models)
 
+    @property
+    def busy(self) -> int:
+        """Number of slots with a running job."""
+        return sum(info.assigned + info.detached for info in self.endpoints)
+
     def render(self) -> RenderableType:
         """Return a row of slots for each server, and a bar with counts for each model."""
         slots = Table.grid(padding=(0, 2))
         for info in self.endpoints:
-            state = state_of(info, self.now)[0]
+            state = endpoint_state(info, self.now)[0]
             shown = Text("" if state == "ready" else state, "red")
             slots.add_row(
                 Text(info.endpoint.server, "bold"), info.endpoint.model, _marks(info), shown
@@ -78,9 +82,13 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
             models.add_column(Text(name, "dim"), justify="left" if not name else "right")
         models.show_header = True
         for model in self.models:
+            style = "green" if model.ended >= model.jobs else "cyan"
+            bar = ProgressBar(
+                model.jobs, model.ended, 20, complete_style=style, finished_style=style
+            )
             models.add_row(
                 Text(model.name, "bold"),
-                _bar(model),
+                bar,
                 f"{model.ended:,} / {model.jobs:,}",
                 count_text(model.queued, "yellow"),
                 count_text(model.stats.retried, "yellow"),
@@ -94,12 +102,11 @@ class JobsProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """Return the counts of each model, and the number of busy slots, as one line."""
-        busy = sum(info.assigned + info.detached for info in self.endpoints)
         models = " · ".join(
             f"{model.name} {model.ended:,}/{model.jobs:,}, {model.queued:,} queued"
             for model in self.models
         )
-        return f"{models} · {busy} slots busy · {self.callbacks:,} callbacks"
+        return f"{models} · {self.busy} slots busy · {self.callbacks:,} callbacks"
 
 
 def _marks(info: EndpointInfo) -> Text:
@@ -111,11 +118,4 @@ def _marks(info: EndpointInfo) -> Text:
         ("▲" * overdue, "bold red"),
         ("▪" * info.unassigned, "yellow"),
         ("□" * info.free, "dim"),
-    )
-
-
-def _bar(model: ModelRow) -> ProgressBar:
-    style = "green" if model.ended >= model.jobs else "cyan"
-    return ProgressBar(
-        model.jobs, model.ended, _BAR_WIDTH, complete_style=style, finished_style=style
     )

@@ -1,4 +1,4 @@
-"""The report at the end of a run."""
+"""The report at the end of a run of the dispatcher's demo."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _WAITS = (("median wait", "wait_p50"), ("wait, 95th percentile", "wait_p95"))
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the jobs of one model. Times are in seconds."""
+    """Figures about the jobs of one model. Times are in seconds."""
 
     name: str
     mode: str = msgspec.field(name="manner")
-    """how its servers answer: synchronously, polled or pushed"""
+    """how the model's servers return results: synchronously, polled or pushed"""
     slots: int
     jobs: int
     done: int
@@ -45,43 +45,43 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """number of dead letters"""
     retried: int
     redelivered: int
-    """delivered again without a failure, because their server was busy or down"""
+    """number of redeliveries without a failure, because the job's server was busy or down"""
     lost: int
-    """jobs that are neither done nor dead letters"""
+    """number of jobs that are neither done nor dead letters"""
     duplicates: int
-    """jobs that ran to completion more than once"""
+    """number of jobs that ran to completion more than once"""
     wrong: int
-    """jobs whose result differs from a direct computation"""
+    """number of jobs whose result differs from a direct computation"""
     wait_p50: float
     wait_p95: float
-    """from the answer to the submission until a server started the job"""
+    """95th percentile of the seconds from a job's confirmation until a server started it"""
     utilisation: float
-    """the share of slot time in which jobs ran, between the first and the last start"""
+    """share of slot time in which jobs ran, between the first and the last start of a job"""
     crowded: tuple[str, ...] = ()
-    """servers that ran more jobs at once than they have slots"""
+    """names of the servers that ran more jobs at once than they have slots"""
     ledger: Ledger
 
 
 class Crash(msgspec.Struct, frozen=True, kw_only=True):
-    """The server that crashed."""
+    """The crash of a server during the run."""
 
     server: str
     running: int
-    """number of jobs that were running there"""
+    """number of jobs that were running on the server when it crashed"""
     recovered: int
-    """number of these jobs that have ended since"""
+    """number of the jobs running at the crash that have ended since"""
 
 
 class FalseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The server that falsely reported that it was idle."""
+    """The period in which a server falsely reported that it was idle."""
 
     server: str
     denied: int
-    """number of jobs that were running there during this time"""
+    """number of jobs that the server ran during this period"""
 
 
 class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The callbacks at the receiver."""
+    """Figures about the callbacks, counted by their receiver."""
 
     expected: int
     delivered: int
@@ -93,7 +93,7 @@ class Callbacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
-    """All counts and checks of a run."""
+    """All figures and checks of a run of the demo."""
 
     subject: ClassVar[str] = "job"
 
@@ -101,7 +101,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
     seed: int
     models: tuple[ModelReport, ...]
     outcomes: dict[str, int]
-    """number of answers to submissions by outcome; after no_slots the client tried again"""
+    """number of answers to submissions by outcome; after ``no_slots``, the client tried again"""
     resent: int
     """number of jobs submitted a second time on purpose"""
     crash: Crash
@@ -166,7 +166,7 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON fields."""
+        """Return the report as a dictionary for JSON."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         for model, item in zip(fields["models"], self.models, strict=True):
             model["ledger"]["balanced"] = item.ledger.balanced
@@ -178,12 +178,12 @@ class DispatchDemoReport(DemoReport, frozen=True, kw_only=True):
         }
 
     def tables(self) -> tuple[RenderableType, ...]:
-        """Return the models, and the ledger next to the flow of jobs."""
+        """Return the table of models, and the ledger next to the flow of jobs."""
         ledger = sum((model.ledger for model in self.models), Ledger())
         return self._models(), side_by_side(ledger_section(ledger), self._flow())
 
     def _models(self) -> Table:
-        # A column for each model rather than a row, so that the table fits into a narrow terminal.
+        # Use a column for each model, not a row, so that the table fits into a narrow terminal.
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column()
         for model in self.models:

@@ -1,4 +1,4 @@
-"""The server of a run with its store and dispatcher, and the receiver of callbacks."""
+"""The server of a demo run, with its store and dispatcher, and the receiver of callbacks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 import base64
 import contextlib
 import secrets
-import socket
 import tempfile
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
 
 import msgspec
-import uvicorn
 from pydantic import SecretStr
 from standardwebhooks import Webhook, WebhookVerificationError
 from starlette.applications import Starlette
@@ -23,18 +22,21 @@ from taskqueue_cli.backends import run_embedded
 from taskqueue_cli.demo_frame.run import DemoFailed
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.capabilities import control_of, slots_of
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.instrumented import InstrumentedBackend
 from taskqueue_core.retry import RetryPolicy
-from taskqueue_dispatch.api import extension
+from taskqueue_dispatch.api.extension import extension
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.demo.plan import DemoOptions
+from taskqueue_dispatch.gpu_server.simulator import LocalServer
+from taskqueue_dispatch.handler_helpers import NAME
 from taskqueue_dispatch.names import CALLBACKS
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.process.serve import ServerProcess
 
 _REFUSE_ONE_IN = 10
-"""of the callbacks, at the first attempt"""
+"""the receiver refuses one callback of this many, at its first attempt"""
 
 
 class _CallbackBody(msgspec.Struct, frozen=True):
@@ -43,7 +45,7 @@ class _CallbackBody(msgspec.Struct, frozen=True):
 
 
 class Receiver:
-    """The application that receives callbacks."""
+    """The ASGI application that receives callbacks and checks their signatures."""
 
     def __init__(self, secret: str) -> None:
         self._webhook = Webhook(secret)
@@ -53,6 +55,8 @@ class Receiver:
         """ids of the callbacks that were refused once on purpose"""
         self.forged = 0
         """number of callbacks with an invalid signature"""
+        self.url = ""
+        """the URL of the receiver, once it listens"""
         self._received = 0
         self.app = Starlette(routes=[Route("/done", self._receive, methods=["POST"])])
 
@@ -76,72 +80,62 @@ class Receiver:
 _HOST = "127.0.0.1"
 _STOP_TIMEOUT = 15.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
-"""of callbacks: shorter than the default, so that retries happen during the run"""
+"""retry policy of callbacks: faster than the default, so that retries happen during the run"""
+_SERVER_SETTINGS = {
+    "host": _HOST,
+    "processes": 1,
+    "extensions": frozenset[str](),
+    "tokens_file": None,
+    "tls_certificate": None,
+    "tls_key": None,
+    "drain": 0.5,
+}
+"""settings of a server that listens on loopback only and needs no token"""
 
 
 class DemoServer(msgspec.Struct, frozen=True, kw_only=True):
-    """The running server and what belongs to it."""
+    """The running server, with the objects that the demo uses."""
 
     url: str
-    backend: InstrumentedBackend
     dispatcher: Dispatcher
     receiver: Receiver
-    callback_url: str
 
 
-@contextlib.asynccontextmanager
-async def opened(options: DemoOptions) -> AsyncIterator[DemoServer]:
-    """Run the server in this event loop. When it ends by itself, the current task is cancelled.
+async def serve_during(options: DemoOptions, work: Callable[[DemoServer], Awaitable[None]]) -> None:
+    """Run a server in this event loop, and ``work`` with it. If the server stops first, ``work`` is cancelled.
 
-    Raises `ConfigurationError`, and `DemoFailed` if the store is already used by a dispatcher.
+    Raises `asyncio.CancelledError` in this case, `ConfigurationError`, and `DemoFailed` if the store is already used by
+    a dispatcher.
     """
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-    receiver = Receiver(secret)
     async with contextlib.AsyncExitStack() as stack:
+        receiver = Receiver(secret)
         port = await stack.enter_async_context(_receiving(receiver))
         if options.embedded:
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="taskqueue-demo-", ignore_cleanup_errors=True)
             )
             stack.enter_context(run_embedded(options.backend, f"{folder}/store"))
-        settings = _settings(options.port)
+        settings = load_settings(Settings).model_copy(
+            update=_SERVER_SETTINGS | {"port": options.port}
+        )
         backend = open_backend(options.backend, settings)
         await _ensure_unused(backend)
         server = ServerProcess(
             backend, settings, extensions=[extension(_dispatch_settings(secret, port))]
         )
-        await stack.enter_async_context(_serving(server))
-        context = server.context
-        if context is None or not isinstance(
-            result := context.extension_state["dispatch"], Dispatcher
-        ):
-            raise DemoFailed("the server did not start its dispatcher")
-        yield DemoServer(
-            url=server.url,
-            backend=context.backend,
-            dispatcher=result,
-            receiver=receiver,
-            callback_url=f"http://{_HOST}:{port}/done",
-        )
 
+        async def ready() -> None:
+            if server.context is None:
+                raise DemoFailed("the server did not start its dispatcher")
+            dispatcher = cast("Dispatcher", server.context.extension_state[NAME])
+            await work(DemoServer(url=server.url, dispatcher=dispatcher, receiver=receiver))
 
-def _settings(port: int) -> Settings:
-    """Return the settings of a server that listens on loopback only and needs no token."""
-    alone = {
-        "host": _HOST,
-        "port": port,
-        "processes": 1,
-        "extensions": frozenset(),
-        "tokens_file": None,
-        "tls_certificate": None,
-        "tls_key": None,
-        "drain": 0.5,
-    }
-    return load_settings(Settings).model_copy(update=alone)
+        await run_server(server, ready)
 
 
 def _dispatch_settings(secret: str, port: int) -> DispatchSettings:
-    """Return settings with short times, which allow callbacks to this machine over http."""
+    """Return settings with short durations, which also allow callbacks to this machine over http."""
     return DispatchSettings(
         lease=3.0,
         safety_pass=0.5,
@@ -161,7 +155,7 @@ def _dispatch_settings(secret: str, port: int) -> DispatchSettings:
 
 
 async def _ensure_unused(backend: InstrumentedBackend) -> None:
-    """Raise `DemoFailed` if the store has endpoints or callbacks: the run would send the callbacks of others."""
+    """Raise `DemoFailed` if the store has endpoints or callbacks, because the run would send those callbacks."""
     pool, control = slots_of(backend), control_of(backend)
     ledger = (await control.stats(CALLBACKS)).ledger
     if (await pool.inspect()).endpoints or ledger.waiting + ledger.scheduled + ledger.in_flight:
@@ -175,68 +169,52 @@ async def _ensure_unused(backend: InstrumentedBackend) -> None:
     await control.configure(CALLBACKS, settings.model_copy(update={"retry": _RETRY}))
 
 
-@contextlib.asynccontextmanager
-async def _serving(server: ServerProcess) -> AsyncIterator[None]:
-    """Run the server. A signal makes it drain; the current task is cancelled then, or when the server ends."""
-    serving, ready = asyncio.create_task(server.run()), asyncio.create_task(server.ready.wait())
-    draining = asyncio.create_task(_wait_for_drain(server, ready))
-    own = asyncio.current_task()
+async def run_server(server: ServerProcess, work: Callable[[], Awaitable[None]]) -> None:
+    """Run a server, and ``work`` once the server is ready; then stop the server.
 
-    def cancel(_: object) -> None:
-        if own is not None:
-            own.cancel()
+    If the server drains after a signal, or ends by itself, cancel ``work`` and raise `asyncio.CancelledError`.
+    """
+    serving = asyncio.create_task(server.run())
+
+    async def ready() -> None:
+        await server.ready.wait()
+        await work()
+
+    async def drained() -> None:
+        await server.ready.wait()
+        if server.context is not None:
+            await server.context.draining.wait()
+        raise asyncio.CancelledError
+
+    async def ended() -> None:
+        await asyncio.wait({serving})
+        serving.result()
+        raise asyncio.CancelledError
 
     try:
-        await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
-            raise asyncio.CancelledError
-        serving.add_done_callback(cancel)
-        draining.add_done_callback(cancel)
-        try:
-            yield
-        except Exception:
-            if draining.done():  # it failed because the server was stopping
-                raise asyncio.CancelledError from None
-            raise
-        finally:
-            serving.remove_done_callback(cancel)
-            draining.remove_done_callback(cancel)
+        await first_completed(ended(), drained(), ready())
+    except Exception:
+        if server.context is not None and server.context.draining.is_set():
+            raise asyncio.CancelledError from None  # `work` failed because the server was stopping
+        raise
     finally:
-        ready.cancel()
-        draining.cancel()
-        server.stop_once()  # a second stop would end the drain at once, and the store stops next
+        # Do not call `stop` if a signal has already stopped the server: it would end the drain, and the store closes
+        # next.
+        server.stop_once()
         done, _ = await asyncio.wait({serving}, timeout=_STOP_TIMEOUT)
         if not done:
             server.stop()
             await asyncio.wait({serving})
 
 
-async def _wait_for_drain(server: ServerProcess, ready: asyncio.Task[bool]) -> None:
-    await asyncio.wait({ready})
-    if server.context is not None:
-        await server.context.draining.wait()
-
-
 @contextlib.asynccontextmanager
 async def _receiving(receiver: Receiver) -> AsyncIterator[int]:
     """Run the receiver and yield its port."""
-    with socket.create_server((_HOST, 0), backlog=256) as listener:
-        program = _Program(
-            uvicorn.Config(
-                receiver.app, http="h11", ws="none", lifespan="off", log_config=None,
-                access_log=False, server_header=False, timeout_graceful_shutdown=1,
-            )
-        )  # fmt: skip
-        serving = asyncio.create_task(program.serve([listener]))
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            program.should_exit = True
-            await asyncio.wait({serving})
-
-
-class _Program(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield  # signals stop the run, not the receiver
+    program = LocalServer(receiver.app)
+    port = await program.listen()
+    receiver.url = f"http://{_HOST}:{port}/done"
+    try:
+        yield port
+    finally:
+        program.cut()
+        await program.wait_closed()

@@ -30,36 +30,36 @@ from taskqueue_dispatch.models import ModelConfig, ModelType
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The answer that the job succeeded."""
+    """The answer if the job succeeded."""
 
     result: bytes
-    """JSON text"""
+    """the job's result as JSON text"""
 
 
 class JobAcceptedAnswer(msgspec.Struct, frozen=True):
-    """The answer that the server has accepted the job under this id."""
+    """The answer if the server has accepted the job, with the id under which the server knows it."""
 
     remote_id: str
 
 
 class JobRunningAnswer(msgspec.Struct, frozen=True):
-    """The answer that the job is still running."""
+    """The answer if the job is still running."""
 
     progress: float | str | None = None
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """The answer that the server does not know the job: it never arrived, or the server has restarted."""
+    """The answer if the server does not know the job: it never arrived, or the server has restarted."""
 
 
 class Busy(msgspec.Struct, frozen=True):
-    """The answer that the server cannot accept the job at the moment; this is not a failure."""
+    """The answer if the server cannot accept the job at the moment. This does not count as a failure."""
 
     retry_after: float | None = None
 
 
 class EndpointUnreachable(msgspec.Struct, frozen=True):
-    """The result if there is no complete answer."""
+    """The result of a request without a complete response."""
 
     error: str
     sent: bool
@@ -67,11 +67,11 @@ class EndpointUnreachable(msgspec.Struct, frozen=True):
 
 
 class JobFailedAnswer(msgspec.Struct, frozen=True):
-    """The answer that the job has failed, or an answer that cannot be used."""
+    """The answer if the job has failed, or if the response cannot be used."""
 
     error: str
     final: bool = False
-    """whether it would fail again, also on other servers"""
+    """whether the job would fail again, even on other servers"""
 
 
 Answer = (
@@ -86,7 +86,7 @@ Answer = (
 
 
 DONE = frozenset({"success", "completed", "done"})
-"""statuses of a job that has succeeded, in any letter case; a status in neither set means that it is running"""
+"""statuses of a job that succeeded, in any letter case; a status in neither `DONE` nor `FAILED` means running"""
 FAILED = frozenset({"failed", "error"})
 LONGEST_REST = 300.0
 """largest ``Retry-After`` in seconds that is obeyed"""
@@ -111,7 +111,7 @@ _value = msgspec.json.Decoder()
 
 
 class EndpointReply(msgspec.Struct, frozen=True):
-    """A complete answer."""
+    """A complete HTTP response."""
 
     status: int
     body: bytes
@@ -127,11 +127,11 @@ _health = msgspec.json.Decoder(_Health)
 
 
 def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
-    """Return the meaning of the answer to a POST of a job.
+    """Return what the response to the POST of a job means.
 
-    A valid body is a JSON object with a ``status``, and ``result``, ``error`` or the server's id of the job. For a sync
-    model, any other JSON is the result; an object with a successful status but without ``result`` is itself the result.
-    The id may be missing only if the model is not polled; then the server uses the job's own id.
+    A valid body is a JSON object with a ``status``, and ``result``, ``error`` or the server's id of the job. For a
+    sync model, any other JSON is the result; an object with a successful status but without ``result`` is itself the
+    result. The id may be missing only if the model is not polled; the job's own id is then used.
     """
     if reply.status in _GOOD:
         return _read_good(reply, job, config)
@@ -140,9 +140,11 @@ def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
     shown = _shown(reply)
     if reply.status in _ON_THE_WAY:
         return EndpointUnreachable(shown, sent=True)
-    text = _reported_failure(reply.body)
-    if text is not None:
-        return JobFailedAnswer(f"HTTP {reply.status}: {text}", final=reply.status in _REFUSED)
+    fields = None if _problem(reply.body) else _fields(reply.body)
+    if fields is not None and _status_of(fields) in FAILED:
+        return JobFailedAnswer(
+            f"HTTP {reply.status}: {_error(fields)}", final=reply.status in _REFUSED
+        )
     if reply.status in _REDIRECTS:
         return JobFailedAnswer(f"{shown}: redirects are not followed")
     why = _MISCONFIGURED.get(reply.status)
@@ -150,7 +152,7 @@ def read(reply: EndpointReply, job: str, config: ModelConfig) -> Answer:
 
 
 def read_status(reply: EndpointReply, requested: str, config: ModelConfig) -> Answer:
-    """Return the meaning of the answer to a poll for the id ``requested``."""
+    """Return what the response to a poll for the id ``requested`` means."""
     if reply.status in _GONE:
         return Missing()
     if reply.status in _BUSY:
@@ -161,12 +163,12 @@ def read_status(reply: EndpointReply, requested: str, config: ModelConfig) -> An
 
 
 def read_observed(reply: EndpointReply) -> Seen | None:
-    """Return a server's health report: ``active_jobs``, and if present ``jobs``, the ids that it got as ``X-Job-Id``.
+    """Return a server's health report: ``active_jobs``, and ``jobs``, the ids from ``X-Job-Id``, if it lists them.
 
-    Return ``None`` for any status but 200, and for a body that is not such a report.
+    Return ``None`` for any status except 200, and for a body that is not such a report.
     """
     try:
-        decoded = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - OK
+        decoded = _health.decode(reply.body) if reply.status == 200 else None  # noqa: PLR2004 - the HTTP status OK
     except (ValueError, RecursionError):
         return None
     if decoded is None or not 0 <= decoded.active_jobs <= _ACTIVE:
@@ -260,7 +262,7 @@ def _names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _id(fields: Mapping[str, msgspec.Raw], names: tuple[str, ...]) -> str | None:
-    """Return the id, if it can be part of a URL's path."""
+    """Return the server's id of the job, or ``None`` if there is none that can be part of a URL's path."""
     result = next((_plain(fields, name) for name in names if name in fields), None)
     if type(result) is int:
         result = str(result)
@@ -287,15 +289,10 @@ def shown(value: object) -> str:
     return "".join(c if c.isprintable() else " " for c in value[:_ERROR_TEXT]).strip()
 
 
-def _reported_failure(body: bytes) -> str | None:
-    fields = None if _problem(body) else _fields(body)
-    return _error(fields) if fields is not None and _status_of(fields) in FAILED else None
-
-
 def _plain(fields: Mapping[str, msgspec.Raw], name: str) -> object:
     try:
         result: object = _value.decode(fields[name]) if name in fields else None
-    except (ValueError, RecursionError):  # for example a number that is out of range, such as 1e400
+    except (ValueError, RecursionError):  # a number out of range, such as 1e400
         return None
     return result
 
@@ -314,4 +311,4 @@ def _wait(text: str | None) -> float | None:
             seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
         except (ValueError, OverflowError):
             return None
-    return min(max(seconds, 0.0), LONGEST_REST) if seconds == seconds else None  # noqa: PLR0124 - NaN
+    return min(max(seconds, 0.0), LONGEST_REST) if seconds == seconds else None  # noqa: PLR0124 - only NaN differs from itself

@@ -1,4 +1,4 @@
-"""The circuit breaker: an endpoint that fails repeatedly gets no jobs for a while, and then one job as a trial."""
+"""The circuit breaker: an endpoint that fails repeatedly is paused, and then gets one job as a trial."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 from taskqueue_dispatch.config import DispatchSettings
 
 LONGEST = 300.0
-"""longest pause in seconds"""
+"""longest pause of an endpoint in seconds"""
 _EXPIRY_SECONDS = 2 * LONGEST
 _TRIAL = 60.0
-"""seconds after which a trial without a report no longer counts"""
+"""seconds after which a trial without an outcome no longer counts"""
 _MAX_CIRCUITS = 10_000
 
 
@@ -26,10 +26,11 @@ class _Circuit(msgspec.Struct):
 
 
 class Breaker:
-    """The consecutive failures of each endpoint, in this process. Bounded; does no I/O.
+    """The circuit breakers of all endpoints in this process. Their number is limited. Does no I/O.
 
-    After `breaker_failures` of them the endpoint is paused for `breaker_rest`. Then one trial at a time is allowed: its
-    success closes the circuit; its failure starts the next pause, twice as long, up to 5 minutes.
+    After ``breaker_failures`` consecutive failures, an endpoint is paused for ``breaker_rest`` seconds. Then one trial
+    job at a time is allowed. If it succeeds, the endpoint is used as before; if it fails, the next pause starts, twice
+    as long, up to 5 minutes.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Breaker:
     def allows(self, model: str, server: str) -> bool:
         """Return whether an endpoint may get a job now. After a pause, the first call gets the trial.
 
-        A trial ends by `passed`, `failed` or `undecided`, or after a minute without any of them.
+        A trial ends with a call of `passed`, `failed` or `undecided`, or after a minute without such a call.
         """
         circuit = self._circuits.get((model, server))
         if circuit is None or not circuit.pauses:
@@ -55,9 +56,9 @@ class Breaker:
         return True
 
     def failed(self, model: str, server: str) -> float | None:
-        """Count a failure, and return the seconds of the pause that starts now, or ``None``.
+        """Count a failure. Return the length in seconds of a pause that starts now, or ``None`` if no pause starts.
 
-        Failures reported during a pause, of jobs sent before it, change nothing.
+        A failure reported during a pause is ignored, because its job was sent before the pause.
         """
         now = self._clock()
         circuit = self._circuit(model, server, now)
@@ -73,7 +74,7 @@ class Breaker:
         return pause
 
     def passed(self, model: str, server: str) -> None:
-        """Count a success, and reset the endpoint. During a pause, only the length of the next pause is reset."""
+        """Record a success and reset the endpoint. During a pause, only the length of the next pause is reset."""
         circuit = self._circuits.get((model, server))
         if circuit is None:
             return
@@ -83,7 +84,7 @@ class Breaker:
         del self._circuits[model, server]
 
     def undecided(self, model: str, server: str) -> None:
-        """Allow another trial: this one was busy or had no result."""
+        """Allow another trial, because the server was busy or the current trial had no result."""
         circuit = self._circuits.get((model, server))
         if circuit is not None:
             circuit.trial_until = 0.0
@@ -98,7 +99,7 @@ class Breaker:
         return result
 
     def _forget(self, now: float) -> None:
-        # Forget expired circuits; if there are none, forget the oldest one and with it its count.
+        # Forget expired circuits. If there are none, forget the one that has been unused for the longest time.
         old = [
             key
             for key, circuit in self._circuits.items()

@@ -1,4 +1,4 @@
-"""The client for GPU servers: every request to an endpoint is sent here, and answers are read up to a limit."""
+"""The HTTP client for GPU servers, which sends all requests to endpoints and limits the size of responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from taskqueue_core.tasks import Task
 from taskqueue_dispatch.config import DispatchSettings
 from taskqueue_dispatch.endpoint_client.address_pinning import (
     AddressNotAllowedError,
-    AddressPins,
     ask_the_system,
 )
 from taskqueue_dispatch.endpoint_client.answers import (
@@ -43,7 +42,7 @@ from taskqueue_dispatch.outbound_http.dns import Resolve
 _POLL_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
 _ACCEPT_SECONDS = 60.0
-"""seconds for a server to accept a job of an async model"""
+"""seconds in which a server must accept a job of an async model"""
 _HEALTH_LIMIT = 1024 * 1024
 _SCHEMES = frozenset({"http", "https"})
 _MAX_PORT = 65_535
@@ -58,11 +57,13 @@ _POST_HEADERS = (*_GET_HEADERS, ("content-type", "application/json"), ("x-source
 
 
 class EndpointClient:
-    """A client with kept-alive connections to GPU servers. For one event loop; any number of concurrent calls.
+    """A client that keeps connections to GPU servers open.
+
+    Use it in one event loop, for any number of concurrent calls.
 
     It follows no redirects, uses no proxy, cookie or credential of the environment, and verifies certificates. A host
-    that is not listed in ``endpoints_allowed`` is resolved for each connection; if an address is not allowed, the
-    result is `EndpointUnreachable`, and no connection is made. Whatever a server does, a call ends in time, reads no
+    that is not listed in ``endpoints_allowed`` is resolved for each connection; if an address is not allowed, no
+    connection is made, and the result is `EndpointUnreachable`. Whatever a server does, a call ends in time, reads no
     more than its limit, and does not raise.
     """
 
@@ -73,26 +74,30 @@ class EndpointClient:
         tls_ca: Path | str | None = None,
         resolve: Resolve = ask_the_system,
     ) -> None:
-        """Create a client. Reads ``tls_ca``, authorities (PEM) to trust instead of the system's; no other I/O."""
+        """Create a client.
+
+        The only I/O is to read ``tls_ca``, a file of authorities (PEM) trusted instead of the system's.
+        """
         trust = trusting(tls_ca, setting="TASKQUEUE_DISPATCH_TLS_CA")
         self._limit = settings.answer_limit
         self._health = min(_HEALTH_SECONDS, settings.health_interval)
-        self._pins = AddressPins(EndpointPolicy(settings.endpoints_allowed), resolve)
         self._transports = Transports(
-            ssl.create_default_context if trust is None else lambda: trust, self._pins
+            ssl.create_default_context if trust is None else lambda: trust,
+            EndpointPolicy(settings.endpoints_allowed),
+            resolve,
         )
         self._warned: set[tuple[str, str] | None] = set()
-        """endpoints for which a forbidden address has been logged"""
+        """models and servers of the endpoints for which a forbidden address has been logged"""
 
     async def send(
         self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int
     ) -> Answer:
-        """POST a job to the server of a lease, and return its answer.
+        """POST a job to the server of a lease, and return what its answer means.
 
-        The server gets the task's payload unchanged, its id as ``X-Job-Id`` and ``Idempotency-Key``, the attempt, and
-        the lease's token with which it can push the result; never the client's callback URL. ``X-Model-Switched:
-        true`` means that the server's previous job was of another model. A sync model must answer within
-        `max_poll_time`, or the job has failed; an async one must accept the job within a minute.
+        The server gets the task's payload unchanged, its id as ``X-Job-Id`` and ``Idempotency-Key``, the number of the
+        attempt, and the lease's token, with which it can push the result. It never gets the client's callback URL.
+        ``X-Model-Switched: true`` means that the server's previous job was of another model. A sync model must answer
+        within ``max_poll_time``, or the job has failed; an async model must accept the job within a minute.
         """
         headers = [
             *_POST_HEADERS,
@@ -124,7 +129,7 @@ class EndpointClient:
         return read(reply, task.id, config)
 
     async def ask(self, url: str, job_id: str, config: ModelConfig) -> Answer:
-        """Poll a server for a job, by the server's own id of it.
+        """Poll a server for a job. ``job_id`` is the id under which the server knows the job.
 
         Return `EndpointUnreachable` if the model has no ``poll_endpoint_template``.
         """
@@ -143,7 +148,7 @@ class EndpointClient:
         return read_status(reply, job_id, config)
 
     async def health(self, endpoint: Endpoint, config: ModelConfig) -> Seen | None:
-        """Check the health of an endpoint's server; return ``None`` if it is not healthy."""
+        """Return the health report of an endpoint's server, or ``None`` if the server is not healthy."""
         try:
             request = _get(endpoint.url, config.health_path)
             target = endpoint.model, endpoint.server
@@ -153,9 +158,11 @@ class EndpointClient:
         return read_observed(reply)
 
     async def aclose(self) -> None:
-        """Close all connections; those of running calls when the calls have ended. Later calls open new ones."""
+        """Close all connections; a connection in use is closed when its call has ended.
+
+        Later calls open new connections.
+        """
         await self._transports.aclose()
-        await self._pins.aclose()
 
     async def _call(
         self,
@@ -165,7 +172,8 @@ class EndpointClient:
         target: tuple[str, str] | None = None,
     ) -> EndpointReply:
         async with self._transports.to(_origin(request.url)) as server:
-            # Not asyncio.timeout: the transport shields its closing of idle connections only from anyio's cancellation.
+            # Do not use asyncio.timeout: the transport shields the closing of idle connections only from anyio's
+            # cancellation.
             with anyio.fail_after(timeout):
                 if server.pin is None:
                     return await exchange(server.transport, request, limit)
@@ -178,7 +186,7 @@ class EndpointClient:
                 return reply
 
     def _warn_once(self, target: tuple[str, str] | None) -> None:
-        """Log that an endpoint's host has a forbidden address: once, until it has answered again."""
+        """Log that an endpoint's host has a forbidden address, once until the endpoint has answered again."""
         if target is None or target in self._warned:
             return
         if len(self._warned) >= _MAX_WARNED:

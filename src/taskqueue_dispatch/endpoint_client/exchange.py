@@ -1,4 +1,4 @@
-"""One request and its complete answer, up to a limit; or an error that says whether the server may have received it."""
+"""One HTTP request and its response of limited size. Errors say whether the server may have received the request."""
 
 from __future__ import annotations
 
@@ -11,25 +11,31 @@ import httpx2
 from taskqueue_dispatch.endpoint_client.answers import EndpointReply
 
 _CONNECT_SECONDS = 5.0
-"""seconds to connect, and again for the TLS handshake"""
+"""timeout in seconds of a connection, and again of its TLS handshake"""
 _MAX_DIGITS = 18
-"""digits of a ``Content-Length``"""
+"""maximum number of digits in ``Content-Length``"""
 
 
 class NotReachedError(Exception):
-    """Nothing was sent. The text says why, without any address."""
+    """The error if nothing was sent. Its text gives the reason, without any address."""
 
 
 class NotConnectedError(NotReachedError):
-    """The connection was refused."""
+    """The error if the connection could not be opened."""
 
 
 class NotUsableError(Exception):
-    """The answer was not read to its end. The text says why, without any of its content."""
+    """The error if the response was not read to its end.
+
+    Its text gives the reason, without any content of the response.
+    """
 
 
 class NotWholeError(Exception):
-    """The server may have received the request, but there is no complete answer. The text says why."""
+    """The error if the server may have received the request, but no complete response arrived.
+
+    The text gives the reason.
+    """
 
 
 async def exchange(
@@ -40,11 +46,12 @@ async def exchange(
     among: int = 1,
     opening: Callable[[], Awaitable[None]] | None = None,
 ) -> EndpointReply:
-    """Send a request, and return the complete answer of at most ``limit`` bytes. The caller must set a timeout.
+    """Send a request, and return the complete response of at most ``limit`` bytes. The caller must set a timeout.
 
     An idle connection that the server has closed is replaced before anything is sent; nothing is sent twice. The time
-    to connect is divided by ``among``, the number of addresses to try. ``opening`` is called before a new connection,
-    and may raise to prevent it. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or `NotUsableError`.
+    to connect is divided by ``among``, the number of addresses to try. ``opening`` is called before a new connection
+    is made, and may raise to prevent it. Raises `NotReachedError`, `NotConnectedError`, `NotWholeError` or
+    `NotUsableError`.
     """
     async with _Trace(opening) as trace:
         request.extensions |= {
@@ -65,7 +72,7 @@ async def exchange(
 
 
 class _Trace:
-    """The progress of a request, as reported by the transport: a callable for its ``trace``."""
+    """The progress of one request. The transport reports it by calling this object as its ``trace``."""
 
     def __init__(self, opening: Callable[[], Awaitable[None]] | None) -> None:
         self.sent = False
@@ -87,7 +94,8 @@ class _Trace:
             case "http11.receive_response_headers.started":
                 asyncio.get_running_loop().call_soon(self._wait)
             case "http11.receive_response_headers.complete" if not self._waited:
-                # It arrived before it was awaited: the server has sent more than one answer to the previous request.
+                # The response arrived before the request was sent, so the server has sent two responses to the
+                # previous request.
                 raise NotWholeError("it responded before the request was sent")
 
     def _wait(self) -> None:
@@ -97,9 +105,8 @@ class _Trace:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if (
-            self._opening is not None
-        ):  # the transport does not close a connection whose TLS handshake is cancelled
+        # Close the connection here, because the transport does not do so if its TLS handshake is cancelled.
+        if self._opening is not None:
             await self._opening.aclose()
 
 
@@ -131,7 +138,7 @@ def _broken(error: Exception) -> str:
 
 
 def _name(error: BaseException) -> str:
-    """Return the name of the first error in the chain that led to this one."""
+    """Return the type name of the first error in the chain that led to this error."""
     if isinstance(error, httpx2.TimeoutException):
         return TimeoutError.__name__
     while (before := error.__cause__ or error.__context__) is not None:

@@ -1,53 +1,60 @@
-"""A transport for each server, which keeps its connections open for later requests.
+"""The transports to servers. Each server has its own transport, which keeps connections open for later requests.
 
-One pool for all servers would search all connections for each request. One server has few slots, and so few
-connections.
+A transport shared by all servers would search all connections for each request. One server has few slots, and
+therefore few connections.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import httpx2
 
-from taskqueue_dispatch.endpoint_client.address_pinning import AddressPin, AddressPins
+from taskqueue_dispatch.endpoint_client.address_pinning import FAILURE_SECONDS, AddressPin
+from taskqueue_dispatch.endpoint_policy import EndpointPolicy
+from taskqueue_dispatch.outbound_http.dns import CachedLookup, Resolve
 
 _IDLE = 2.0
-"""seconds; shorter than servers keep idle connections (uvicorn: 5), so that few requests meet one that is closing"""
+"""seconds for which an idle connection is kept; less than servers keep it (uvicorn: 5), so it is rarely closing"""
 _MAX_UNUSED = 256
-"""transports without a running request that are kept"""
+"""maximum number of transports that are kept without a running request"""
 _UNUSED = 60.0
 """seconds after which an unused transport is closed; longer than the time between two health checks"""
 _UNANSWERED = 60.0
-"""seconds after which a connection to an unreachable machine ends"""
+"""seconds after which a connection ends if the other machine does not respond"""
 
 
+@dataclass(eq=False)
 class ServerTransport:
     """The transport of one server, and the number of calls that use it."""
 
-    def __init__(self, transport: httpx2.AsyncHTTPTransport, pin: AddressPin | None) -> None:
-        """``pin`` is set if the host name must be resolved and checked."""
-        self.transport = transport
-        self.pin = pin
-        self.calls = 0
-        self.unused_since = 0.0
-        self.discarded = False
+    transport: httpx2.AsyncHTTPTransport
+    pin: AddressPin | None
+    """``None`` unless the host name must be resolved and checked"""
+    calls: int = 0
+    unused_since: float = 0.0
+    discarded: bool = False
 
 
 class Transports:
-    """The transports by origin. For one event loop."""
+    """The transports by origin (scheme, host and port). Use them in one event loop only."""
 
-    def __init__(self, secured: Callable[[], ssl.SSLContext], pins: AddressPins) -> None:
-        """Create it without any I/O. ``secured`` is called once, for the first server with TLS."""
-        self._secured = secured
-        self._pins = pins
-        self._tls: ssl.SSLContext | None = None
-        self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no certificate
+    def __init__(
+        self, secured: Callable[[], ssl.SSLContext], policy: EndpointPolicy, resolve: Resolve
+    ) -> None:
+        """Create it without any I/O. ``secured`` creates the TLS context for the first server with TLS."""
+        self._secured = functools.cache(secured)
+        self._policy = policy
+        self._lookup = CachedLookup(resolve, failures=FAILURE_SECONDS)
+        # This context is used for http only, so it trusts no certificate.
+        self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._used: dict[str, ServerTransport] = {}
         self._unused: OrderedDict[str, ServerTransport] = OrderedDict()
 
@@ -65,31 +72,32 @@ class Transports:
                 await self._put_back(origin, server)
 
     async def aclose(self) -> None:
-        """Close unused transports, and the others when their last call has ended. Later calls open new ones."""
+        """Close unused transports, and the other ones when their last call has ended.
+
+        Later calls open new transports.
+        """
         for server in self._used.values():
             server.discarded = True
         self._used.clear()
         while self._unused:
             await self._close_oldest()
+        await self._lookup.aclose()
 
     def _new(self, origin: str) -> ServerTransport:
+        host = httpx2.URL(origin).raw_host.decode("ascii")
+        checked = self._policy.must_resolve(host)
         return ServerTransport(
             httpx2.AsyncHTTPTransport(
-                verify=self._context() if origin.startswith("https:") else self._no_tls,
+                verify=self._secured() if origin.startswith("https:") else self._no_tls,
                 trust_env=False,
-                # No call waits for another one's connection; the number of slots limits the calls.
+                # The number of slots limits the calls, so that no call has to wait for another call's connection.
                 limits=httpx2.Limits(
                     max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE
                 ),
                 socket_options=_keepalive_options(),
             ),
-            self._pins.of(httpx2.URL(origin).raw_host.decode("ascii")),
+            AddressPin(host, self._policy, self._lookup) if checked else None,
         )
-
-    def _context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = self._secured()
-        return self._tls
 
     async def _put_back(self, origin: str, server: ServerTransport) -> None:
         if server.discarded:

@@ -1,1 +1,1 @@
-"""The GPU side: an ASGI application that serves a model, and a simulated GPU server."""
+"""The side of the GPU server: an ASGI application that serves a model, and a simulated GPU server."""

@@ -14,13 +14,13 @@ _PORTS = range(65_536)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the first line of the output is JSON with ``url`` and ``port``."""
+    """Run the server until SIGTERM or SIGINT. The first line of output is JSON with ``url``, ``port`` and ``name``."""
     requested = _parser().parse_args(arguments)
     low, high = requested.latency[0], requested.latency[-1]
-    if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - a pair
-        _parser().error("--latency: seconds, or two bounds of which the first is the lower one")
+    if not 0 <= low <= high < float("inf") or len(requested.latency) > 2:  # noqa: PLR2004 - a lower and an upper bound
+        _parser().error("--latency must be a number of seconds, or a lower and an upper bound")
     if requested.slots < 1 or requested.port not in _PORTS:
-        _parser().error("--slots: 1 at least; --port: 0 to 65535")
+        _parser().error("--slots must be at least 1, --port between 0 and 65535")
     gpu = SimulatedGpu(
         slots=requested.slots,
         latency=(low, high),
@@ -49,7 +49,7 @@ async def _serve(gpu: SimulatedGpu) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m taskqueue_dispatch.gpu_server", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="port; 0 selects a free port")
-    parser.add_argument("--slots", type=int, default=1, help="jobs at once")
+    parser.add_argument("--slots", type=int, default=1, help="number of jobs that run at once")
     parser.add_argument(
         "--latency",
         type=float,
@@ -58,7 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="seconds per job; two values are the bounds of a uniform distribution",
     )
-    parser.add_argument("--asynchronous", action="store_true", help="be asked for results")
+    parser.add_argument(
+        "--asynchronous",
+        action="store_true",
+        help="return ids instead of results, which are polled or pushed",
+    )
     parser.add_argument("--mode", type=Mode, choices=tuple(Mode), default=Mode.OK)
     parser.add_argument("--name", default="gpu")
     parser.add_argument("--seed", type=int, default=0)

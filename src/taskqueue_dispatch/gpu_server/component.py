@@ -2,12 +2,12 @@
 
 ::
 
-    POST, any path      a job: its body is the payload. From a dispatcher (``X-Source: dispatcher``) 503 while all slots
-                        are in use or direct calls wait, else run at once; jobs of other callers are queued
+    POST, any path      run a job whose payload is the body. A dispatcher (``X-Source: dispatcher``) gets 503 while all
+                        slots are in use or direct calls wait; jobs of other callers (direct calls) are queued
     GET /status/{id}    the state of a job: queued, processing, success or failed
     GET /health         the number and the ids of the running jobs
 
-It may be mounted in another application: these paths are then relative to the mount.
+The application may be mounted in another one; these paths are then relative to the mount.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class _ProblemError(Exception):
 
 
 class GpuServer:
-    """The application. It runs a job once for each ``Idempotency-Key``, unless that run has failed.
+    """The ASGI application. It runs a job once for each ``Idempotency-Key``, unless that run has failed.
 
-    A synchronous server answers a dispatcher with the result. With ``asynchronous`` it answers at once; the result is
+    A synchronous server answers a dispatcher with the result. With ``asynchronous``, it answers at once; the result is
     polled, and also pushed if ``dispatcher`` is given. A job counts as active until its handler returns.
     """
 
@@ -63,9 +63,9 @@ class GpuServer:
     ) -> None:
         """Create the application without any I/O.
 
-        ``direct_queue``: maximum number of waiting direct calls. ``keep_seconds``, ``keep_count``: how long, and how
-        many, ended jobs are kept. ``retry_after``: seconds sent as ``Retry-After`` to a refused client.
-        ``dispatcher``: URL to push results to, for example ``https://queue.example.com``; never taken from a request.
+        ``direct_queue`` is the maximum number of waiting direct calls. Ended jobs are kept for ``keep_seconds``, and at
+        most ``keep_count`` of them. ``retry_after`` is sent to refused clients as ``Retry-After``. ``dispatcher`` is
+        the URL to push results to, for example ``https://queue.example.com``; it is never taken from a request.
         """
         for name, value, least in (
             ("max_concurrent", max_concurrent, 1),
@@ -103,7 +103,8 @@ class GpuServer:
     async def aclose(self) -> None:
         """Cancel running jobs and pushes.
 
-        The ASGI lifespan calls it. If the application is mounted in another, that one must call it.
+        The ASGI lifespan calls this method. If the application is mounted in another one, that application must call
+        it.
         """
         await self.jobs.aclose()
         if self._pusher is not None:
@@ -130,14 +131,11 @@ class GpuServer:
             fields = {"status": "ok", "active_jobs": len(active), "jobs": list(active)}
             return 200, msgspec.json.encode(fields)
         if path.startswith("/status/"):
-            return self._status(unquote(path.removeprefix("/status/")))
+            job = self.jobs.find(unquote(path.removeprefix("/status/")))
+            if job is None:
+                raise _ProblemError(404, "job not found")
+            return 200, job.report()
         raise _ProblemError(404, "unknown path")
-
-    def _status(self, job_id: str) -> tuple[int, bytes]:
-        job = self.jobs.find(job_id)
-        if job is None:
-            raise _ProblemError(404, "job not found")
-        return 200, job.report()
 
     async def _post(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         headers = {
@@ -147,7 +145,8 @@ class GpuServer:
         known = self.jobs.find(job.id)
         if known is not None and known.digest != job.digest:
             raise _ProblemError(422, "this Idempotency-Key was used with another payload")
-        if known is not None and not _is_rerun(known):
+        # A job that has failed runs again, because the client has sent it again for this reason.
+        if known is not None and known.phase is not GpuJobPhase.FAILED:
             if not job.direct:
                 known.token = job.token or known.token
             job = known
@@ -168,7 +167,7 @@ class GpuServer:
         return (422 if job.refused else 500) if failed else 200, job.report()
 
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
-        too_long = _ProblemError(413, f"a payload has at most {self._body_limit} bytes")
+        too_long = _ProblemError(413, f"the payload is longer than {self._body_limit} bytes")
         text = headers.get("content-length", "0")
         if text.isascii() and text.isdigit() and int(text[:20]) > self._body_limit:
             raise too_long
@@ -193,7 +192,7 @@ class GpuServer:
 async def respond(
     send: Send, status: int, body: bytes, extra: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Answer a request with JSON text."""
+    """Send a response with JSON text."""
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
@@ -201,11 +200,6 @@ async def respond(
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _is_rerun(known: GpuJob) -> bool:
-    """Return whether a known job is run again: it has failed, and the client sends it again for that reason."""
-    return known.phase is GpuJobPhase.FAILED
 
 
 def _job_of(headers: dict[str, str], body: bytes) -> GpuJob:

@@ -19,17 +19,17 @@ from taskqueue_core.limits import LIMITS
 from taskqueue_core.tasks import encode_json
 
 _MAX_STORED = 64 * 1024 * 1024
-"""largest total size of stored results, in bytes"""
+"""maximum total size of stored results in bytes"""
 _OVER = "the server has shut down"
 _log = logging.getLogger("taskqueue.gpu")
 
 
 class JobFailed(Exception):
-    """An error that a handler raises if the job failed: the client receives its text. Another attempt may succeed."""
+    """Raised by a handler if the job failed. The client receives the text. Another attempt may succeed."""
 
 
 class JobRefused(Exception):
-    """An error that a handler raises like `JobFailed`, if no attempt can succeed."""
+    """Raised by a handler if the job failed and no attempt can succeed. The client receives the text."""
 
 
 class GpuJobPhase(StrEnum):
@@ -48,13 +48,13 @@ class GpuJob:
         self.id = job_id
         self.payload = payload
         self.attempt = attempt
-        """number of the dispatcher's attempt, starting at 1"""
+        """number of the attempt, starting at 1"""
         self.direct = direct
-        """whether it did not come from a dispatcher"""
+        """whether the job comes from a direct caller, not from a dispatcher"""
         self.switched = False
-        """whether the job before was of another model: the weights of this model may have to be loaded"""
+        """whether the server's previous job was of another model, so that this model's weights may have to be loaded"""
         self.progress: float | str | None = None
-        """progress that ``/status`` reports while the job runs; set by the handler"""
+        """progress that ``/status`` reports while the job runs; the handler sets it"""
         self.token: str | None = None
         self.digest = b""
         self.phase = GpuJobPhase.QUEUED
@@ -65,7 +65,7 @@ class GpuJob:
         self.ended_at = 0.0
 
     def report(self) -> bytes:
-        """Return its state, with result, error or progress, as JSON text."""
+        """Return the status of the job as JSON text, with its result, error or progress."""
         fields: dict[str, Any] = {"status": self.phase, "job_id": self.id}
         if self.phase is GpuJobPhase.SUCCESS:
             fields["result"] = msgspec.Raw(self.result)
@@ -77,11 +77,14 @@ class GpuJob:
 
 
 Handler = Callable[[GpuJob], Any | Awaitable[Any]]
-"""Return the result, as a value that JSON can express. A synchronous function runs in a thread."""
+"""Function that returns the result of a job as a value for JSON. A synchronous function runs in a thread."""
 
 
 class GpuJobs:
-    """A runner with a limited number of concurrent jobs and a queue of direct jobs, in one event loop."""
+    """The jobs of a server: a limited number runs at once, and direct jobs are queued.
+
+    Use it in one event loop only.
+    """
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class GpuJobs:
         self._handler = handler
         self._plain = not (
             inspect.iscoroutinefunction(handler)
-            or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - of an object
+            or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004 - the handler may be an object with ``__call__``
         )
         self._threads = ThreadPoolExecutor(max_concurrent, "gpu") if self._plain else None
         self._max = max_concurrent
@@ -110,42 +113,45 @@ class GpuJobs:
         self._finished = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.active: dict[str, GpuJob] = {}
-        """running jobs, by id"""
+        """running jobs by id"""
 
     @property
     def busy(self) -> bool:
-        """Whether a dispatcher's job is refused: all slots are in use, or direct calls wait."""
+        """Whether a job of a dispatcher is refused, because all slots are in use or direct jobs wait."""
         return len(self.active) >= self._max or bool(self._waiting)
 
     @property
     def full(self) -> bool:
-        """Whether the queue of direct calls is full."""
+        """Whether a direct job is refused, because the queue of direct jobs is full."""
         return len(self.active) >= self._max and len(self._waiting) >= self._direct
 
     def find(self, job_id: str) -> GpuJob | None:
-        """Return a running, waiting or recently ended job."""
+        """Return a running, waiting or recently ended job, or ``None`` if the id is unknown."""
         self._forget()
         result = self.active.get(job_id) or self._ended.get(job_id)
         return result or next((job for job in self._waiting if job.id == job_id), None)
 
     def position(self, job: GpuJob) -> int:
-        """Return the position of a direct job in the queue, from 1; 0 once it runs."""
+        """Return the position of a direct job in the queue, starting at 1; 0 if the job no longer waits."""
         return self._waiting.index(job) + 1 if job in self._waiting else 0
 
     def add(self, job: GpuJob) -> None:
-        """Run a job as soon as a slot is free, which is at once where `busy` is false."""
+        """Run a job as soon as a slot is free, which is at once if `busy` is false."""
         self._drop(job.id)
         self._waiting.append(job)
         self._go_on()
 
     async def aclose(self) -> None:
-        """Cancel running jobs and drop waiting ones. A synchronous function continues in its thread, without effect."""
+        """Cancel running jobs and drop waiting ones.
+
+        A synchronous function continues in its thread; its result is ignored.
+        """
         self._waiting.clear()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A task that is cancelled before its first step does not end its job.
+        # A task that is cancelled before its first step does not mark its job as ended, so do that here.
         for job in tuple(self.active.values()):
             self._fail(job, _OVER)
             self._end(job)
@@ -163,7 +169,12 @@ class GpuJobs:
 
     async def _run(self, job: GpuJob) -> None:
         try:
-            job.result = encode_json("result", await self._handled(job))
+            if self._threads is None:
+                result = await self._handler(job)
+            else:
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(self._threads, self._handler, job)
+            job.result = encode_json("result", result)
             job.phase = GpuJobPhase.SUCCESS
         except (JobFailed, JobRefused) as failure:
             self._fail(job, str(failure), refused=isinstance(failure, JobRefused))
@@ -173,7 +184,7 @@ class GpuJobs:
             self._fail(job, _OVER)
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise any exception
-            # Only the type is reported: the text may contain data of the client.
+            # Report only the type of the error, because its text may contain data of the client.
             _log.exception("a job has failed", extra={"job_id": job.id})
             self._fail(job, f"the model has failed ({type(error).__name__})")
         finally:
@@ -188,12 +199,6 @@ class GpuJobs:
         job.ended.set()
         self._go_on()
         self._on_end(job)
-
-    async def _handled(self, job: GpuJob) -> Any:
-        if self._threads is None:
-            return await self._handler(job)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._handler, job)
 
     @staticmethod
     def _fail(job: GpuJob, error: str, *, refused: bool = False) -> None:

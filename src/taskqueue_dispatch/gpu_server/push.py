@@ -1,4 +1,4 @@
-"""Pushing of results to a dispatcher, so that it need not poll."""
+"""Pushing of results to a dispatcher, which then does not have to poll for them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ _log = logging.getLogger("taskqueue.gpu")
 
 
 class Pusher:
-    """A background sender of results. A result that cannot be pushed can still be polled."""
+    """A background sender of results. A result that could not be pushed can still be polled."""
 
     def __init__(
         self, dispatcher: str, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        """Create a pusher without any I/O. ``dispatcher`` is a URL, to which ``/tasks/callback/{job_id}`` is added."""
+        """Create a pusher without any I/O.
+
+        ``dispatcher`` is a URL, to which ``/tasks/callback/{job_id}`` is appended.
+        """
         self._base = dispatcher.rstrip("/")
         self._sleep = sleep
         self._client: httpx2.AsyncClient | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def push(self, job_id: str, token: str, report: bytes) -> None:
-        """Start to push a report. If 256 pushes are running, do nothing: the result can be polled."""
+        """Start to push a report.
+
+        If 256 pushes are running already, do nothing, because the result can still be polled.
+        """
         if len(self._tasks) < _AT_ONCE:
             task = asyncio.create_task(self._push(job_id, token, report))
             self._tasks.add(task)

@@ -1,4 +1,4 @@
-"""A simulated GPU server, for demos and tests: a real server on a port, whose model does nothing but take time."""
+"""A simulated GPU server for demos and tests: a real server on a port, whose model only takes time."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from taskqueue_dispatch.gpu_server.component import GpuServer, Receive, Scope, S
 from taskqueue_dispatch.gpu_server.jobs import GpuJob, JobFailed
 
 CONTROL = "/simulated"
-"""GET: return statistics; PUT ``{"mode": …}``: change the mode; DELETE: crash and restart at once"""
+"""path of the controls: GET returns statistics, PUT ``{"mode": …}`` sets the mode, DELETE crashes and restarts"""
 _HOST = "127.0.0.1"
 _CHANGE_LIMIT = 1000
 _TURNS = 3
-"""of the event loop, within which a connection that was just accepted is there to be cut"""
+"""turns of the event loop in which the server sees a connection that it has just accepted, so that it can be closed"""
 _ENDING = 1.0
-"""seconds in which requests that were cut off end"""
+"""seconds in which requests whose connection was closed end"""
 
 
 class Mode(StrEnum):
-    """How it behaves. Jobs that run already go on."""
+    """How the simulated server behaves. A change of the mode does not affect running jobs."""
 
     OK = "ok"
     BUSY = "busy"
-    """503 to every dispatcher"""
+    """respond to dispatchers with 503"""
     FAIL = "fail"
-    """every job fails, after its time"""
+    """let every job run for its duration and then fail"""
     ERROR = "error"
-    """500 at once, to everything but health"""
+    """respond with 500 at once, except to health checks"""
     BAD_GATEWAY = "bad_gateway"
-    """likewise 502"""
+    """respond with 502 at once, except to health checks"""
     HANG = "hang"
-    """no answer, to anything"""
+    """never respond to any request"""
     SICK = "sick"
-    """500 to health alone"""
+    """respond with 500 to health checks, and run jobs as usual"""
     DRIP = "drip"
-    """jobs run, but an answer comes byte by byte and never ends"""
+    """run jobs, but send responses byte by byte without an end"""
     GARBAGE = "garbage"
-    """200 with half of a JSON object"""
-    LIE_IDLE = "lie_idle"
-    """health says that nothing runs"""
-    LIE_DONE = "lie_done"
-    """success at once, and nothing is run"""
+    """respond with 200 and half of a JSON object"""
+    FALSE_IDLE = "lie_idle"
+    """report in health checks that no job is running"""
+    FALSE_DONE = "lie_done"
+    """report success at once without running the job"""
 
 
 _HEALTH = "/health"
 _LIE = b'{"status":"success","result":{"lie":true}}'
 _HEALTH_ANSWERS = {
-    Mode.LIE_IDLE: (200, b'{"status":"ok","active_jobs":0,"jobs":[]}'),
+    Mode.FALSE_IDLE: (200, b'{"status":"ok","active_jobs":0,"jobs":[]}'),
     Mode.SICK: (500, b"{}"),
 }
 _ANSWERS = {
@@ -67,7 +67,7 @@ _ANSWERS = {
 
 
 class SimulatedGpu:
-    """One server with one model. Entering it starts it in the running event loop; leaving ends it."""
+    """A simulated server with one model. The async context starts it in the running event loop and stops it."""
 
     def __init__(
         self,
@@ -84,10 +84,11 @@ class SimulatedGpu:
         handler: Callable[[GpuJob], Awaitable[Any]] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Do no input or output.
+        """Create a server without any I/O.
 
-        ``latency`` is in seconds, or the bounds of an even distribution that ``seed`` begins; ``port`` 0 is any free
-        one, kept over crashes; ``handler`` gives the results instead. The rest is as in `GpuServer`.
+        ``latency`` is the duration of a job in seconds, or the bounds of a uniform distribution, whose random seed is
+        ``seed``. ``port`` 0 selects a free port, which is kept after crashes. ``handler`` computes results instead of
+        the simulated model. The other arguments are those of `GpuServer`.
         """
         self.mode = mode
         self.slots = slots
@@ -96,14 +97,14 @@ class SimulatedGpu:
         self.port = port
         self.latency = latency
         self.runs: Counter[str] = Counter()
-        """how often each job was begun; over crashes too"""
+        """number of times each job was started by job id, including before crashes"""
         self.finished: Counter[str] = Counter()
         self.active = 0
         self.most_at_once = 0
         self.posts = 0
-        """those that asked for a job to be run"""
+        """number of POST requests, which submit jobs"""
         self.refused = 0
-        """of these, by 503"""
+        """number of POST requests refused with 503"""
         self.crashes = 0
         self._random = random.Random(seed)  # noqa: S311 - not for secrets
         self._sleep = sleep
@@ -111,18 +112,17 @@ class SimulatedGpu:
         self._direct_queue = direct_queue
         self._dispatcher = dispatcher
         self._component: GpuServer | None = None
-        self._program: _Program | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._program: LocalServer | None = None
         self._restarting: asyncio.Task[None] | None = None
 
     @property
     def origin(self) -> str:
-        """Return where it is, once it was started."""
+        """Return the server's origin. It is valid after the first start."""
         return f"http://{_HOST}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Return where jobs are POSTed to: what to register as its endpoint."""
+        """Return the URL to which jobs are POSTed: the URL to register as the endpoint."""
         return f"{self.origin}/generate"
 
     async def __aenter__(self) -> Self:
@@ -135,7 +135,7 @@ class SimulatedGpu:
         await self._end()
 
     async def start(self) -> None:
-        """Listen; after a crash at the same port again. Harmless where it runs."""
+        """Start to listen; after a crash, on the same port again. Do nothing if the server is running."""
         if self._program is not None:
             return
         self._component = GpuServer(
@@ -145,33 +145,26 @@ class SimulatedGpu:
             asynchronous=self.asynchronous,
             dispatcher=self._dispatcher,
         )
-        listener = socket.create_server((_HOST, self.port), backlog=1024)
-        # asyncio does this only for sockets that it made itself; without it small answers wait for 40 ms.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.port = listener.getsockname()[1]
-        self._program = _Program(self._serve)
-        self._serving = asyncio.create_task(self._program.serve([listener]))
-        await self._program.ready.wait()
+        self._program = LocalServer(self._serve)
+        self.port = await self._program.listen(self.port)
 
     async def crash(self) -> None:
-        """Cut every connection, forget every job, and be gone until `start`. What ran has not finished."""
+        """Close every connection, forget every job, and stay down until `start`. Running jobs do not finish."""
         self.crashes += 1
         await self._end()
 
     async def crash_and_restart(self) -> None:
-        """Crash, and be back at once with no memory of anything."""
+        """Crash, and restart at once without any job."""
         await self.crash()
         await self.start()
 
     async def _end(self) -> None:
         program, self._program = self._program, None
         component, self._component = self._component, None
-        serving, self._serving = self._serving, None
-        if program is None or component is None or serving is None:
-            return
-        program.cut()
-        await component.aclose()
-        await serving
+        if program is not None and component is not None:
+            program.cut()
+            await component.aclose()
+            await program.wait_closed()
 
     async def _run(self, job: GpuJob) -> Any:
         self.runs[job.id] += 1
@@ -206,7 +199,7 @@ class SimulatedGpu:
 
     def _counting(self, send: Send) -> Send:
         async def counted(message: Any) -> None:
-            self.refused += message.get("status") == 503  # noqa: PLR2004 - busy
+            self.refused += message.get("status") == 503  # noqa: PLR2004 - the status of a busy server
             await send(message)
 
         return counted
@@ -224,7 +217,7 @@ class SimulatedGpu:
             await self._component(scope, receive, send)
 
     def _instead(self, scope: Scope) -> tuple[int, bytes] | None:
-        """Return what the mode answers in place of the component."""
+        """Return the status and body that the mode sends instead of the application's response, or ``None``."""
         if scope["path"] == _HEALTH:
             return _HEALTH_ANSWERS.get(self.mode)
         if self.mode in _ANSWERS:
@@ -233,7 +226,7 @@ class SimulatedGpu:
             return None
         if self.mode is Mode.BUSY and (b"x-source", b"dispatcher") in scope["headers"]:
             return 503, b"{}"
-        return (200, _LIE) if self.mode is Mode.LIE_DONE else None
+        return (200, _LIE) if self.mode is Mode.FALSE_DONE else None
 
     async def _drip(self, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_wait_disconnected(receive))
@@ -267,7 +260,7 @@ class SimulatedGpu:
             self._restarting = None
 
     def statistics(self) -> dict[str, Any]:
-        """Return what it has seen: ``runs`` by job, ``most_at_once`` and the like, as JSON can express it."""
+        """Return counters such as ``runs`` by job and ``most_at_once``, as values for JSON."""
         return {
             "mode": self.mode,
             "active": self.active,
@@ -280,8 +273,10 @@ class SimulatedGpu:
         }
 
 
-class _Program(uvicorn.Server):
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+class LocalServer(uvicorn.Server):
+    """A server on a local port in the running event loop, which can close all its connections at once. Runs once."""
+
+    def __init__(self, app: Any) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -296,28 +291,23 @@ class _Program(uvicorn.Server):
                 date_header=False,
             )
         )
-        self.ready = asyncio.Event()
+        self._ready = asyncio.Event()
         self._cut = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield  # they are the program's that this one is part of
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
-
-    async def main_loop(self) -> None:
-        await self._cut.wait()  # in place of a look ten times a second
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - `cut` has closed them
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
-            self.cut()
-        if tasks := self.server_state.tasks:
-            await asyncio.wait(tasks, timeout=_ENDING)
+    async def listen(self, port: int = 0) -> int:
+        """Start to accept connections, and return the port; 0 selects a free one."""
+        listener = socket.create_server((_HOST, port), backlog=1024)
+        # asyncio sets this option only on sockets that it creates itself. Without it, small responses are delayed by
+        # 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        port = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self.serve([listener]))
+        await self._ready.wait()
+        return port
 
     def cut(self) -> None:
+        """Close the port and every connection, in whatever state it is."""
         self.should_exit = True
         self._cut.set()
         for server in self.servers:
@@ -326,6 +316,33 @@ class _Program(uvicorn.Server):
             if connection.transport is not None:
                 connection.transport.abort()
 
+    async def wait_closed(self) -> None:
+        """Wait after `cut` until requests have ended, up to a second."""
+        if self._serving is not None:
+            await self._serving
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the surrounding program."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start as uvicorn does, and report that the server accepts connections."""
+        await super().startup(sockets)
+        self._ready.set()
+
+    async def main_loop(self) -> None:
+        """Wait for `cut`, instead of checking ten times per second as uvicorn does."""
+        await self._cut.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - `cut` has closed the sockets
+        """Close connections that were accepted at the last moment, and wait a second for running requests."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+            self.cut()
+        if tasks := self.server_state.tasks:
+            await asyncio.wait(tasks, timeout=_ENDING)
+
 
 async def _wait_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
@@ -333,4 +350,4 @@ async def _wait_disconnected(receive: Receive) -> None:
 
 
 async def _held_back(_: Any) -> None:
-    """Send nothing."""
+    """Discard a message instead of sending it."""

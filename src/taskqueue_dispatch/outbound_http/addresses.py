@@ -1,4 +1,4 @@
-"""Which IP addresses are public, and may be used by any client."""
+"""The decision whether an IP address is public, so that a URL of any client may lead to it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _NEVER: tuple[Network, ...] = tuple(
         ),
     )
 )
-"""never allowed, whatever an operator configures"""
+"""networks that are never allowed, whatever an operator configures"""
 
 _SPECIAL: tuple[Network, ...] = tuple(
     map(
         ip_network,
         (
             "10.0.0.0/8",  # private
-            "100.64.0.0/10",  # of carriers, and of some clouds' own services
+            "100.64.0.0/10",  # shared by carriers, and used for services of some clouds
             "127.0.0.0/8",  # loopback
-            "168.63.129.16/32",  # a cloud's own service, though its address is a public one
+            "168.63.129.16/32",  # a service of a cloud, although the address is public
             "169.254.0.0/16",  # link-local: metadata of clouds
-            "172.16.0.0/12",  # private
+            "172.16.0.0/12",  # link-local, with the metadata services of clouds
             "192.0.0.0/24",  # protocols, and a cloud's metadata
-            "192.0.2.0/24",  # documentation
+            "192.0.2.0/24",  # protocol assignments, and the metadata service of a cloud
             "192.88.99.0/24",  # relays of 6to4
-            "192.168.0.0/16",  # private
+            "192.168.0.0/16",  # 6to4 relays
             "198.18.0.0/15",  # benchmarks
             "198.51.100.0/24",  # documentation
             "203.0.113.0/24",  # documentation
             "240.0.0.0/4",  # reserved
-            "2001::/23",  # protocols: Teredo, benchmarks, ORCHID
+            "2001::/23",  # protocol assignments: Teredo, benchmarks, ORCHID
             "2001:db8::/32",  # documentation
             "2002::/16",  # 6to4
             "3fff::/20",  # documentation
@@ -48,18 +48,18 @@ _SPECIAL: tuple[Network, ...] = tuple(
     )
 )
 _UNICAST = IPv6Network("2000::/3")
-"""all public IPv6 addresses; outside of it are loopback, mapped, NAT64, ULA, link-local and site-local addresses"""
+"""all public IPv6 addresses; loopback, mapped, NAT64, ULA, link-local and site-local ones are outside of it"""
 _HOLDERS = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")))
-"""networks whose addresses end with an IPv4 address: compatible, mapped, NAT64"""
+"""networks whose addresses end with an IPv4 address: IPv4-compatible, IPv4-mapped, NAT64"""
 _OWN = (IPv6Address("::"), IPv6Address("::1"))
 _LOW = 0xFFFF_FFFF
 _ISATAP, _ISATAP_MASK = 0x0000_5EFE, 0xFCFF_FFFF
 
 
 def may_be_reached(address: Address, exceptions: Iterable[Network] = ()) -> bool:
-    """Return whether an address is public, or in one of the networks that an operator allows.
+    """Return whether an address is public, or in one of the networks that an operator allows (``exceptions``).
 
-    An IPv6 address that contains an IPv4 address, for example of NAT64, is allowed only if both are.
+    An IPv6 address that contains an IPv4 address, for example with NAT64, is allowed only if both addresses are.
     """
     exceptions = tuple(exceptions)
     if _in(address, _NEVER):

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
+from taskqueue_core.errors import TaskQueueError
 
 Resolve = Callable[[str, int], Awaitable[tuple[str, ...]]]
-"""Return the addresses of a host, for a port. Raises `NotReached`, and `NameUnknown` if the host does not exist."""
+"""Function that returns the addresses of a host. Raises `NotReached`, and `NameUnknown` if the host does not exist."""
 _THREADS = 8
 _RECENT = 10.0
 _MANY = 1000
@@ -20,10 +20,23 @@ _MANY = 1000
 _UNKNOWN = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
-async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[str, ...]:
-    """Resolve a host name once. Raises `NotReached`, and `NameUnknown` if the host does not exist.
+class NotReached(TaskQueueError):
+    """The error if there was no complete response. A later attempt may succeed."""
 
-    ``threads`` names a thread pool: lookups in different pools never wait for each other.
+    code = "not_reached"
+
+
+class NameUnknown(NotReached):
+    """The error if the host name does not exist."""
+
+    code = "name_unknown"
+
+
+async def look_up(host: str, port: int, *, threads: str = "look-up") -> tuple[str, ...]:
+    """Return the addresses of a host name. Raises `NotReached`, and `NameUnknown` if the host does not exist.
+
+    The name is resolved by the system's resolver, in the thread pool named ``threads``. Lookups in different pools
+    never wait for each other.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -44,14 +57,15 @@ def _ask(host: str, port: int) -> list[str]:
 
 @cache
 def _threads(name: str) -> ThreadPoolExecutor:
-    # Separate threads: a resolver that hangs must not block the default executor.
+    # Use separate threads, because a resolver that hangs must not block the default executor.
     return ThreadPoolExecutor(_THREADS, name)
 
 
 class CachedLookup:
-    """A cache for a resolver: concurrent lookups of a name share one call, whose result is kept for some seconds.
+    """A cache for a resolver. Concurrent lookups of a name share one call, whose result is kept for ten seconds.
 
-    Use it only if the addresses are checked again before connecting, or if only checked addresses are connected to.
+    Use it only if the addresses are checked again before connecting, or if connections are made only to addresses that
+    were checked.
     """
 
     def __init__(
@@ -61,20 +75,21 @@ class CachedLookup:
         *,
         failures: float = _RECENT,
     ) -> None:
-        """``clock`` returns seconds; a failed lookup is repeated to callers for ``failures`` seconds."""
+        """``clock`` returns seconds. A failed lookup is cached for ``failures`` seconds."""
         self._resolve = resolve
         self._clock = clock
         self._failures = failures
         self._requests: dict[tuple[str, int], tuple[float, asyncio.Task[tuple[str, ...]]]] = {}
 
     async def __call__(self, host: str, port: int) -> tuple[str, ...]:
-        """Return what was found, or raise what was raised, at most ten seconds ago."""
+        """Return the result of a lookup that is at most ten seconds old, or raise its error."""
         now = self._clock()
         until, requested = self._requests.get((host, port), (0.0, None))
         if requested is None or until <= now:
             self._forget(now)
             requested = asyncio.create_task(self._ask(host, port))
-            requested.add_done_callback(_read_exception)  # all callers may have been cancelled
+            # Read the exception, because asyncio logs an unread one if all callers have been cancelled.
+            requested.add_done_callback(_read_exception)
             self._requests[host, port] = now + _RECENT, requested
         return await asyncio.shield(requested)
 

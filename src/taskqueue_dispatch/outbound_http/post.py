@@ -1,4 +1,4 @@
-"""One POST request to a checked URL: only to its checked addresses, limited in time and size."""
+"""A POST request to a checked URL, which connects only to checked addresses and is limited in time and size."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import Any, Self
 import httpx2
 import msgspec
 
-from taskqueue_dispatch.outbound_http.errors import NotReached
+from taskqueue_dispatch.outbound_http.dns import NotReached
 from taskqueue_dispatch.outbound_http.url_policy import Checked
 
 _BODY = 64 * 1024
 _BODY_SECONDS = 2.0
-"""seconds for reading the body"""
+"""seconds for reading the body of the response"""
 _CONNECT_SECONDS = 5.0
 _ADDRESSES = 3
-"""maximum number of addresses that are tried, if connections fail"""
+"""maximum number of addresses that are tried until a connection succeeds"""
 _ONE = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
 
 
 class PostReply(msgspec.Struct, frozen=True):
-    """The response, without its content."""
+    """The response to a POST request, without its content."""
 
     status: int
     length: int
-    """bytes of the body that were read, at most 64 KiB"""
+    """number of bytes of the body that were read, at most 64 KiB"""
     retry_after: float | None = None
-    """seconds"""
+    """seconds from the header ``Retry-After``"""
 
 
-@cache  # loading the certificate authorities takes 50 ms
+@cache  # cached, because loading the certificate authorities takes 50 ms
 def trusted() -> ssl.SSLContext:
-    """Return a shared TLS context: the system's certificate authorities, host name checks, TLS 1.2 or later."""
+    """Return a shared TLS context with the system's certificate authorities, host name checks and TLS 1.2 or later."""
     context = httpx2.create_ssl_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
@@ -54,11 +54,11 @@ async def post(
 ) -> PostReply:
     """Send one POST and return the response, whatever its status. Redirects are not followed.
 
-    Try the checked addresses in turn until a connection succeeds; TLS and the ``Host`` header use the host's name.
-    Proxies from the environment, cookies and compression are not used. Status and headers must arrive within
-    ``within`` seconds; reading the body may take two more. Raises `NotReached`.
+    The checked addresses are tried in turn until a connection succeeds; TLS and the ``Host`` header use the host's
+    name. Proxies from the environment, cookies and compression are not used. Status and headers must arrive within
+    ``within`` seconds; reading the body may take two more seconds. Raises `NotReached`.
     """
-    # One transport per request: a connection made for one name must never be used for another.
+    # Use one transport per request, because a connection made for one name must never be used for another.
     async with (
         _Opened() as opened,
         httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=_ONE) as transport,
@@ -79,7 +79,7 @@ async def post(
 
 
 class _Opened:
-    """The opened connections, to be closed: the transport leaks a socket whose TLS handshake was cancelled."""
+    """Closes all opened connections, because the transport leaks a socket whose TLS handshake was cancelled."""
 
     def __init__(self) -> None:
         self._streams: list[Any] = []
@@ -135,7 +135,7 @@ def _request(
 
 
 async def _length(response: httpx2.Response) -> int:
-    # The status is what matters. A limited part of the body is read, so that the receiver's send does not fail.
+    # Only the status matters. Read a limited part of the body, so that the receiver can finish sending it.
     length = 0
     with contextlib.suppress(httpx2.HTTPError, TimeoutError):
         async with asyncio.timeout(_BODY_SECONDS):

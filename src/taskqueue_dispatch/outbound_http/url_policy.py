@@ -1,4 +1,4 @@
-"""Whether a URL may be called: checks of its form, scheme, port and all addresses of its host."""
+"""The check whether a URL may be called: its form, its scheme, its port and all addresses of its host."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ import msgspec
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_dispatch.outbound_http.addresses import Network, may_be_reached
-from taskqueue_dispatch.outbound_http.dns import Resolve, look_up
-from taskqueue_dispatch.outbound_http.errors import NameUnknown, NotReached
+from taskqueue_dispatch.outbound_http.dns import NameUnknown, NotReached, Resolve, look_up
 from taskqueue_dispatch.outbound_http.urls import UrlParts, read_url
 
 _SECONDS = 5.0
-"""time limit of a lookup"""
+"""time limit of a lookup in seconds"""
 _HTTP = 80
 
 
 class UrlPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which URLs may be called. Only public addresses are allowed, except those in `networks`."""
+    """The rules for URLs that may be called. Only public addresses are allowed, except those in ``networks``."""
 
     ports: frozenset[int] = frozenset({443, 8443})
     http: bool = False
-    """whether http is allowed too, on these ports and 80"""
+    """whether http:
+
+    is allowed too, on these ports and on port 80
+    """
     networks: tuple[Network, ...] = ()
     """networks whose addresses are allowed although they are private"""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """A checked URL, with the only addresses that may be connected to."""
+    """A checked URL, with the only addresses to which a request may connect."""
 
     parts: UrlParts
     addresses: tuple[str, ...]
-    """in order of preference"""
+    """addresses in order of preference"""
 
 
 async def check_url(
     url: str, policy: UrlPolicy, *, field: str = "url", resolve: Resolve = look_up
 ) -> Checked:
-    """Check a URL: resolve its host once and check every address.
+    """Check whether a URL may be called. Resolve its host once and check every address.
 
-    Raises `InvalidInput`, naming ``field``, if the URL is not allowed, `NotReached` if its host cannot be resolved
-    now, and `NameUnknown` if the host does not exist. No error shows the URL.
+    Raises `InvalidInput` with ``field`` as the name of the field if the URL is not allowed, `NotReached` if its host
+    cannot be resolved now, and `NameUnknown` if the host does not exist. No error contains the URL.
     """
     parts = read_url(field, url)
     _check_way(parts, policy, field)
@@ -56,7 +58,7 @@ async def check_url(
             raise NotReached("the host name was not resolved in time") from None
     if not matches:
         raise NameUnknown("the host name does not exist")
-    # One forbidden address rejects all: an attacker could mix addresses and hope that the forbidden one is used.
+    # One forbidden address rejects the URL, because an attacker could mix addresses until the forbidden one is used.
     if not all(_allowed(address, policy) for address in matches):
         raise InvalidInput(
             field,
@@ -68,11 +70,13 @@ async def check_url(
 
 def _check_way(parts: UrlParts, policy: UrlPolicy, field: str) -> None:
     if parts.scheme == "http" and not policy.http:
-        raise InvalidInput(field, "a URL of plain http", "https://…")
+        raise InvalidInput(field, "an unencrypted http:// URL", "https://…")
     ports = policy.ports | ({_HTTP} if parts.scheme == "http" else set())
     if parts.port not in ports:
         raise InvalidInput(
-            field, "a URL with another port", f"the ports {', '.join(map(str, sorted(ports)))}"
+            field,
+            "a URL with a port that is not allowed",
+            f"the ports {', '.join(map(str, sorted(ports)))}",
         )
 
 

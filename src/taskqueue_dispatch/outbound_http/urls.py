@@ -1,4 +1,4 @@
-"""Strict parsing of URLs, so that the check and the HTTP client read a URL in the same way."""
+"""Strict parsing of URLs, so that the check of a URL and the HTTP client read it in the same way."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _NAME = "a host's name, without a dot at its end, or its IP address in full, as 
 
 
 class UrlParts(msgspec.Struct, frozen=True):
-    """The parts of a URL."""
+    """The parts of a URL whose form was checked."""
 
     scheme: str
     host: str
-    """in lower case; an IP address in its usual form, without brackets"""
+    """host name in lower case, or IP address in its usual form without brackets"""
     port: int
     target: str
     """path and query, unchanged"""
     address: Address | None
-    """the host, if it is an IP address"""
+    """the host as an address, if it is an IP address"""
 
     def __repr__(self) -> str:
-        """Return a text without the path, which may contain secrets."""
+        """Return a text without path and query, which may contain secrets."""
         return f"UrlParts({self.scheme}://{self.authority})"
 
     @property
@@ -54,18 +54,18 @@ class UrlParts(msgspec.Struct, frozen=True):
 
 
 def read_url(field: str, url: object) -> UrlParts:
-    """Parse ``http[s]://host[:port][/path][?query]``. Raises `InvalidInput`, naming ``field``, for anything else."""
+    """Parse a URL ``http[s]://host[:port][/path][?query]``. Raises `InvalidInput` for ``field`` if it is invalid."""
     if not isinstance(url, str) or len(url) > LIMITS.url:
         raise InvalidInput(field, kind_of(url), f"a URL of at most {LIMITS.url} characters")
     match = _URL.fullmatch(url)
     if match is None:
-        raise InvalidInput(field, f"{kind_of(url)}, of another form", _FORM)
+        raise InvalidInput(field, f"{kind_of(url)} that is not a valid URL", _FORM)
     scheme = match["scheme"].lower()
     if scheme not in _PORTS:
-        raise InvalidInput(field, "a URL of another scheme", _FORM)
+        raise InvalidInput(field, "a URL with a scheme that is not supported", _FORM)
     port = _PORTS[scheme] if match["port"] is None else _port(match["port"])
     if port is None:
-        raise InvalidInput(field, "a URL with no such port", f"a port from 1 to {_HIGHEST}")
+        raise InvalidInput(field, "a URL with an invalid port", f"a port from 1 to {_HIGHEST}")
     host, address = _host(field, match["host"].lower())
     return UrlParts(scheme, host, port, match["target"] or "/", address)
 
@@ -82,12 +82,13 @@ def _host(field: str, host: str) -> tuple[str, Address | None]:
             six = IPv6Address(host[1:-1])
             return str(six), six
         labels = host.split(".")
-        # Most parsers read a host that ends with a number, in any base, as an IPv4 address: accept one form only.
+        # Accept only the usual form of an IPv4 address, because most parsers read any host that ends with a number as
+        # one.
         if _NUMBER.fullmatch(labels[-1]):
             four = IPv4Address(host)
             return str(four), four
     except ValueError:
-        raise InvalidInput(field, "a URL with no such host", _NAME) from None
+        raise InvalidInput(field, "a URL with an invalid host", _NAME) from None
     if len(host) > _HOST or not all(map(_LABEL.fullmatch, labels)):
-        raise InvalidInput(field, "a URL with no such host", _NAME)
+        raise InvalidInput(field, "a URL with an invalid host", _NAME)
     return host, None

@@ -1,8 +1,8 @@
-"""Functions shared by the handlers of the dispatcher's operations."""
+"""Functions shared by the HTTP handlers of the API and of the dashboard page."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 from taskqueue_core.errors import InvalidInput
@@ -11,10 +11,23 @@ from taskqueue_core.tasks import TaskStatus
 from taskqueue_dispatch.names import queue_of
 from taskqueue_dispatch.service import Dispatcher
 from taskqueue_server.problems import ProblemError
-from taskqueue_server.routing.operations import RequestContext
+from taskqueue_server.routing.operations import Handler, Operation, RequestContext, Scope
 
 NAME = "dispatch"
-"""name of the extension"""
+"""name of the extension, and key of the dispatcher in the server's state"""
+
+
+def operation(prefix: str, method: str, path: str, handler: Handler, **fields: Any) -> Operation:
+    """Return an operation whose id consists of ``prefix`` and the name of its handler."""
+    return Operation(
+        id=f"{prefix}_{handler.__name__}",
+        method=method,
+        path=path,
+        handler=handler,
+        scope=Scope.HANDLER,
+        strict=True,
+        **fields,
+    )
 
 
 def dispatcher_of(call: RequestContext) -> Dispatcher:
@@ -23,12 +36,13 @@ def dispatcher_of(call: RequestContext) -> Dispatcher:
 
 
 def model_of(call: RequestContext) -> str:
-    """Return the model at the end of the path.
+    """Return the model whose name is the end of the path.
 
-    Raises `InvalidInput` if it is not a model's name, and `ProblemError` if the client may not access it.
+    Raises `InvalidInput` if the name is not valid, and `ProblemError` if the client may not access the model.
     """
     model: str = call.request.path_params["model"]
-    try:  # bytes that are not UTF-8 arrive here as another name, which may belong to another client
+    # The framework replaces bytes that are not UTF-8, which gives a name that may belong to another client.
+    try:
         unquote_to_bytes(call.request.scope["raw_path"]).decode()
     except UnicodeDecodeError:
         raise InvalidInput("model", "bytes that are not UTF-8", "printable text") from None
@@ -38,7 +52,7 @@ def model_of(call: RequestContext) -> str:
 
 
 def label_of(call: RequestContext, name: str) -> str | None:
-    """Return a query parameter that is a model's name, or ``None`` if it is absent. Raises `InvalidInput`."""
+    """Return a query parameter that holds the name of a model, or ``None`` if it is absent. Raises `InvalidInput`."""
     text = call.request.query_params.get(name)
     if text is not None:
         check_label(name, text)
@@ -46,10 +60,10 @@ def label_of(call: RequestContext, name: str) -> str | None:
 
 
 async def job_of(call: RequestContext) -> TaskStatus:
-    """Return the status of the task of the job in the path. Raises `InvalidInput` and `ProblemError`.
+    """Return the status of the task of the job whose id is in the path. Raises `InvalidInput` and `ProblemError`.
 
-    A client that may not access the job's model gets the same answer as for an unknown job, so that ids cannot be
-    guessed.
+    A client that may not access the job's model gets the same answer as for an unknown job, so that it cannot find ids
+    by guessing.
     """
     matches = await dispatcher_of(call).jobs.find(call.name("job_id"))
     if matches is None or not call.is_allowed(matches[0]):
@@ -58,7 +72,7 @@ async def job_of(call: RequestContext) -> TaskStatus:
 
 
 def unknown_job() -> ProblemError:
-    """Return the problem of a job that is unknown, or that the client may not access."""
+    """Return the error 404 for a job that is unknown, or that the client may not access."""
     return ProblemError(
         404,
         "unknown_job",
