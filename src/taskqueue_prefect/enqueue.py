@@ -1,8 +1,9 @@
 """Enqueuing task runs whose state Prefect has accepted.
 
-This runs in a request and its database transaction, so it never waits for room or for an unavailable store. Instead
-the request is answered with 503, its transaction is rolled back, and Prefect's clients retry. If a transaction is
-rolled back after its run was enqueued, this is found when the run is delivered.
+A run is enqueued within an HTTP request and its database transaction. Therefore this module never waits for a full
+queue or an unavailable store. Instead the response is 503, the transaction is rolled back, and Prefect's clients
+retry. If a transaction is rolled back after its run was enqueued, the delivered run is dropped, because the database
+does not have it.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ async def put(host: Host, run: TaskRun) -> None:
 
 
 async def offer(host: Host, run: Run) -> Confirmation:
-    """Enqueue a run as `put` does; return the confirmation. Raises what the backend raises."""
+    """Enqueue a run as `put` does, but return the confirmation, and raise the backend's errors."""
     task, at = task_of(run), due_at(run)
     await host.prepare(task.key)
     if at is not None and at > host.backend.now():
         task = msgspec.structs.replace(task, not_before=at)
     (confirmation,) = await host.backend.publisher.publish(task)
-    if confirmation.status is Published.CONFLICT:  # the run is known, in another state
+    if confirmation.status is Published.CONFLICT:  # the queue has the run, in another state
         confirmation = await _schedule_again(host, run)
     return confirmation
 
 
 async def schedule(host: Host, run: TaskRun) -> None:
-    """Schedule another attempt of a run, for the time of its state. Like `put`, but a full queue does not refuse it."""
+    """Schedule another attempt of a run, at the time of its new state. Like `put`, but ignores the queue's capacity."""
     async with answer_in_time(host):
         await host.prepare(task_of(run).key)
         await _schedule_again(host, run)
@@ -64,7 +65,7 @@ async def _schedule_again(host: Host, run: Run) -> Confirmation:
 
 @contextlib.asynccontextmanager
 async def answer_in_time(host: Host) -> AsyncIterator[None]:
-    """Limit the time of a request; raise HTTP 503 if the store is unavailable."""
+    """Raise HTTP 503 if the store is unavailable, or does not answer within the setting ``patience``."""
     try:
         async with asyncio.timeout(host.settings.patience):
             yield

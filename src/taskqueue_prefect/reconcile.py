@@ -1,7 +1,8 @@
 """Reconciling the queue with the database: scheduled runs that are missing in the queue are enqueued again.
 
-A run is missing if it was never enqueued, if the store has lost it, or if the worker that accepted it is gone. All
-replicas may do this at the same time: each repair has a token. A run must be missing for some time first.
+A run is missing if it was never enqueued, if the store has lost it, or if the worker that accepted it is gone. It is
+enqueued again only after it has been missing for some time. All replicas may reconcile at the same time, because each
+repair has a token that makes it idempotent.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _PAGE_SIZE = 200
 _FIRST_ID = UUID(int=0)
 _JITTER_SHARE = 0.25
 Mark = tuple[str, str]
-"""a run and its state"""
+"""ids of a run and of its state"""
 _accepted = msgspec.json.Decoder(AcceptedRun)
 
 
 async def reconcile(host: Host) -> None:
-    """Run passes until cancelled. Log only the first of several failures."""
+    """Compare the database with the queue periodically, until cancelled. Log only the first of consecutive failures."""
     reconciler = Reconciler(host)
     failing = False
     while True:
@@ -49,18 +50,17 @@ async def reconcile(host: Host) -> None:
 
 
 class Reconciler:
-    """Compares the database with the queue."""
+    """A comparison of the database with the queue, which enqueues missing runs again."""
 
     def __init__(self, host: Host, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Start without observations."""
         self._host = host
         self._monotonic = monotonic
         self._missing_since: dict[Mark, float] = {}
-        """since when a run has been missing in a state"""
+        """time (monotonic clock) since which each run has been missing in its state"""
         self._reported: set[Mark] = set()
-        """runs reported because the queue refuses them"""
+        """runs for which an error was logged already"""
         self._full_queues: set[str] = set()
-        """queues that were full in this pass"""
+        """queues that were full in the current pass, and are not tried again in it"""
 
     async def check_once(self) -> int:
         """Check every scheduled run; return how many were enqueued again."""
@@ -110,19 +110,19 @@ class Reconciler:
         if status is None:
             return None if self._may_be_held(run, workers) else settings.grace
         if status.state is not State.DONE:
-            return None  # it is in the queue, or an operator ended it
+            return None  # the run is in the queue, or an operator ended it
         accepted = None if result is None else _accepted.decode(result)
         if accepted is None or accepted.worker is None or accepted.state != task_runs.state_id(run):
             return settings.grace
         if any(worker.worker_id == accepted.worker for worker in workers):
             return None
-        # A worker of that name may be the same one, connected again, or another process.
+        # A worker with the same client id is the same process, connected again, or another process.
         client = client_of(accepted.worker)
         reconnected = any(client_of(worker.worker_id) == client for worker in workers)
         return settings.held if reconnected else settings.grace
 
     def _may_be_held(self, run: Run, workers: Sequence[WorkerInfo]) -> bool:
-        """Return whether a worker may hold a run that the queue has forgotten, because it was accepted so long ago."""
+        """Return whether a worker may have accepted the run so long ago that the queue has forgotten the run."""
         forgotten = self._host.backend.now() - self._host.settings.remember
         key = name_of(run.task_key)
         return task_runs.state_time(run).timestamp() < forgotten and any(
@@ -130,7 +130,7 @@ class Reconciler:
         )
 
     async def _restore(self, run: Run, key: str, status: TaskStatus | None) -> bool:
-        """Enqueue a run again. An error of one run or queue does not stop the others."""
+        """Enqueue a run again; return whether it was stored. Log an error that concerns only this run or its queue."""
         if key in self._full_queues:
             return False
         try:
@@ -141,7 +141,7 @@ class Reconciler:
                 stored, reason = await self._enqueue_again(run, status), None
         except OUTAGE_ERRORS:
             raise
-        except Exception as error:  # noqa: BLE001 - it concerns only this run
+        except Exception as error:  # noqa: BLE001 - the error concerns only this run
             stored, reason = False, str(error)
         else:
             if not stored:

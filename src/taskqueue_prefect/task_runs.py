@@ -1,4 +1,4 @@
-"""Task runs as objects of Prefect, as tasks of a queue, and as rows of the database."""
+"""Conversions of task runs between Prefect's objects, tasks of a queue, and rows of the database."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The result that is stored for a run that has left the queue."""
 
     worker: str | None = None
-    """the connection of the worker that acknowledged it; ``None`` if no worker got it, because it was obsolete"""
+    """connection of the worker that acknowledged the run; ``None`` if the run was obsolete, so that no worker got it"""
     state: str
-    """the id of the state in which it was delivered"""
+    """id of the state in which the run was delivered"""
 
 
 class OutlineDetails(NamedTuple):
-    """The details of a scheduled state: see `TaskRunOutline`."""
+    """The state details of a `TaskRunOutline`, with Prefect's field names."""
 
     deferred: bool
     scheduled_time: datetime | None
 
 
 class OutlineState(NamedTuple):
-    """A scheduled state: see `TaskRunOutline`."""
+    """The scheduled state of a `TaskRunOutline`, with Prefect's field names."""
 
     id: UUID
     timestamp: datetime
     state_details: OutlineDetails
 
     def is_scheduled(self) -> bool:
-        """Return true, as Prefect's scheduled states do."""
+        """Return true, as Prefect's own scheduled states do."""
         return True
 
 
@@ -60,9 +60,9 @@ Run: TypeAlias = "TaskRun | TaskRunOutline"
 
 
 def task_of(run: Run) -> Task:
-    """Return a run as a task: its id is the run's, its payload names the run and its state.
+    """Return a run as a task of the queue, with the id of the run. The payload names the run and its state.
 
-    The worker is sent the run as it is in the database at that time, so that nothing else is stored here.
+    The run itself is read from the database when it is delivered, so the payload does not contain it.
     """
     state = {"id": state_id(run), "timestamp": state_time(run).isoformat()}
     fields = {"task_key": run.task_key, "name": run.name, "state": state}
@@ -70,7 +70,7 @@ def task_of(run: Run) -> Task:
 
 
 def foreign_reason(task: Task) -> str | None:
-    """Return why a task cannot be a run of this database; ``None`` if it may be."""
+    """Return the reason why a task cannot be a run of this database; ``None`` if it can."""
     try:
         UUID(task.id)
         state_of(task)
@@ -96,7 +96,7 @@ def state_id(run: Run) -> str:
 
 
 def state_time(run: Run) -> datetime:
-    """Return when a run entered its state."""
+    """Return the time at which a run entered its state; the earliest possible time if it has no state."""
     return run.state.timestamp if run.state else datetime.min.replace(tzinfo=UTC)
 
 
@@ -106,13 +106,13 @@ def is_scheduled(run: Run) -> bool:
 
 
 def due_at(run: Run) -> float | None:
-    """Return when a run is to be executed, in Unix seconds."""
+    """Return the Unix time at which a run is scheduled; ``None`` if it is due at once."""
     at = run.state.state_details.scheduled_time if run.state else None
     return at.timestamp() if at is not None else None
 
 
 def unsendable_reason(run: TaskRun) -> str | None:
-    """Return why a run must not be sent to a worker; ``None`` if it may."""
+    """Return the reason why a run must not be sent to a worker; ``None`` if it may be sent."""
     try:
         size = len(run.model_dump_json())
     except ValueError as error:
@@ -121,7 +121,7 @@ def unsendable_reason(run: TaskRun) -> str | None:
 
 
 async def read(run_id: str) -> TaskRun | None:
-    """Return a run as it is now; ``None`` if it does not exist."""
+    """Return a run as it is in the database now; ``None`` if it does not exist."""
     from prefect.server import models
     from prefect.server.database import provide_database_interface
 
@@ -131,9 +131,9 @@ async def read(run_id: str) -> TaskRun | None:
 
 
 async def scheduled_after(last: UUID, limit: int) -> list[TaskRunOutline]:
-    """Return up to ``limit`` runs in a scheduled state, ordered by id, after ``last``.
+    """Return up to ``limit`` runs in a scheduled state whose ids are above ``last``, ordered by id.
 
-    Every replica reads all of them repeatedly, so they are not loaded as objects of Prefect.
+    Every replica reads all scheduled runs repeatedly, so this does not load Prefect's objects, which takes longer.
     """
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface

@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 
 class Workers:
-    """A tracker with the methods of Prefect's, which reads the workers from the store."""
+    """A replacement for Prefect's tracker that reads the workers from the store. ``stock``: Prefect's own tracker."""
 
     def __init__(self, stock: Any) -> None:
-        """Keep Prefect's tracker for callers other than the socket's handler."""
         self._stock = stock
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
-        """Note that a socket's handler has heard from its worker, which has what it was sent."""
+        """Record a message of a worker to its socket's handler, which acknowledges the run that was sent."""
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)
@@ -32,7 +31,7 @@ class Workers:
             await self._stock.observe_worker(list(task_keys), worker_id)
 
     async def forget_worker(self, worker_id: str) -> None:
-        """Do nothing for a socket's handler, which calls this after every run: a worker ends with its last socket."""
+        """Do nothing if a socket's handler calls this after a run: a worker stays connected until its socket closes."""
         if SharedQueueDelivery.of_this_context() is None:
             await self._stock.forget_worker(worker_id)
 
