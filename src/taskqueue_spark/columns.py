@@ -1,4 +1,4 @@
-"""Transitions as Arrow batches, for Spark and every other reader."""
+"""The columns of transitions, and batches of transitions in Arrow's format."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ _OPTIONAL = {
 TRANSITIONS = pa.schema(
     [pa.field(name, kind, name in _OPTIONAL) for name, kind in (_REQUIRED | _OPTIONAL).items()]
 )
-"""One row per transition. ``run`` identifies the sequence of numbers (``seq``): an installation of Redis, or a process
-of the memory backend. ``shard`` is the number of a partition of Redis, and 0 for the memory backend.
+"""The schema of transitions, one row each.
+
+``run`` identifies a sequence of numbers (``seq``): an installation of Redis, or a process of the memory backend.
+``shard`` is the number of a Redis partition, and 0 for the memory backend.
 
 An entry that cannot be read is a row with the event `DAMAGED`, whose ``reason`` says where and why. It belongs to no
-run: its ``run`` is empty and its ``seq`` 0. If the last transitions of a run are missing, a row `MISSING` has the run
-and the number after them, so that the numbers show this gap like any other."""
+run: its ``run`` is empty and its ``seq`` is 0. If the last transitions of a run are missing, a row with the event
+`MISSING` has the run and the number after them, so that the numbers show this gap like any other.
+"""
 DAMAGED = "damaged"
 MISSING = "missing"
 Event: TypeAlias = Literal[
@@ -44,19 +47,19 @@ Event: TypeAlias = Literal[
 After: TypeAlias = Literal[
     "", "scheduled", "waiting", "in_flight", "done", "dead", "expired", "cancelled", "discarded"
 ]
-"""the state after an event; empty for an event without a task"""
+"""the state of a task after an event; empty for an event that concerns no task"""
 EVENTS = frozenset(get_args(Event))
 TASK_EVENTS = tuple(name for name in get_args(Event) if name != "configured")
-"""the events of tasks"""
+"""names of the events that concern a task"""
 _EVENTS, _STATES = ({text.encode() for text in texts} for texts in (EVENTS, get_args(After)))
 BEYOND = 253_402_300_800_000_000
-"""the first microsecond after the year 9999, the last one of Python's dates"""
+"""the first microsecond after the year 9999, the last year of Python's dates"""
 _ENTRY_NUMBER = {name: index for index, name in enumerate((*HEAD, *COLUMNS))}
 Values: TypeAlias = Sequence[bytes]
 
 
 class Damaged(Exception):
-    """An entry of a journal that no version of this package has written."""
+    """Raised for an entry of a journal that no version of this package has written."""
 
 
 def batch_of(
@@ -68,7 +71,7 @@ def batch_of(
     *,
     schema: pa.Schema = TRANSITIONS,
 ) -> pa.RecordBatch:
-    """Return the transitions from ``start`` to ``end`` of steps that are in order.
+    """Return the transitions with the numbers ``start`` to ``end`` from steps in order of their numbers.
 
     ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` for an invalid step.
     """
@@ -88,9 +91,9 @@ def damage(
     run: str = "",
     seq: int = 0,
 ) -> pa.RecordBatch:
-    """Return rows for entries that cannot be read, from the shard, time (microseconds) and reason of each.
+    """Return rows for entries that cannot be read, from the shard, time (microseconds) and reason of each entry.
 
-    With ``run`` and ``seq``, return rows for transitions that are missing before that number.
+    With ``run`` and ``seq``, return rows for transitions that are missing before the number ``seq`` instead.
     """
     shards, times, reasons = zip(*rows, strict=True)
     given: dict[str, Any] = {"shard": shards, "ts": times, "reason": reasons}
@@ -110,13 +113,13 @@ def damage(
 
 
 def distinct(transitions: DataFrame) -> DataFrame:
-    """Return each transition once, for example if a folder contains a journal file and its copy."""
-    # The reason distinguishes damaged entries; copies of a transition have the same one.
+    """Return the transitions without duplicates, for example if a folder contains a journal file and its copy."""
+    # The reason distinguishes damaged entries, which have no number; copies of a transition have the same reason.
     return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
 
 
 class _Block:
-    """Steps as columns of transitions."""
+    """A converter of journal steps to columns of transitions."""
 
     def __init__(self, steps: JournalSteps) -> None:
         self._seqs, self._sizes, self._columns = steps
@@ -128,7 +131,7 @@ class _Block:
 
     @cached_property
     def seqs(self) -> Any:
-        """The number of each transition."""
+        """The number (``seq``) of each transition."""
         first, last = self._seqs[0], self._seqs[-1]
         if last + self._sizes[-1] - first == self._number:
             return np.arange(first, first + self._number)
@@ -158,7 +161,7 @@ class _Block:
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:
-        """Return the value of a column for each transition."""
+        """Return the value of each transition in a column. Zero bytes separate the values of a step with several."""
         joined = b"\0".join(values)
         if self._number == len(values):
             if joined.count(b"\0") != self._number - 1:
@@ -181,7 +184,7 @@ def _uniform(values: Values) -> bool:
 
 
 def _name(values: Values) -> pa.Array:
-    return pa.array(values, pa.binary()).cast(pa.string())  # the cast checks that the text is UTF-8
+    return pa.array(values, pa.binary()).cast(pa.string())  # the cast to string checks the UTF-8
 
 
 def _text(values: Values) -> pa.Array:
@@ -190,7 +193,7 @@ def _text(values: Values) -> pa.Array:
 
 
 def _free_text(values: Values) -> pa.Array:
-    """Return texts like `_text`, and replace invalid UTF-8, because applications write these texts."""
+    """Return texts like `_text`, but replace invalid UTF-8, because applications write these texts."""
     try:
         return _text(values)
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""Redriving or discarding dead letters in bulk, by rows with a key and a task id.
+"""Redriving or discarding dead letters in bulk. Each row of a DataFrame names a dead letter by key and task id.
 
 A row whose task is not (or no longer) a dead letter is skipped. A retried Spark task, a replayed micro-batch and a
 second run therefore change nothing, unless the task became a dead letter again in between.
@@ -37,20 +37,19 @@ _COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
 
 @dataclass(frozen=True)
 class Moved(WriterCommitMessage):
-    """The results of the rows."""
+    """The counts of rows by result."""
 
     moved: int = 0
-    """redriven or discarded"""
+    """number of dead letters that were redriven or discarded"""
     passed: int = 0
-    """skipped, because the task is not a dead letter, for example after an earlier attempt"""
+    """number of rows that were skipped, because the task is not a dead letter, for example after an earlier attempt"""
 
     def __add__(self, other: Moved) -> Moved:
-        """Sum the counts."""
         return Moved(self.moved + other.moved, self.passed + other.passed)
 
 
 class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
-    """A writer that redrives or discards the dead letters in the rows of a DataFrame or stream."""
+    """A writer that redrives or discards the dead letters that the rows of a DataFrame or stream name."""
 
     def __init__(self, options: RedriveOptions, schema: spark.StructType) -> None:
         check_columns(schema, _COLUMNS, ["task_id"] if options.queue else ["task_id", "key"])
@@ -59,11 +58,11 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: spark.StructType) -> Self:
-        """Read the options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
+        """Return a writer for Spark's options and a schema. Raises `InvalidInput` or `ConfigurationError`."""
         return cls(RedriveOptions.read(options), schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Moved:
-        """Redrive or discard the dead letters of one partition."""
+        """Redrive or discard the dead letters that the rows of one partition name."""
         with asyncio.Runner() as runner:
             return runner.run(self._move(iterator))
 
@@ -85,7 +84,7 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         return Moved(moved, rows - moved)
 
     async def _apply(self, dead_letters: DeadLetters, key: str, ids: list[str]) -> int:
-        if not ids:  # a call without ids would mean all dead letters
+        if not ids:  # a call without ids would redrive all dead letters
             return 0
         verb = dead_letters.redrive if self._options.action == "redrive" else dead_letters.discard
         return await verb(key, *ids)
@@ -99,7 +98,7 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             key = self._options.queue if given is None else given
             check_name("key", key)
             check_name("task_id", task_id)
-            # A journal names the shard; dead letters belong to the whole queue.
+            # A journal names the shard of a queue, but dead letters belong to the whole queue.
             shard = Shard.read(str(key))
             yield (str(key) if shard is None else shard.key), task_id
 
@@ -108,7 +107,7 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: ARG002, N803 - Spark's name
     ) -> None:
-        """Log the counts."""
+        """Log the total of the counts."""
         total = sum((message for message in messages if isinstance(message, Moved)), Moved())
         _log.info("%s: %s moved, %s skipped", self._options.action, total.moved, total.passed)
 
@@ -117,7 +116,7 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Do nothing: what was redriven or discarded stays so."""
+        """Do nothing: dead letters that were redriven or discarded stay so."""
 
 
 def redrive(df: DataFrame, **options: str) -> Moved:

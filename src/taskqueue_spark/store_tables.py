@@ -1,6 +1,6 @@
 """Current states of tasks and ledgers of queues from the store, as DataFrames to join with those of a journal.
 
-Queues have the names that a journal gives them: each shard has its own.
+Queues have the same names as in a journal: each shard of a queue has its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskqueue_spark.option_values import OptionValues
 from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore, positions_of
 
 _CHUNK = 250
-"""number of tasks in one call"""
+"""number of tasks in one call to the store"""
 _STATES = "key STRING, task_id STRING, state STRING, attempt INT, since TIMESTAMP, as_of TIMESTAMP"
 _LEDGERS = ", ".join(f"{name} BIGINT" for name in Ledger.__struct_fields__)
 _TIME = pa.timestamp("us", tz="UTC")
@@ -50,9 +50,9 @@ def live_states(df: DataFrame, **options: str) -> DataFrame:
 
 
 def ledgers(spark: SparkSession, **options: str) -> DataFrame:
-    """Return the ledger of each queue: ``key``, the columns of `taskqueue_core.tasks.Ledger` and ``as_of``. Lazy.
+    """Return the ledger of each queue: ``key``, the columns of `taskqueue_core.tasks.Ledger` and ``as_of``.
 
-    ``options``: as for `live_states`.
+    Lazy: each evaluation queries the store again. ``options``: as for `live_states`.
     """
     OptionValues(options, STORE_OPTIONS)
     query = _StoreQuery(SparkStore.read(options))
@@ -61,7 +61,7 @@ def ledgers(spark: SparkSession, **options: str) -> DataFrame:
 
 
 class _StoreQuery(msgspec.Struct, frozen=True):
-    """A query to the store, which executors run."""
+    """A query to the store, which runs on Spark's executors."""
 
     store: SparkStore
 

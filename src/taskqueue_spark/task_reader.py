@@ -1,7 +1,7 @@
 """Reading the current content of the store: dead letters, and live tasks.
 
-Reading delivers and changes nothing. A read has one Spark partition per queue. Its rows are read one page after
-another, so they are no snapshot: the column ``as_of`` is the time at which a row was read.
+Reading delivers and changes nothing. A read has one Spark partition per queue. Its rows are read page by page, so
+together they are no snapshot: the column ``as_of`` is the time at which a row was read.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ DEAD_LETTERS = _struct(
     ("deadline", _TIME), ("max_attempts", _WHOLE), ("history", spark.ArrayType(_FAILURE)), ("as_of", _TIME),
     nullable=_OPTIONAL,
 )  # fmt: skip
-"""one row per dead letter, with the names of `taskqueue_core.tasks.DeadLetter` and its task"""
+"""schema of one row per dead letter, with the names of `taskqueue_core.tasks.DeadLetter` and of its task"""
 TASKS = _struct(
     ("key", _TEXT), ("task_id", _TEXT), ("state", _TEXT), ("attempt", _WHOLE), ("losses", _WHOLE), *_OWNERS,
     ("since", _TIME), ("as_of", _TIME), nullable=_OPTIONAL,
 )  # fmt: skip
-"""one row per task. A shard of a queue has its own key, as in a journal. ``since``: see `Listed`"""
+"""schema of one row per task. Each shard of a queue has its own key, as in a journal. ``since``: see `Listed`"""
 _SCHEMAS = {"dead_letters": DEAD_LETTERS, "tasks": TASKS}
 _PAGE = 200
 _LIVE = frozenset(state for state in State if state.live)
@@ -56,22 +56,22 @@ _US = 1_000_000
 
 
 class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The resource to read, and of which queues."""
+    """The resource to read, and the queues and states to which the read is restricted."""
 
     store: SparkStore
     resource: Literal["dead_letters", "tasks"]
     keys: tuple[str, ...] | None = None
-    """these queues; ``None`` for all"""
+    """the queues to read; ``None``: all queues"""
     states: frozenset[State] = _LIVE
 
     @property
     def schema(self) -> spark.StructType:
-        """The columns of the resource."""
+        """The columns of the resource, as a Spark schema."""
         return _SCHEMAS[self.resource]
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
-        """Read options. Raises `InvalidInput` or `ConfigurationError`."""
+        """Convert the options that Spark passes. Raises `InvalidInput` or `ConfigurationError`."""
         given = OptionValues(options, ("resource", "keys", "states", *STORE_OPTIONS))
         resource = given.choice("resource", *_SCHEMAS)
         keys, states, store = given.names("keys"), given.names("states"), SparkStore.read(options)
@@ -94,11 +94,11 @@ class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _QueuePartition(InputPartition):
-    """The rows of one queue."""
+    """A partition with the rows of one queue."""
 
 
 class StoreReader(DataSourceReader):
-    """A reader of dead letters or live tasks."""
+    """A batch reader of dead letters or live tasks."""
 
     def __init__(self, options: TasksOptions, schema: spark.StructType) -> None:
         """Read the columns of ``schema``, in its order. Raises `InvalidInput` for an unknown column."""
@@ -112,7 +112,7 @@ class StoreReader(DataSourceReader):
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: spark.StructType) -> Self:
-        """Read the options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
+        """Return a reader for Spark's options and a schema. Raises `InvalidInput` or `ConfigurationError`."""
         return cls(TasksOptions.read(options), schema)
 
     def partitions(self) -> list[InputPartition]:
@@ -130,8 +130,8 @@ class StoreReader(DataSourceReader):
             return await control_of(backend).queues()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a queue."""
-        if not isinstance(partition, _QueuePartition):  # Spark makes one if there are no queues
+        """Yield the rows of one queue."""
+        if not isinstance(partition, _QueuePartition):  # there is no queue
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters
         arrow = to_arrow_schema(self._schema, timezone="UTC")
@@ -165,14 +165,14 @@ async def _next(pages: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, An
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Yield pages with each dead letter that exists at the beginning, once, also while some are redriven.
+    """Yield the dead letters that exist at the beginning in pages, each once, even if some are redriven meanwhile.
 
-    Tasks that become dead letters in the meantime may be included.
+    Tasks that become dead letters during the read may be included.
     """
     dead_letters, observed, after = dead_letters_of(backend), set[str](), None
     await backend.health()  # a remote backend learns the server's clock from its first response
     while page := await dead_letters.list(key, limit=_PAGE, after=after):
-        # If the last dead letter of a page was redriven, the pages start from the beginning.
+        # If the last dead letter of a page was redriven, the next page starts from the beginning again.
         fresh = [dead_letter for dead_letter in page if dead_letter.task.id not in observed]
         observed.update(dead_letter.task.id for dead_letter in fresh)
         if fresh:

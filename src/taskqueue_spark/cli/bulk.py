@@ -82,8 +82,8 @@ def _read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
 
 
 def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
-    """Return rows with the columns of the sink. Raises `InvalidInput` if the column with the ids is missing."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
+    """Return rows with the columns that the sink expects. Raises `InvalidInput` if ``id_column`` does not exist."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's documentation uses this name
 
     from taskqueue_spark.sink.tasks import COLUMNS  # noqa: PLC0415
 
@@ -156,7 +156,7 @@ def redrive(
 
 
 def _store(option: str | None) -> dict[str, str]:
-    """Return the options of the named or configured store; for the memory backend, those of the server."""
+    """Return Spark's options for the named or configured store; for the memory backend, those for the server."""
     name = backend_name(option)
     if name == "redis":
         return store_options()

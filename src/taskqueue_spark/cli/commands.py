@@ -1,6 +1,6 @@
-"""The group of commands ``taskqueue pipeline``, and the options that they share.
+"""The group of commands ``taskqueue pipeline``, and the options that the commands share.
 
-Every call of ``taskqueue`` imports this package, so it imports neither Spark nor anything else that is slow to import.
+Every call of ``taskqueue`` imports this package, so it must not import Spark or any other slow module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the group of commands to ``app``."""
     group = typer.Typer(
         name="pipeline", help=_HELP, epilog=_EPILOG, no_args_is_help=True, rich_markup_mode="rich"
     )
@@ -51,7 +51,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the first parameter of a command, a class of options, by one parameter for each field of the class."""
+    """Replace the first parameter of a command, a class of options, by one parameter for each field of that class."""
     hints = get_type_hints(command, include_extras=True)
     first, *own = (
         parameter.replace(annotation=hints[parameter.name])
@@ -59,7 +59,7 @@ def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     kind: type[EngineOptions] = first.annotation
     annotations = get_type_hints(kind, include_extras=True)
-    # The options of Spark come last.
+    # List the options for Spark last.
     names = sorted(annotations, key=EngineOptions.__annotations__.__contains__)
     defaults = {field.name: field.default for field in fields(kind)}
 

@@ -1,4 +1,4 @@
-"""Options that the commands of the pipeline share: where the journal is, which part of it, and where Spark runs."""
+"""Options that the commands of the pipeline share: the source and part of the journal, and where Spark runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FROM, _ENGINE = "Where the journal is", "Where Spark runs"
 
 
 def option(metavar: str, text: str, *names: str, panel: str | None = None) -> Any:
-    """Return an option whose help does not show its default."""
+    """Return an option that does not show its default in the help."""
     return typer.Option(
         *names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False
     )
@@ -28,7 +28,7 @@ def option(metavar: str, text: str, *names: str, panel: str | None = None) -> An
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Where Spark runs. Raises `InvalidInput` and `ConfigurationError`."""
+    """Options for where Spark runs. Raises `InvalidInput` and `ConfigurationError`."""
 
     master: Annotated[
         str | None,
@@ -53,7 +53,6 @@ class EngineOptions:
     as_json: AsJson = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
         if self.master and self.remote:
             raise ConfigurationError("--master and --remote: both are set; allowed: one of them")
         _ = self.spark_settings
@@ -71,7 +70,7 @@ class EngineOptions:
 
     @property
     def distributed(self) -> bool:
-        """Whether Spark may use other machines than this one."""
+        """Whether Spark may run on other machines."""
         named = (self.spark_settings.get(f"spark.{name}") for name in ("master", "remote"))
         urls = filter(None, (self.master, self.remote, *named))
         return any(not url.startswith("local") for url in urls)
@@ -79,7 +78,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions(EngineOptions):
-    """Where Spark runs, and where the journal is. Raises `InvalidInput` and `ConfigurationError`."""
+    """Options for where Spark runs and where the journal is. Raises `InvalidInput` and `ConfigurationError`."""
 
     backend: Annotated[
         str | None,
@@ -120,7 +119,6 @@ class PipelineOptions(EngineOptions):
     ] = None
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         if sum(value is not None for value in (self.backend, self.journal, self.saved)) > 1:
             raise ConfigurationError(
@@ -130,12 +128,12 @@ class PipelineOptions(EngineOptions):
 
     @cached_property
     def start(self) -> datetime | None:
-        """The time of ``--since``."""
+        """The time of the option ``--since``; ``None`` if it is not set."""
         return _parse_time("since", self.since)
 
     @cached_property
     def end(self) -> datetime | None:
-        """The time of ``--until``."""
+        """The time of the option ``--until``; ``None`` if it is not set."""
         return _parse_time("until", self.until)
 
 

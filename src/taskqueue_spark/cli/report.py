@@ -1,4 +1,4 @@
-"""``taskqueue pipeline report``: all results on one page."""
+"""The command ``taskqueue pipeline report``: one page with all results."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _source_name(opened: OpenSnapshot) -> str:
 
 
 def _source_options(opened: OpenSnapshot) -> str:
-    """Return the options that open the same snapshot again."""
+    """Return the options with which another command opens the same snapshot."""
     near = os.path.relpath(opened.path.expanduser())
     return shlex.join(["--from", str(opened.path) if near.startswith("..") else near])
 

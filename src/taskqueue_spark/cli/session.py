@@ -1,4 +1,4 @@
-"""The Spark session of a command: it starts without output, shows progress, and stops with the command."""
+"""The Spark session of a command. Its output is hidden, its progress is shown, and it stops with the command."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pya
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
 _CODES = {2: (ConfigurationError, InvalidInput), 4: (BackendUnavailable, PublishUnconfirmed)}
 _ASIDE = ("WARN", "Using ", "Setting ", "To adjust ")
-"""the beginnings of lines that Spark prints at every start"""
+"""beginnings of lines that Spark prints at every start"""
 _LOG_END = 20_000
 
 
 class SparkFailed(TaskQueueError):
-    """Spark failed. If an error of this package was the cause, ``exit_code`` is the one of that error."""
+    """Raised if Spark fails. ``exit_code`` is that of an error of this package, if one was the cause."""
 
     code = "spark_failed"
 
@@ -51,7 +51,7 @@ class SparkFailed(TaskQueueError):
 
 
 class Work:
-    """A session and the progress display of a command."""
+    """The Spark session and the progress display of a command."""
 
     def __init__(self, spark: SparkSession, stages: Stages) -> None:
         self.spark = spark
@@ -60,7 +60,7 @@ class Work:
 
 @contextmanager
 def explain_missing_modules() -> Iterator[None]:
-    """Turn the error of a missing module into a message with the package to install."""
+    """Turn the error of a missing module into an error that names the package to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -81,10 +81,10 @@ def check_installed() -> None:
 
 @contextmanager
 def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
-    """Start Spark, and stop it at the end of the context. The output of Spark and Java goes to a file.
+    """Start Spark, and stop it at the end of the context. The output of Spark and Java goes to a temporary file.
 
-    ``small``: there is little data, so that compiling does not pay off. Raises `ConfigurationError`, and `SparkFailed`
-    for a failure of Spark, with the end of that file.
+    ``small``: there is little data, so Java should not spend time compiling. Raises `ConfigurationError`, and
+    `SparkFailed` if Spark fails.
     """
     check_installed()
     with explain_missing_modules():
@@ -111,13 +111,13 @@ def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Drop the tracebacks that py4j logs in addition to its exceptions, for example after Ctrl-C."""
+    """Return false for a log record of py4j, which logs a traceback in addition to each of its exceptions."""
     return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
 def _open_stages() -> Iterator[Stages]:
-    """Show stages on stderr, for a terminal through a duplicate that `_quiet` does not redirect."""
+    """Yield a display on stderr. For a terminal, duplicate stderr, so that `_quiet` does not redirect the display."""
     if not sys.stderr.isatty():
         yield Stages()
         return
@@ -127,7 +127,7 @@ def _open_stages() -> Iterator[Stages]:
 
 @contextmanager
 def _quiet(log: Path) -> Iterator[None]:
-    """Redirect stderr of this process, and of processes that it starts here, to a file."""
+    """Redirect the stderr of this process, and of the processes that it starts in this context, to a file."""
     sys.stderr.flush()
     retained = os.dup(2)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -143,7 +143,7 @@ def _quiet(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _failures(log: Path) -> Iterator[None]:
-    """Turn errors of Spark into `SparkFailed` with one line."""
+    """Turn Spark's errors into `SparkFailed` with a message of one line."""
     try:
         yield
     except (TaskQueueError, ModuleNotFoundError):
@@ -158,7 +158,7 @@ def _failures(log: Path) -> Iterator[None]:
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return the error of this package that a Spark error contains, or else its cause or first line."""
+    """Return the error of this package in the text of a Spark error; without one, its cause or first line."""
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)
@@ -175,7 +175,7 @@ def _error_of(text: str) -> SparkFailed:
 
 
 class _ProgressReader:
-    """A reader of Spark's progress, which Spark Connect does not offer."""
+    """A reader of Spark's progress, which is unknown with Spark Connect."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._tracker = None
@@ -185,7 +185,7 @@ class _ProgressReader:
     def __call__(self) -> Done | None:
         if self._tracker is None:
             return None
-        with contextlib.suppress(Exception):  # the session may be ending
+        with contextlib.suppress(Exception):  # the Spark session may be closed already
             stages = map(self._tracker.getStageInfo, self._tracker.getActiveStageIds())
             known = [stage for stage in stages if stage is not None]
             total = sum(stage.numTasks for stage in known)

@@ -1,4 +1,4 @@
-"""``taskqueue pipeline snapshot|audit|history|latency|throughput|fairness|failures|capacity``: one table each."""
+"""The commands ``taskqueue pipeline snapshot|audit|history|latency|throughput|fairness|failures|capacity``."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ Percentile = Annotated[float, typer.Option(help="Share of tasks that must meet t
 def snapshot_tables(
     options: PipelineOptions, *, live: bool | None = False, **wishes: Any
 ) -> Iterator[tuple[OpenSnapshot, ReportBuild]]:
-    """Open a snapshot to build tables from. ``live``: query the store; ``None``: if it is the source of a full journal.
+    """Open a snapshot, and return it with a builder of tables.
 
-    Raises like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
+    ``live``: whether to query the store; ``None``: query it if the whole journal was read from it. ``wishes``:
+    parameters of the tables. Raises like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
     """
     with explain_missing_modules():
         from taskqueue_spark.report.build import ReportBuild, Wishes  # noqa: PLC0415 - Spark is slow to import
@@ -218,10 +219,10 @@ def _table(
     make: Callable[[Any, DataFrame], DataFrame] | None = None,
     **wishes: Any,
 ) -> None:
-    """Build a table, write it to the folder of results, and print it.
+    """Build a table, write it to the folder for results, and print it.
 
-    ``make``: returns the table, from the package `taskqueue_spark.pipeline` and the transitions. Without it, the table
-    is the one of the report.
+    ``make`` returns the table from the package `taskqueue_spark.pipeline` and the transitions. Without ``make``, it is
+    the table of the report.
     """
     with snapshot_tables(options, **wishes, window=window or "1 minute") as (opened, build):
         from taskqueue_spark import pipeline  # noqa: PLC0415 - Spark is slow to import

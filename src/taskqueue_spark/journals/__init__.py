@@ -1,4 +1,4 @@
-"""Journals: their interface (`contract`), and a module for each kind of store."""
+"""Readers of journals: their interface (`contract`), and a module for each kind of store."""
 
 from taskqueue_spark.journals.contract import (
     Choice,

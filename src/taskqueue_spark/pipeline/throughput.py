@@ -22,12 +22,12 @@ _GROUPS = {"key": ("key",), "worker": ("key", "worker")}
 def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataFrame:
     """Return how often each event happened, per key and window.
 
-    ``window``: its length, as "1 minute"; ``None``: no windows. A row has key, window_start and seconds (the length
-    of the window; without windows null and the time from the key's first event to its last), a count per event by its
-    name, and ``poisoned``: the part of dead_lettered that was lost too often, so that losses are ``lost + poisoned``.
-    Each count per second follows, for example ``acked_per_second``; null if seconds is 0. A window without events has
-    no row. Rows of the journal that were read twice count twice, because they are not grouped by task. Refused
-    publishes are not in the journal.
+    ``window``: its length, as "1 minute"; ``None``: no windows. A row has key, window_start and seconds (the length of
+    the window; without windows, window_start is null and seconds the time from the key's first event to its last), a
+    count per event by its name, and ``poisoned``: the part of dead_lettered that was lost too often, so that losses
+    are ``lost + poisoned``. Each count per second follows, for example ``acked_per_second``; null if seconds is 0. A
+    window without events has no row. Rows of the journal that were read twice count twice, because they are not
+    grouped by task. Refused publishes are not in the journal.
 
     Raises `InvalidInput` for an invalid window.
     """
@@ -49,11 +49,11 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
 def concurrency(transitions: DataFrame, by: str = "key", *, step: str = "1 minute") -> DataFrame:
     """Return how many executions ran at once: key, worker, executions, peak, mean, p99, since, until.
 
-    ``by``: "key", or "worker" for each worker of each key; else worker is null. Over the time from the first delivery
-    (since) to the last end (until), ``peak`` is the maximum, ``mean`` the average, and ``p99`` the smallest number
-    that was not exceeded in 99 % of the time; mean and p99 are null if that time is 0. An execution without an end in
-    the journal lasts to the task's next event, or else to the last event of the run. An execution that ends in the
-    microsecond in which another begins does not overlap it.
+    ``by``: "key", or "worker" for each worker of each key; with "key", the column worker is null. Over the time from
+    the first delivery (since) to the last end (until), ``peak`` is the maximum, ``mean`` the average, and ``p99`` the
+    smallest number that was not exceeded in 99 % of the time; mean and p99 are null if that time is 0. An execution
+    without an end in the journal lasts to the task's next event, or else to the last event of the run. An execution
+    that ends in the microsecond in which another begins does not overlap it.
 
     Rows are only sorted by time within a ``step``; a smaller one spreads a busy key over more cores. Raises
     `InvalidInput`.
@@ -115,11 +115,11 @@ def _levels(edges: DataFrame, group: list[str]) -> DataFrame:
     in_time = f"partition by {names}, step order by at"
     rows = edges.selectExpr(
         "*",
-        # A range counts all changes of one microsecond together.
+        # A window of type "range" counts all changes in the same microsecond together.
         f"sum(change) over ({in_time} range unbounded preceding) as here",
         f"lead(at) over ({in_time}) as next_at",
     )
-    # A worker may be null.
+    # Compare with <=>, because a worker may be null.
     same = " and ".join(f"a.{name} <=> b.{name}" for name in (*group, "step"))
     return (
         rows.alias("a")

@@ -1,4 +1,4 @@
-"""All tables of the pipeline. Each is written when it is created, and read back for the next ones."""
+"""The tables of the pipeline. Each is written when it is created, and read back for the tables that depend on it."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ from taskqueue_spark.report.outcome import LIVE
 from taskqueue_spark.store_tables import ledgers, live_states
 
 _THERE = (*LIVE, "dead_lettered")
-"""verdicts of tasks that the store still has"""
+"""verdicts of tasks that should still be in the store"""
 _CHUNK = 8
-"""maximum number of Spark tasks that query the store at once, because it has other work"""
+"""maximum number of Spark tasks that query the store at the same time, to limit its load"""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of the tables. Raises `InvalidInput`."""
+    """Parameters for creating the tables. Raises `InvalidInput`."""
 
     window: str = "1 minute"
-    """length of the windows for values over time"""
+    """length of the windows, for tables with values over time"""
     target_wait: float = 1.0
     percentile: float = 0.95
     grace: float = 60.0
     whole: bool = True
-    """whether the transitions contain everything of their runs"""
+    """whether the transitions contain everything of their runs, not only some keys or events"""
     store: dict[str, str] | None = None
     """options to query the store for its current content; ``None``: do not query it"""
     behind: dict[str, str] | None = None
-    """options to read the part of the journal that follows the transitions; ``None``: there is none"""
+    """source options to read the part of the journal after the transitions; ``None``: there is no such part"""
 
     def __post_init__(self) -> None:
-        """Check the parameters, before some of them are used late."""
         seconds_of(self.window)
         check_target(self.target_wait, self.percentile)
 
@@ -57,10 +56,10 @@ class _Note(Protocol):
 
 
 class StageDisplay(Protocol):
-    """A display of stages."""
+    """A display for the progress of a command."""
 
     def stage(self, name: str) -> AbstractContextManager[_Note]:
-        """Show a stage while the context is open."""
+        """Show a stage until the context ends."""
 
 
 class ReportBuild:
@@ -80,13 +79,13 @@ class ReportBuild:
         self.made: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
-        """Return a table. Create and write it at the first call."""
+        """Return a table by its name. At the first call, create and write it."""
         if name not in self.made:
             self.made[name] = tables.write(self.select(TABLES[name](self)), self.out, name)
         return self.made[name]
 
     def all(self, progress: StageDisplay) -> Mapping[str, DataFrame]:
-        """Create every table, in order."""
+        """Create every table, and show each as a stage of ``progress``."""
         for name in self._names():
             with progress.stage(name.replace("_", " ")) as stage:
                 self.table(name)
@@ -100,7 +99,7 @@ class ReportBuild:
 
 
 def audited(build: ReportBuild) -> DataFrame:
-    """Return the audit, with the current states of unfinished tasks from the store, if it is to be queried."""
+    """Return the audit. If the store is to be queried, it includes the current states of unfinished tasks."""
     grace = build.wishes.grace
     if build.wishes.store is None:
         return audit(build.transitions, grace_seconds=grace)
@@ -114,10 +113,10 @@ def _live_states_of(build: ReportBuild) -> DataFrame:
 
 
 def _live(build: ReportBuild) -> DataFrame:
-    """Return the states from the store, and for tasks that it does not have, the later states in the journal.
+    """Return the states from the store, and for tasks that the store does not have, the later states in the journal.
 
-    A task that ended after the transitions may be forgotten before the store is queried. If that part of the journal
-    has gaps, the state is ``unknown``.
+    A task that ended after the last of the transitions may be forgotten before the store is queried. Its end is then
+    in the later part of the journal. If that part has gaps, the state is ``unknown``.
     """
     requested = build.table("asked")
     absent = requested.where("state is null").select("key", "task_id")
@@ -133,7 +132,7 @@ def _live(build: ReportBuild) -> DataFrame:
 
 
 def _has_gaps(transitions: DataFrame, later: DataFrame) -> bool:
-    """Return whether a number is missing between the last of some transitions and the last of later ones."""
+    """Return whether a number is missing between the last of the transitions and the last of the later ones."""
     ends = transitions.groupBy("run", "shard").agg(F.max("seq").alias("end"))
     counts = (
         later.where("event != 'damaged'")
@@ -147,7 +146,7 @@ def _has_gaps(transitions: DataFrame, later: DataFrame) -> bool:
 def _ledgers(build: ReportBuild) -> DataFrame:
     stored = ledgers(build.transitions.sparkSession, **build.wishes.store or {})
     result = against(build.table("conservation"), stored)
-    # A queue that the audit does not know has no journal; a queue without a ledger is shown.
+    # Leave out queues that the audit does not know, because they have no journal. Show queues without a ledger.
     return result.where("coalesce(ledger_published != more_published, true)")
 
 
@@ -195,4 +194,4 @@ TABLES: dict[str, Callable[[ReportBuild], DataFrame]] = {
     "failures": lambda build: failures(build.transitions),
     "capacity": _capacity,
 }
-"""by name, each after the tables that it depends on"""
+"""functions that create the tables, by name; each comes after the tables that it depends on"""

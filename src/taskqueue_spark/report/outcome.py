@@ -1,4 +1,4 @@
-"""The outcome of all checks, in plain sentences."""
+"""The outcome of all checks of a journal, as a title and plain sentences."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 Kind = Literal["lost", "unbalanced", "violated", "unknown", "balanced", "empty"]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
 LIVE = ("waiting", "scheduled", "in_flight")
-"""verdicts of unfinished tasks, which are the names of their states"""
+"""verdicts of unfinished tasks, which are also the names of their states"""
 COUNTED = ("published", "earlier", *_ENDS, *LIVE, "unknown", "lost")
-"""the counts of the conservation table"""
+"""names of the counts in the conservation table"""
 _TITLES: dict[Kind, str] = {
     "lost": "Tasks were lost",
     "unbalanced": "The counts do not balance",
@@ -42,7 +42,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether no check found a fault. Unknown results are no fault."""
+        """Whether no check found a fault. An unknown result is not a fault."""
         return self.kind not in {"lost", "unbalanced", "violated"}
 
 

@@ -1,7 +1,7 @@
-"""The streaming service: archives a journal as it grows, stores metrics of windows, and raises alerts.
+"""The streaming service: it archives a journal as it grows, stores metrics of time windows, and raises alerts.
 
 `batches` processes a batch (archive, aggregate, commit), with `aggregate` in Spark and `update` in plain Python.
-`process` is the process around them, and `alerts` reports conditions.
+`process` runs the query and reports its progress, and `alerts` reports conditions.
 
 ::
 

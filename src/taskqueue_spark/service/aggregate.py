@@ -24,7 +24,7 @@ OPEN = (
     "key string, task_id string, state string, since timestamp, published_at timestamp, attempt int, "
     "tenant string, worker string, shard int, run string, seq bigint"
 )
-"""the schema of the live tasks; ``since`` is the time of the last change of state"""
+"""the schema of the table of live tasks; ``since`` is the time of the last change of state"""
 _POSITIONS = pa.schema(
     [
         ("run", pa.string()),
@@ -37,42 +37,42 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Read(NamedTuple):
-    """The transitions of a run and shard in a batch."""
+    """A summary of the transitions of one run and shard in a batch."""
 
     shard: int
     run: str
     first: int
     last: int
-    """the last number that was read, whether its transition exists or is missing"""
+    """the last number of the batch, even if a row with the event `MISSING` reports it"""
     different: int
-    """number of transitions"""
+    """number of different transitions"""
     since: float
     until: float
 
 
 class Beginning(NamedTuple):
-    """The first transition of a queue in a batch."""
+    """What the first transition of a queue in a batch shows."""
 
     shard: int
     whole: bool
-    """whether it can be the first one of the queue"""
+    """whether it can be the first transition of the queue"""
     dark: bool
-    """whether the journal of the queue was switched off"""
+    """whether the settings in the batch switch the queue's journal off"""
 
 
 class EventCount(NamedTuple):
-    """The count of an event of a queue in a window."""
+    """A count of events of a queue in a window."""
 
     key: str
     window: int
     name: str
     position: int | None
-    """the class of a duration"""
+    """the class of a duration, see `windows.seconds_of`; ``None`` for other counts"""
     number: int
 
 
 def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: float) -> DataFrame:
-    """Return the transitions that were not read before, by their numbers.
+    """Return the transitions whose numbers were not read before.
 
     A known number with a later time than all known transitions was used again, so it is included, unless its time is
     after ``ahead`` (Unix seconds).
@@ -96,14 +96,14 @@ def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: fl
 
 
 def unseen_damage(batch: DataFrame, known: DataFrame) -> DataFrame:
-    """Return a batch without damage that is already known, by its ``reason``."""
+    """Return a batch without the damaged entries that ``known`` contains, by their ``reason``."""
     result = F.broadcast(known.select(F.col("reason").alias("known")).distinct())
     same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("known"))
     return batch.join(result, same, "left_anti")
 
 
 def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
-    """Return the contents of a batch by run and shard, ordered by time, and the beginning of each queue."""
+    """Return summaries of a batch by run and shard, ordered by time, and the beginning of each queue."""
     there = f"if(event != '{MISSING}', seq, null)"
     settings = "if(event = 'configured', reason, null)"
     version = f"cast(get_json_object({settings}, '$.version') as int)"
@@ -127,7 +127,7 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
         read[position] = item._replace(
             first=min(item.first, row.first),
             last=max(item.last, row.last),
-            different=item.different + row.different,  # each number belongs to one queue
+            different=item.different + row.different,  # each number belongs to a single queue
             since=min(item.since, row.since),
             until=max(item.until, row.until),
         )
@@ -147,10 +147,10 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
 
 
 def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
-    """Return each transition with the former state of its task (``before``, ``since``); ``ends`` marks its last row.
+    """Return each transition with the former state of its task (``before``, ``since``).
 
-    ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0. A task belongs to one run: the same id
-    in another run is another task.
+    ``ends`` marks the last row of a task. ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0.
+    A task belongs to one run: the same id in another run is another task.
     """
     task = "partition by key, task_id, run, shard order by fresh, seq"
     columns = (
@@ -184,7 +184,11 @@ def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
 
 
 def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFrame:
-    """Return the live tasks after `steps`. ``here`` is false for tasks of a run that another one has replaced."""
+    """Return the live tasks after a batch, from the result of `steps`.
+
+    ``here`` is false for tasks of a run that a later run has replaced. ``current``: the runs of each shard that may
+    continue.
+    """
     conditions = [
         (F.col("shard") == shard) & F.col("run").isin(*runs) for shard, runs in current.items()
     ]
@@ -196,11 +200,10 @@ def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFr
 
 
 def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCount]:
-    """Return the counts of the fresh rows of `steps`, per key and window.
+    """Return the counts of the new transitions in the result of `steps`, per key and window.
 
     Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the final states; ``waits`` and ``runs`` with the
-    class of the duration; with the prefixes ``low:`` and ``high:``, the counts up to the first and second bound of a
-    probe.
+    class of the duration. The prefixes ``low:`` and ``high:`` mark counts up to the first and second bound of a probe.
     """
     before, state, event = F.col("before"), F.col("state"), F.col("event")
     over = before.isNull() | before.isin(*ENDS)

@@ -1,7 +1,8 @@
-"""Rows that are not valid tasks, written to Parquet files with their reasons, so that they can be corrected.
+"""Rows that are not valid tasks, written to Parquet files with the reasons, so that they can be corrected.
 
-A partition writes a hidden file (its name begins with a dot). The commit of the job renames it, so there is one file
-per partition, even if Spark retried a task. All other files of the job, for example of a killed task, are removed.
+A partition writes a hidden file, whose name begins with a dot. The commit of the job renames it, so there is one file
+per partition, even if Spark retried a task. All other hidden files of the job, for example of a killed task, are
+removed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _RejectedPath(NamedTuple):
 
 
 class RejectedRows:
-    """A writer for the rejected rows of one partition. A context manager, which removes the file after an error."""
+    """A writer for the rejected rows of one partition. As a context manager, it removes the file after an error."""
 
     def __init__(self, folder: str | None, job: str) -> None:
         """Write into ``folder``, a path that the driver sees too, or a URI for Arrow; ``None``: write nothing."""
@@ -37,7 +38,7 @@ class RejectedRows:
         """name of the hidden file; empty until the first row is written"""
 
     def put(self, batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> None:
-        """Write some rows of a batch with their reasons."""
+        """Write the rows of a batch that ``rows`` lists by index, with their reasons."""
         if self._folder is None or not rows:
             return
         part = batch.take(pa.array(rows, pa.int64()))
@@ -66,7 +67,7 @@ class RejectedRows:
 
 
 def reveal(folder: str, hidden: str, name: str) -> None:
-    """Rename a hidden file, and replace a file of that name. A file that was already renamed is left alone."""
+    """Rename a hidden file, and replace a file of the new name. Do nothing if it was renamed already."""
     position = _path_of(folder)
     with contextlib.suppress(FileNotFoundError):
         position.system.move(f"{position.path}/{hidden}", f"{position.path}/{name}.parquet")
@@ -78,7 +79,7 @@ def job_of(hidden: str) -> str:
 
 
 def sweep(folder: str, job: str) -> None:
-    """Remove the hidden files of a job."""
+    """Remove all hidden files of a job."""
     position = _path_of(folder)
     for file in position.system.get_file_info(fs.FileSelector(position.path, allow_not_found=True)):
         if file.base_name.startswith(f".{job}-"):
