@@ -42,7 +42,7 @@ def open_journal(options: ReadOptions, *, torn: bool = False) -> Journal:
         from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - workers import only what they need
 
         return LinesJournal(options.path, torn=torn)
-    from taskqueue_spark.journals.redis import RedisJournal  # noqa: PLC0415 - as above
+    from taskqueue_spark.journals.redis import RedisJournal  # noqa: PLC0415
 
     return RedisJournal(options.store.redis_settings(), options.fetch)
 

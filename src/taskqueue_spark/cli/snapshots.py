@@ -35,9 +35,9 @@ class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     damaged: int
     source: dict[str, str] | None
-    """source options of the journal that was read; ``None`` for a snapshot of ``--from``"""
+    """options of the data source for the journal that was read; ``None`` for a snapshot of ``--from``"""
     behind: dict[str, str] | None
-    """source options to read the transitions that follow the snapshot; ``None`` for a snapshot of ``--from``"""
+    """options of the data source for the transitions after the snapshot; ``None`` for a snapshot of ``--from``"""
     options: PipelineOptions
 
     def transitions(self) -> DataFrame:

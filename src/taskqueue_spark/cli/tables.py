@@ -146,7 +146,7 @@ def latency(
         bool, typer.Option("--classes", help="Split by priority and tenant.")
     ] = False,
 ) -> None:
-    """Show how long tasks waited, ran and took in all: p50, p95, p99 and the maximum, in seconds."""
+    """Show how long tasks waited, ran, and took in total: p50, p95, p99 and the maximum, in seconds."""
     split = ("priority", "tenant") if classes else ()
     kinds = ("queue_wait", "run", "end_to_end")
     names = ("tasks", *(f"{kind}_{name}" for kind in kinds for name in ("p50", "p95", "p99")))
@@ -188,7 +188,7 @@ def fairness(
 
 
 def failures(options: PipelineOptions) -> None:
-    """Group failed attempts by error, where numbers, ids and quoted texts do not matter.
+    """Group failed attempts by error, ignoring numbers, ids and quoted texts.
 
     `taskqueue pipeline redrive FINGERPRINT` redrives the dead letters of one group.
     """

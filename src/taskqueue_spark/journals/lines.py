@@ -50,7 +50,7 @@ class LinesJournal(Journal):
         self._path = path.removeprefix("file://")
         self._torn = torn
 
-    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - always read again, which is cheap
+    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - ``quick`` has no effect
         matches = {}
         for path in files_of(self._path):
             with opened(path) as file:

@@ -15,7 +15,7 @@ import math
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
@@ -135,7 +135,7 @@ def _rows(transitions: DataFrame) -> DataFrame:
     return (
         transitions.where("task_id != ''")
         .selectExpr("*", f"lag(seq) {own} as copy")
-        .where("copy is null or copy != seq")  # a duplicate, for example from a copied file
+        .where("copy is null or copy != seq")  # without duplicates, for example of a copied file
         .selectExpr(
             "*",
             f"lag(event) {own} as before",

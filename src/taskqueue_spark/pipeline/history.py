@@ -30,7 +30,7 @@ beyond ``max_attempts`` are a matter of the retry policy, not of the store.
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_spark.pipeline.gaps import Holes
 from taskqueue_spark.pipeline.rules import per_lane, per_task

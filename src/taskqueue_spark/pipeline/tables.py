@@ -21,7 +21,7 @@ import msgspec
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DateType
 
@@ -205,7 +205,7 @@ def _existing_path(out: str | Path, name: str) -> Path:
         raise ConfigurationError(
             f"there is no table {name} in {path.parent}: `taskqueue pipeline snapshot --out` creates such a folder"
         )
-    return path.resolve()  # stays readable if a new version replaces it
+    return path.resolve()  # the version that is current now, even if the link changes later
 
 
 def _version(path: Path, name: str) -> Path:

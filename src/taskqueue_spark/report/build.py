@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_spark.batch_reader import read_journal
 from taskqueue_spark.pipeline import tables
@@ -44,7 +44,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     store: dict[str, str] | None = None
     """options to query the store for its current content; ``None``: do not query it"""
     behind: dict[str, str] | None = None
-    """source options to read the part of the journal after the transitions; ``None``: there is no such part"""
+    """options of the data source for the transitions after the given ones; ``None``: there are none"""
 
     def __post_init__(self) -> None:
         seconds_of(self.window)

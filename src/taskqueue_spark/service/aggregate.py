@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_spark.columns import DAMAGED, MISSING
 from taskqueue_spark.service.state import ENDS, LIVE, Position, Probe

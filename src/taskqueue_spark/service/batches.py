@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
@@ -66,7 +66,7 @@ class Batches:
                 probe(state, requested)
         save(self.options.state, state)
         for folder in (self.options.folder / "open").iterdir():
-            if folder.name not in {state.open, former}:  # may still have readers
+            if folder.name not in {state.open, former}:  # the previous one may be read
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _unseen(self, batch: DataFrame) -> DataFrame:
@@ -82,7 +82,7 @@ class Batches:
             "transitions": self.options.archive / f"batch={name}",
             DAMAGED: self.options.out / DAMAGED / f"batch={name}",
         }
-        if paths["transitions"].exists():  # which is the last step of this method
+        if paths["transitions"].exists():  # the batch was archived completely before
             return
         staging = self.options.folder / "staging"
         shutil.rmtree(staging, ignore_errors=True)

@@ -173,7 +173,7 @@ async def _arriving(batches: Iterator[pa.RecordBatch]) -> AsyncIterator[pa.Recor
 def writer(
     options: Mapping[str, str],
     schema: StructType,
-    overwrite: bool,  # noqa: FBT001 - Spark's call
+    overwrite: bool,  # noqa: FBT001 - Spark passes it by position
     *,
     stream: bool = False,
 ) -> TaskWriter | RedriveWriter:
