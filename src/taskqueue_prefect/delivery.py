@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,11 +34,8 @@ from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import task_runs
 from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import connection_of, name_of
+from taskqueue_prefect.prefect_types import TaskRun
 from taskqueue_prefect.task_runs import AcceptedRun
-
-if TYPE_CHECKING:
-    from prefect.server.schemas.core import TaskRun
-
 
 _DISCONNECT = "websocket.disconnect"
 

@@ -12,18 +12,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from math import ceil
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.tasks import Confirmation, Published
 from taskqueue_prefect.context import LOG, Host
+from taskqueue_prefect.prefect_types import TaskRun
 from taskqueue_prefect.task_runs import Run, due_at, state_id, task_of
-
-if TYPE_CHECKING:
-    from prefect.server.schemas.core import TaskRun
-
 
 _RETRY_SECONDS = 1.0
 

@@ -82,27 +82,17 @@ class ImportHookFinder(MetaPathFinder):
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(fullname, path, target)):
                 if spec.loader is not None:
-                    spec.loader = _HookedLoader(spec.loader, self._actions[fullname])
+                    _call_after(spec.loader, self._actions[fullname])
                 return spec
         return None
 
 
-class _HookedLoader(Loader):
-    """A wrapper of a loader that calls an action after a module was executed. Other attributes are the loader's."""
+def _call_after(loader: Loader, action: Action) -> None:
+    """Make a loader call an action after it has executed a module."""
+    execute = loader.exec_module
 
-    def __init__(self, inner: Loader, action: Action) -> None:
-        self._inner = inner
-        self._action = action
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        action(module)
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = module.__loader__ = self._inner
-        self._inner.exec_module(module)
-        self._action(module)
+    loader.exec_module = exec_module  # type: ignore[method-assign]

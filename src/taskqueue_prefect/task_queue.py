@@ -6,16 +6,12 @@ another from it. A context variable shows whether a handler or a request is call
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from taskqueue_prefect import enqueue as scheduling
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.delivery import SharedQueueDelivery
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from prefect.server.schemas.core import TaskRun
+from taskqueue_prefect.prefect_types import TaskRun
 
 
 class TaskQueue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -11,10 +11,7 @@ import msgspec
 from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
 from taskqueue_core.tasks import Task
 from taskqueue_prefect.names import name_of
-
-if TYPE_CHECKING:
-    from prefect.server.schemas.core import TaskRun
-
+from taskqueue_prefect.prefect_types import TaskRun
 
 _state = msgspec.json.Decoder(dict[str, Any])
 
@@ -124,10 +121,14 @@ async def read(run_id: str) -> TaskRun | None:
     """Return a run as it is in the database now; ``None`` if it does not exist."""
     from prefect.server import models
     from prefect.server.database import provide_database_interface
+    from prefect.server.schemas import core
 
     async with provide_database_interface().session_context() as session:
         task_run = await models.task_runs.read_task_run(session=session, task_run_id=UUID(run_id))
-        return None if task_run is None else _run(task_run)
+        if task_run is None:
+            return None
+        run: TaskRun = core.TaskRun.model_validate(task_run, from_attributes=True)
+        return run
 
 
 async def scheduled_after(last: UUID, limit: int) -> list[TaskRunOutline]:
@@ -161,9 +162,3 @@ def _outline(row: Any) -> TaskRunOutline:
         bool(details.get("deferred")), None if due is None else datetime.fromisoformat(due)
     )
     return TaskRunOutline(run_id, task_key, name, OutlineState(state, at, result))
-
-
-def _run(model: Any) -> TaskRun:
-    from prefect.server.schemas.core import TaskRun
-
-    return TaskRun.model_validate(model, from_attributes=True)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.delivery import SharedQueueDelivery
 from taskqueue_prefect.enqueue import answer_in_time
 from taskqueue_prefect.names import client_of, spelling_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from prefect.server.models.task_workers import TaskWorkerResponse
+from taskqueue_prefect.prefect_types import TaskWorkerResponse
 
 
 class Workers:
@@ -46,7 +43,7 @@ class Workers:
 
     async def get_all_workers(self) -> list[TaskWorkerResponse]:
         """Return the workers with an open socket on any replica, each once. HTTP 503 if the store is unavailable."""
-        from prefect.server.models.task_workers import TaskWorkerResponse
+        from prefect.server.models import task_workers
 
         host = Host.of_this_loop()
         async with answer_in_time(host):
@@ -56,7 +53,7 @@ class Workers:
             keys.setdefault(client_of(connection.worker_id), set()).update(connection.keys)
         now = datetime.now(UTC)  # the store lists only workers that are connected
         return [
-            TaskWorkerResponse(
+            task_workers.TaskWorkerResponse(
                 identifier=client,
                 task_keys=sorted(map(spelling_of, names)),
                 timestamp=now,  # pydantic converts it

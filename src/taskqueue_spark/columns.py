@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskqueue_redis.journal.reader import COLUMNS, HEAD, JournalSteps
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -112,12 +108,6 @@ def damage(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def distinct(transitions: DataFrame) -> DataFrame:
-    """Return the transitions without duplicates, for example if a folder contains a journal file and its copy."""
-    # The reason distinguishes damaged entries, which have no number; copies of a transition have the same reason.
-    return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
-
-
 class _Block:
     """A converter of journal steps to columns of transitions."""
 
@@ -200,14 +190,6 @@ def _free_text(values: Values) -> pa.Array:
         return pa.array([value.decode(errors="replace") or None for value in values], pa.string())
 
 
-def _int32(values: Values) -> pa.Array:
-    return _name(values).cast(pa.int32())
-
-
-def _int8(values: Values) -> pa.Array:
-    return _name(values).cast(pa.int8())
-
-
 def _times(values: Values) -> pa.Array:
     times = _name(values).cast(pa.int64())
     ends = pc.min_max(times)
@@ -226,10 +208,10 @@ _MAKERS: dict[str, Callable[[Values], pa.Array]] = {
     "event": _name,
     "key": _name,
     "task_id": _name,
-    "attempt": _int32,
-    "losses": _int32,
+    "attempt": lambda values: _name(values).cast(pa.int32()),
+    "losses": lambda values: _name(values).cast(pa.int32()),
     "state": _name,
-    "priority": _int8,
+    "priority": lambda values: _name(values).cast(pa.int8()),
     "tenant": _text,
     "ordering_key": _text,
     "worker": _text,

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -51,15 +50,12 @@ class Moved(WriterCommitMessage):
 class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """A writer that redrives or discards the dead letters that the rows of a DataFrame or stream name."""
 
-    def __init__(self, options: RedriveOptions, schema: spark.StructType) -> None:
-        check_columns(schema, _COLUMNS, ["task_id"] if options.queue else ["task_id", "key"])
-        self._options = options
+    def __init__(self, options: Mapping[str, str], schema: spark.StructType) -> None:
+        """Read Spark's options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
+        self._options = RedriveOptions.read(options)
+        needed = ["task_id"] if self._options.queue else ["task_id", "key"]
+        check_columns(schema, _COLUMNS, needed)
         self._names = tuple(schema.names)
-
-    @classmethod
-    def of(cls, options: Mapping[str, str], schema: spark.StructType) -> Self:
-        """Return a writer for Spark's options and a schema. Raises `InvalidInput` or `ConfigurationError`."""
-        return cls(RedriveOptions.read(options), schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Moved:
         """Redrive or discard the dead letters that the rows of one partition name."""
@@ -125,5 +121,5 @@ def redrive(df: DataFrame, **options: str) -> Moved:
     ``options``: as for ``df.write.format("taskqueue").option("resource", "dead_letters")``; ``action="discard"``
     discards the dead letters. Raises `InvalidInput` or `ConfigurationError` before it changes anything.
     """
-    writer = RedriveWriter.of(options, df.schema)
+    writer = RedriveWriter(options, df.schema)
     return sum(messages_of(df, writer.write, Moved), Moved())

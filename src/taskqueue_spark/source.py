@@ -48,7 +48,7 @@ class TaskQueueDataSource(DataSource):
         if resource_of(self.options) != "journal":
             from taskqueue_spark import task_reader  # noqa: PLC0415
 
-            return task_reader.StoreReader.of(self.options, schema)
+            return task_reader.StoreReader(self.options, schema)
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -45,8 +46,8 @@ def live_states(df: DataFrame, **options: str) -> DataFrame:
     name the store: ``backend``, ``url``, ``urlEnv``, ``prefix``, ``partitions``.
     """
     OptionValues(options, STORE_OPTIONS)
-    query = _StoreQuery(SparkStore.read(options))
-    return df.select("key", "task_id").mapInArrow(query.states, _STATES)
+    query = partial(_states, SparkStore.read(options))
+    return df.select("key", "task_id").mapInArrow(query, _STATES)
 
 
 def ledgers(spark: SparkSession, **options: str) -> DataFrame:
@@ -55,35 +56,31 @@ def ledgers(spark: SparkSession, **options: str) -> DataFrame:
     Lazy: each evaluation queries the store again. ``options``: as for `live_states`.
     """
     OptionValues(options, STORE_OPTIONS)
-    query = _StoreQuery(SparkStore.read(options))
+    query = partial(_ledgers, SparkStore.read(options))
     item = spark.range(1, numPartitions=1)
-    return item.mapInArrow(query.ledgers, f"key STRING, {_LEDGERS}, as_of TIMESTAMP")
+    return item.mapInArrow(query, f"key STRING, {_LEDGERS}, as_of TIMESTAMP")
 
 
-class _StoreQuery(msgspec.Struct, frozen=True):
-    """A query to the store, which runs on Spark's executors."""
-
-    store: SparkStore
-
-    def states(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with asyncio.Runner() as runner:
-            opened = self.store.opened()
-            backend = runner.run(opened.__aenter__())
-            try:
-                # A remote backend learns the server's clock from its first response.
-                runner.run(backend.health())
-                for batch in batches:
-                    yield runner.run(_states(backend, batch))
-            finally:
-                runner.run(opened.__aexit__(None, None, None))
-
-    def ledgers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                yield asyncio.run(_ledgers(self.store))
+def _states(store: SparkStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with asyncio.Runner() as runner:
+        opened = store.opened()
+        backend = runner.run(opened.__aenter__())
+        try:
+            # A remote backend learns the server's clock from its first response.
+            runner.run(backend.health())
+            for batch in batches:
+                yield runner.run(_states_of(backend, batch))
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
 
 
-async def _states(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _ledgers(store: SparkStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if batch.num_rows:
+            yield asyncio.run(_read_ledgers(store))
+
+
+async def _states_of(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
     keys, ids = (batch.column(index).to_pylist() for index in range(2))
     requested = round(backend.now() * _US)
     rows: list[dict[str, Any]] = [
@@ -112,7 +109,7 @@ async def _states(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, _STATES_ARROW)
 
 
-async def _ledgers(store: SparkStore) -> pa.RecordBatch:
+async def _read_ledgers(store: SparkStore) -> pa.RecordBatch:
     async with store.opened() as backend:
         control = positions_of(backend)
         rows = []

@@ -100,20 +100,16 @@ class _QueuePartition(InputPartition):
 class StoreReader(DataSourceReader):
     """A batch reader of dead letters or live tasks."""
 
-    def __init__(self, options: TasksOptions, schema: spark.StructType) -> None:
-        """Read the columns of ``schema``, in its order. Raises `InvalidInput` for an unknown column."""
-        types = {field.name: field.dataType for field in options.schema.fields}
+    def __init__(self, options: Mapping[str, str], schema: spark.StructType) -> None:
+        """Read the columns of ``schema``, in its order. Raises `InvalidInput` or `ConfigurationError`."""
+        self._options = TasksOptions.read(options)
+        self._schema = schema
+        types = {field.name: field.dataType for field in self._options.schema.fields}
         for field in schema.fields:
             if types.get(field.name) != field.dataType:
-                column, allowed = f"column {field.name[:100]}", f"columns of {options.resource}"
+                column = f"column {field.name[:100]}"
+                allowed = f"columns of {self._options.resource}"
                 raise InvalidInput(column, "another name or type", allowed)
-        self._options = options
-        self._schema = schema
-
-    @classmethod
-    def of(cls, options: Mapping[str, str], schema: spark.StructType) -> Self:
-        """Return a reader for Spark's options and a schema. Raises `InvalidInput` or `ConfigurationError`."""
-        return cls(TasksOptions.read(options), schema)
 
     def partitions(self) -> list[InputPartition]:
         """Return one partition for each queue."""

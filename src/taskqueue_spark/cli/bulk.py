@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,10 +13,7 @@ from taskqueue_spark.cli.options import EngineOptions, PipelineOptions, option
 from taskqueue_spark.cli.output import print_counts
 from taskqueue_spark.cli.session import work
 from taskqueue_spark.cli.snapshots import backend_name, open_snapshot, store_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
+from taskqueue_spark.cli.spark_types import DataFrame, SparkSession
 
 _FORMATS = {
     ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -14,11 +15,11 @@ Done = tuple[int, int]
 """number of finished Spark tasks, and total number of Spark tasks"""
 
 
+@dataclass
 class Stage:
     """A stage of a command. When the stage ends, its ``note`` is printed next to its name."""
 
-    def __init__(self) -> None:
-        self.note = ""
+    note: str = ""
 
 
 class Stages:

@@ -55,7 +55,7 @@ def report(
             length = int(content.length_of(extent.seconds, 60, least=1))
             build.wishes = msgspec.structs.replace(build.wishes, window=f"{length} seconds")
             stage.note = f"{extent.seconds:,.1f} s, {extent.workers} workers"
-        build.all(stages)
+        build.all(stages.stage)
         with stages.stage("report") as stage:
             fields = content.report_content(
                 build, opened.damaged, _source_name(opened), _source_options(opened)

@@ -11,8 +11,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from rich.console import Console
 
@@ -27,10 +28,7 @@ from taskqueue_core.errors import (
 )
 from taskqueue_spark.cli.options import EngineOptions
 from taskqueue_spark.cli.progress import Done, Stages
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+from taskqueue_spark.cli.spark_types import SparkSession
 
 _EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
@@ -50,12 +48,11 @@ class SparkFailed(TaskQueueError):
         self.exit_code = exit_code
 
 
-class Work:
+class Work(NamedTuple):
     """The Spark session and the progress display of a command."""
 
-    def __init__(self, spark: SparkSession, stages: Stages) -> None:
-        self.spark = spark
-        self.stages = stages
+    spark: SparkSession
+    stages: Stages
 
 
 @contextmanager
@@ -100,7 +97,7 @@ def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
             with _failures(log), _quiet(log):
                 spark = session("taskqueue pipeline", options.master, options.remote, **conf)
             stage.note = f"{spark.version} at {options.remote or options.master or 'this machine'}"
-        stages.watch = _ProgressReader(spark)
+        stages.watch = partial(_progress, spark)
         try:
             with _failures(log), explain_missing_modules():
                 yield Work(spark, stages)
@@ -174,20 +171,12 @@ def _error_of(text: str) -> SparkFailed:
     return SparkFailed(f"Spark failed: {results[0]}")
 
 
-class _ProgressReader:
-    """A reader of Spark's progress, which is unknown with Spark Connect."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._tracker = None
-        with contextlib.suppress(Exception):
-            self._tracker = spark.sparkContext.statusTracker()
-
-    def __call__(self) -> Done | None:
-        if self._tracker is None:
-            return None
-        with contextlib.suppress(Exception):  # the Spark session may be closed already
-            stages = map(self._tracker.getStageInfo, self._tracker.getActiveStageIds())
-            known = [stage for stage in stages if stage is not None]
-            total = sum(stage.numTasks for stage in known)
-            return (sum(stage.numCompletedTasks for stage in known), total) if total else None
-        return None
+def _progress(spark: SparkSession) -> Done | None:
+    """Return Spark's progress; ``None`` if it is unknown, as with Spark Connect and after the end of the session."""
+    with contextlib.suppress(Exception):
+        tracker = spark.sparkContext.statusTracker()
+        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+        known = [stage for stage in stages if stage is not None]
+        total = sum(stage.numTasks for stage in known)
+        return (sum(stage.numCompletedTasks for stage in known), total) if total else None
+    return None

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,10 +14,7 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.options import PipelineOptions
 from taskqueue_spark.cli.session import Work, check_installed, explain_missing_modules, work
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+from taskqueue_spark.cli.spark_types import DataFrame
 
 _SMALL = 100_000
 """number of transitions below which compiling takes Spark longer than it saves"""
@@ -153,7 +149,6 @@ def _take_snapshot(
 ) -> tuple[int, int, dict[str, str]]:
     """Write a snapshot; return its transitions, its damaged entries, and options to read the following transitions."""
     from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415 - Spark is slow to import
-    from taskqueue_spark.columns import distinct  # noqa: PLC0415
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
 
@@ -161,7 +156,7 @@ def _take_snapshot(
         end = pinned(ReadOptions.of(source))
         journal = read_journal(running.spark, source | {"endingOffsets": end}, pin=False)
         # A folder of journal files may contain copies of a file; Redis returns each transition once.
-        journal = distinct(journal) if source["backend"] == "lines" else journal
+        journal = tables.distinct(journal) if source["backend"] == "lines" else journal
         snapshot = tables.snapshot(journal, path)
         stage.note = f"{snapshot.transitions:,} transitions"
         if snapshot.damaged:

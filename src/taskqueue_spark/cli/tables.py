@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -15,12 +15,7 @@ from taskqueue_spark.cli.options import PipelineOptions, option
 from taskqueue_spark.cli.output import print_outcome, print_table
 from taskqueue_spark.cli.session import explain_missing_modules
 from taskqueue_spark.cli.snapshots import OpenSnapshot, open_snapshot, store_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from taskqueue_spark.report.build import ReportBuild
-
+from taskqueue_spark.cli.spark_types import DataFrame, ReportBuild
 
 Window = Annotated[
     str | None,
@@ -54,8 +49,8 @@ def snapshot_tables(
     parameters of the tables. Raises like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
     """
     with explain_missing_modules():
-        from taskqueue_spark.report.build import ReportBuild, Wishes  # noqa: PLC0415 - Spark is slow to import
-    checked = Wishes(**wishes, whole=options.start is None)
+        from taskqueue_spark.report import build  # noqa: PLC0415 - Spark is slow to import
+    checked = build.Wishes(**wishes, whole=options.start is None)
     with open_snapshot(options, writes=True) as opened:
         from_redis = opened.source is not None and opened.source["backend"] == "redis"
         if live and not from_redis:
@@ -63,7 +58,10 @@ def snapshot_tables(
         query = from_redis and options.end is None if live is None else live
         store = store_options() if query else None
         checked = msgspec.structs.replace(checked, store=store, behind=opened.behind)
-        yield opened, ReportBuild(opened.transitions(), opened.results, checked, opened.of_keys)
+        yield (
+            opened,
+            build.ReportBuild(opened.transitions(), opened.results, checked, opened.of_keys),
+        )
 
 
 def snapshot(options: PipelineOptions) -> None:

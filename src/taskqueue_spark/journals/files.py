@@ -12,7 +12,7 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.journals.parsing import ParsedLine, line_of, time_of
 
 _BLOCK = 65_536
-_LONGEST = 16 * 1024 * 1024
+LONGEST = 16 * 1024 * 1024
 """maximum length of a line, in bytes"""
 
 
@@ -58,7 +58,7 @@ def line_start(file: BinaryIO, position: int, end: int) -> int:
 def lines_from(file: BinaryIO, position: int) -> Iterator[tuple[int, bytes]]:
     """Yield the lines from a position on, each with the position at which it begins."""
     file.seek(position)
-    while line := file.readline(_LONGEST):
+    while line := file.readline(LONGEST):
         yield position, line
         position += len(line)
 
@@ -80,7 +80,7 @@ def before(file: BinaryIO, position: int) -> tuple[ParsedLine | None, bool]:
     """
     spoilt = False
     end, rest = position, b""
-    while end > 0 and position - end < _LONGEST:
+    while end > 0 and position - end < LONGEST:
         start = max(0, end - _BLOCK)
         file.seek(start)
         data = file.read(end - start) + rest

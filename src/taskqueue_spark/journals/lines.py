@@ -20,19 +20,18 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.columns import MISSING, damage
 from taskqueue_spark.journals import Choice, HistoryMissing, Journal, Range, ReadRange, Watch, worth
 from taskqueue_spark.journals.files import (
+    LONGEST,
     before,
     files_of,
     first_timed,
     line_start,
-    lines_from,
     opened,
     tag_of,
 )
-from taskqueue_spark.journals.parsing import ParsedLine, batch_of_lines, lines_of, time_of
+from taskqueue_spark.journals.parsing import ParsedLine, batch_of_lines, lines_of
 
 _BLOCK = 4 * 1024 * 1024
-_LONGEST = 16 * 1024 * 1024
-"""maximum length of a line, in bytes"""
+_NO_END = 2**63
 _STILL = 5.0
 """seconds without a change after which a last line without a line end counts as damaged"""
 _USUAL = 300
@@ -76,10 +75,8 @@ class LinesJournal(Journal):
 
     def time(self, shard: str, position: int) -> int | None:
         with opened(shard) as file:
-            for _, line in lines_from(file, position):
-                if (value := time_of(line)) is not None:
-                    return value
-        return None
+            result = first_timed(file, position, _NO_END)
+        return None if result is None else result[1]
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
         with opened(shard) as file:
@@ -191,7 +188,7 @@ class _Reading:
             if not data:
                 break
             cut = data.rfind(b"\n") + 1
-            if not block or len(data) - cut > _LONGEST:
+            if not block or len(data) - cut > LONGEST:
                 cut = len(data)  # the line has no line end, or is too long
             yield from self._lines_at(data[:cut], index)
             index, rest = index + cut, data[cut:]
@@ -229,7 +226,7 @@ class _Reading:
         if self._last is not None:
             return self._last.time
         index = self._file.tell()
-        results = first_timed(self._file, self._start, 2**63)
+        results = first_timed(self._file, self._start, _NO_END)
         self._file.seek(index)
         return results[1] if results else 0
 

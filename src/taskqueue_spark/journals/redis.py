@@ -31,25 +31,21 @@ class RedisJournal(Journal):
 
     def __init__(self, settings: RedisSettings, at_once: int) -> None:
         """Do no I/O. ``at_once``: maximum number of entries in one reply of Redis."""
-        self._settings = settings
-        self._at_once = at_once
+        self._reader = RedisJournalReader(settings, at_once)
+        self._discovered = False
         self._runner = asyncio.Runner()
-        self._opened: RedisJournalReader | None = None
         self._known: dict[str, Numbers] = {}
 
     def close(self) -> None:
-        try:
-            if self._opened is not None:
-                self._runner.run(self._opened.__aexit__(None, None, None))
-        finally:
-            self._runner.close()
+        with self._runner as runner:
+            runner.run(self._reader.__aexit__(None, None, None))
 
     def _run(self, work: Callable[[RedisJournalReader], Awaitable[Result]]) -> Result:
         async def worked() -> Result:
-            if self._opened is None:
-                self._opened = RedisJournalReader(self._settings, self._at_once)
-                await self._opened.discover()
-            return await work(self._opened)
+            if not self._discovered:
+                await self._reader.discover()
+                self._discovered = True
+            return await work(self._reader)
 
         return self._runner.run(worked())
 
@@ -65,8 +61,7 @@ class RedisJournal(Journal):
             )
 
         numbers = self._run(ask)
-        assert self._opened is not None  # noqa: S101 - `_run` has opened it
-        self._known = dict(zip(self._opened.partitions, numbers, strict=True))
+        self._known = dict(zip(self._reader.partitions, numbers, strict=True))
         return {
             name: ReadRange(span.epoch, span.first, span.last + 1)
             for name, span in self._known.items()
@@ -98,8 +93,7 @@ class RedisJournal(Journal):
             if watch is not Watch.NOTHING:
                 raise HistoryMissing(shard, "the store was emptied, and its numbers start again")
             return
-        assert self._opened is not None  # noqa: S101 - `_run` has opened it
-        number = self._opened.partitions.index(shard)
+        number = self._reader.partitions.index(shard)
         if mark and self.mark(shard, start) not in {mark, ""}:
             text = "the store lost transitions that were already read, and reuses their numbers"
             if watch is not Watch.NOTHING:
@@ -107,7 +101,7 @@ class RedisJournal(Journal):
             if choice.wants_faults():
                 time = _sound(int(mark)) if mark.isdecimal() else 0
                 yield damage([(number, time, f"{shard}: {text}")], choice.schema)
-        result = self._opened.read(shard, start, end - 1)
+        result = self._reader.read(shard, start, end - 1)
         observed = _ReadState(part, number, choice, lambda: self.time(shard, start) or 0)
         try:
             while (reply := self._runner.run(_more(result))) is not None:
@@ -127,9 +121,8 @@ class RedisJournal(Journal):
         span = self._span(shard)
         if not choice.wants_faults() or span.epoch != run:
             return
-        assert self._opened is not None  # noqa: S101 - `_run` has opened it
-        number, time = self._opened.partitions.index(shard), self._last(shard, span.last)[1]
-        result = self._opened.strays(shard, span.last)
+        number, time = self._reader.partitions.index(shard), self._last(shard, span.last)[1]
+        result = self._reader.strays(shard, span.last)
         try:
             while (positions := self._runner.run(_more(result))) is not None:
                 rows = [
@@ -144,12 +137,11 @@ class RedisJournal(Journal):
         shard, run, start, end, _ = part
         if not choice.wants_faults(MISSING) or self._span(shard).epoch != run:
             return
-        assert self._opened is not None  # noqa: S101 - `_run` has opened it
         last, time = self._last(shard, end - 1)
         low = max(last + 1, start)
         if low < end:
             text = f"{shard}: the transitions {low} to {end - 1} are missing"
-            row = self._opened.partitions.index(shard), time, text
+            row = self._reader.partitions.index(shard), time, text
             yield damage([row], choice.schema, run, end)
 
     def _span(self, shard: str) -> Numbers:

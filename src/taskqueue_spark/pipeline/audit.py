@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation use
 
 from taskqueue_core.tasks import State
 from taskqueue_spark.columns import TASK_EVENTS
-from taskqueue_spark.pipeline.gaps import Holes
+from taskqueue_spark.pipeline.gaps import missing_after
 from taskqueue_spark.pipeline.task_steps import (
     ENDED,
     OVER,
@@ -125,7 +125,7 @@ def _lives(rows: DataFrame) -> DataFrame:
     # Sorting by the hash makes the lives of a task neighbours, and is faster than sorting by name.
     same = "partition by _hash, key, task_id order by _began, run, life"
     return (
-        rows.withColumn("_hole", Holes.after(F.col("seq")))
+        rows.withColumn("_hole", missing_after(F.col("seq")))
         .selectExpr("*", f"{flags} as _flags", "holes is null as _whole")
         .groupBy(*TASK, "life")
         .agg(*(F.expr(text).alias(name) for name, text in _OF_LIFE.items()))

@@ -19,9 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation use
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_core.tasks import State
+from taskqueue_spark.pipeline.durations import steps
 from taskqueue_spark.pipeline.forecast import advise
-from taskqueue_spark.pipeline.task_steps import name_list
 
 SAMPLE = 50_000
 """maximum number of deliveries of a key that are replayed, from its busiest time"""
@@ -31,7 +30,6 @@ _BEYOND = 10
 """minimum number of deliveries that exceed a percentile, so that it is not due to chance"""
 _INCOMPLETE = 0.05
 """maximum share of a key's history that may be missing for a recommendation"""
-_AVAILABLE = ("published", "available", "redelivered", "lost", "retried", "redriven")
 _MICROS = 1e6
 _REPLAYED = (
     "sampled bigint, sampled_from timestamp, sampled_to timestamp, arrival_rate double, arrival_scv double, "
@@ -127,31 +125,16 @@ def _rows(transitions: DataFrame) -> DataFrame:
 
     Other transitions have nulls in these columns. They are included so that keys without deliveries have a row.
     """
-    own = "over (partition by key, task_id, run, shard order by seq)"
-    available = f"before in ({name_list(_AVAILABLE)}) and before_state = '{State.WAITING.value}'"
-    # The wait of a scheduled task begins at its due time, even if the store made the task available later.
-    arrived = "if(before = 'available' and due < since, due, since)"
-    known = f"event = 'delivered' and {available}"
     return (
-        transitions.where("task_id != ''")
-        .selectExpr("*", f"lag(seq) {own} as copy")
-        .where("copy is null or copy != seq")  # without duplicates, for example of a copied file
-        .selectExpr(
-            "*",
-            f"lag(event) {own} as before",
-            f"lag(state) {own} as before_state",
-            f"lag(unix_micros(ts)) {own} as since",
-            f"lag(unix_micros(due_at), 2) {own} as due",
-            f"lead(unix_micros(ts)) {own} as after",
-        )
+        steps(transitions)
         .selectExpr(
             "key",
             "worker",
             "priority",
             "event = 'delivered' as delivered",
-            f"if({known}, {arrived}, null) as arrived",
+            "unix_micros(ts) - queue_wait as arrived",
             "if(event = 'delivered', unix_micros(ts), null) as started",
-            f"if({known}, after, null) as ended",
+            "if(queue_wait is not null, unix_micros(after_ts), null) as ended",
         )
         .selectExpr("*", "arrived div 1000000 as second")
     )

@@ -59,24 +59,20 @@ def spans(transitions: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-class Holes:
-    """Expressions on the column ``holes`` of the result of `spans`."""
+def missing_between(low: Column, high: Column) -> Column:
+    """Return whether the column ``holes`` has a missing number between two others. A bound that is null is infinite.
 
-    @staticmethod
-    def between(low: Column, high: Column) -> Column:
-        """Return whether a number between two others is missing. A bound that is null is infinite.
+    Number 0 is the time before the transition with number 1.
+    """
+    least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
+    result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
+    return F.coalesce(result, F.expr("false"))
 
-        Number 0 is the time before the transition with number 1.
-        """
-        least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
-        result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
-        return F.coalesce(result, F.expr("false"))
 
-    @staticmethod
-    def after(number: Column) -> Column:
-        """Return the first missing number after ``number``; null if none is missing."""
-        later = F.filter("holes", lambda hole: hole["last"] > number)
-        return F.array_min(F.transform(later, lambda hole: F.greatest(hole["first"], number + 1)))
+def missing_after(number: Column) -> Column:
+    """Return the first missing number after ``number`` in the column ``holes``; null if none is missing."""
+    later = F.filter("holes", lambda hole: hole["last"] > number)
+    return F.array_min(F.transform(later, lambda hole: F.greatest(hole["first"], number + 1)))
 
 
 def _bit_words(transitions: DataFrame) -> DataFrame:

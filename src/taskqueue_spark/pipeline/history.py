@@ -32,7 +32,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
-from taskqueue_spark.pipeline.gaps import Holes
+from taskqueue_spark.pipeline.gaps import missing_between
 from taskqueue_spark.pipeline.rules import per_lane, per_task
 from taskqueue_spark.pipeline.settings_history import settings
 from taskqueue_spark.pipeline.task_steps import OF_TASK, name_list, steps
@@ -100,9 +100,9 @@ def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
         .join(F.broadcast(spans), ["run", "key"], "left")
         .withColumn("span", F.try_element_at(in_force, F.lit(-1)))
         .withColumn("coming", F.expr("get(filter(spans, one -> one.seq > seq), 0)"))
-        .withColumn("blind", Holes.between(F.col("span.seq"), F.col("seq")) & ~_follows("span", "coming"))
+        .withColumn("blind", missing_between(F.col("span.seq"), F.col("seq")) & ~_follows("span", "coming"))
         .withColumn("first", F.expr("get(spans, 0)"))
-        .withColumn("unset", Holes.between(F.lit(None), F.least("seq", "first.seq")) & ~_follows(None, "first"))
+        .withColumn("unset", missing_between(F.lit(None), F.least("seq", "first.seq")) & ~_follows(None, "first"))
     )  # fmt: skip
 
 

@@ -77,6 +77,12 @@ _DAMAGED = "damaged"
 _TRANSITIONS = "transitions"
 
 
+def distinct(transitions: DataFrame) -> DataFrame:
+    """Return the transitions without duplicates, for example if a folder contains a journal file and its copy."""
+    # The reason distinguishes damaged entries, which have no number; copies of a transition have the same reason.
+    return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The numbers of rows in the tables of a snapshot."""
 
@@ -152,7 +158,8 @@ def read_transitions(
     ``since``: earliest included time; ``until``: time from which on transitions are excluded. Raises
     `ConfigurationError` if the folder has no transitions.
     """
-    result = _journal(spark, _existing_path(out, _TRANSITIONS))
+    schema = from_arrow_schema(TRANSITIONS).add("date", DateType())
+    result = spark.read.schema(schema).parquet(_uri(_existing_path(out, _TRANSITIONS)))
     if since is not None:
         result = result.where((F.col("date") >= F.to_date(F.lit(since))) & (F.col("ts") >= since))
     if until is not None:
@@ -160,24 +167,9 @@ def read_transitions(
     return result.select(*TRANSITIONS.names)
 
 
-def read_damaged(spark: SparkSession, out: str | Path) -> DataFrame:
-    """Return the damaged entries of a snapshot; no rows if there is no snapshot."""
-    if not there(out, _DAMAGED):
-        return spark.createDataFrame([], from_arrow_schema(TRANSITIONS))
-    return _journal(spark, _existing_path(out, _DAMAGED)).select(*TRANSITIONS.names)
-
-
-def there(out: str | Path, name: str) -> bool:
-    """Return whether a table exists."""
-    return (Path(out).expanduser() / name).is_dir()
-
-
 def rows(out: str | Path, name: str) -> int:
-    """Return the number of rows of a table, from the metadata of its files."""
-    return _rows(Path(out).expanduser() / name)
-
-
-def _rows(path: Path) -> int:
+    """Return the number of rows of a table, from the metadata of its files; 0 if the table does not exist."""
+    path = Path(out).expanduser() / name
     return int(ds.dataset(path, format="parquet").count_rows()) if path.is_dir() else 0
 
 
@@ -186,17 +178,12 @@ def _writing(table: DataFrame, path: Path, version: Path, *by: str) -> None:
     observed = Observation()
     result = table.observe(observed, F.count(F.lit(1)).alias("rows"))
     result.write.partitionBy(*by).parquet(_uri(version))
-    written, match = observed.get["rows"], _rows(version)
+    written, match = observed.get["rows"], rows(version, "")
     if written != match:
         raise ConfigurationError(
             f"of {written:,} rows that were written, {match:,} are in {path}; use a folder that every machine of "
             "Spark sees under the same path"
         )
-
-
-def _journal(spark: SparkSession, path: Path) -> DataFrame:
-    schema = from_arrow_schema(TRANSITIONS).add("date", DateType())
-    return spark.read.schema(schema).parquet(_uri(path))
 
 
 def _existing_path(out: str | Path, name: str) -> Path:

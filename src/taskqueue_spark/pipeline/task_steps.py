@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
-from taskqueue_spark.pipeline.gaps import Holes, spans
+from taskqueue_spark.pipeline.gaps import missing_between, spans
 from taskqueue_spark.pipeline.settings_history import switches
 
 OVER = ("done", "expired", "cancelled", "discarded")
@@ -64,7 +64,7 @@ def steps(transitions: DataFrame) -> DataFrame:
     rows = rows.selectExpr(
         "* except (holes, dark)", "coalesce(concat(holes, dark), holes, dark) as holes"
     )
-    return rows.withColumn("hidden", Holes.between(F.col("before_seq"), F.col("seq")))
+    return rows.withColumn("hidden", missing_between(F.col("before_seq"), F.col("seq")))
 
 
 def code_of(column: str, names: tuple[str, ...]) -> str:

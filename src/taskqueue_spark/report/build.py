@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame
@@ -51,17 +51,6 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
         check_target(self.target_wait, self.percentile)
 
 
-class _Note(Protocol):
-    note: str
-
-
-class StageDisplay(Protocol):
-    """A display for the progress of a command."""
-
-    def stage(self, name: str) -> AbstractContextManager[_Note]:
-        """Show a stage until the context ends."""
-
-
 class ReportBuild:
     """A builder of tables in a folder, from transitions. ``select`` returns the rows of the chosen queues."""
 
@@ -84,18 +73,16 @@ class ReportBuild:
             self.made[name] = tables.write(self.select(TABLES[name](self)), self.out, name)
         return self.made[name]
 
-    def all(self, progress: StageDisplay) -> Mapping[str, DataFrame]:
-        """Create every table, and show each as a stage of ``progress``."""
-        for name in self._names():
-            with progress.stage(name.replace("_", " ")) as stage:
+    def all(self, stage: Callable[[str], AbstractContextManager[Any]]) -> Mapping[str, DataFrame]:
+        """Create every table. ``stage`` returns a context that shows progress, whose ``note`` is set."""
+        for name in TABLES:
+            if self.wishes.store is None and name in {"asked", "live", "ledgers"}:
+                continue
+            with stage(name.replace("_", " ")) as shown:
                 self.table(name)
                 rows = tables.rows(self.out, name)
-                stage.note = f"{rows:,} row{'' if rows == 1 else 's'}"
+                shown.note = f"{rows:,} row{'' if rows == 1 else 's'}"
         return self.made
-
-    def _names(self) -> Iterator[str]:
-        requested = ("asked", "live", "ledgers")
-        return (name for name in TABLES if self.wishes.store is not None or name not in requested)
 
 
 def audited(build: ReportBuild) -> DataFrame:

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation use
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
 from taskqueue_spark.offsets import Offsets
+from taskqueue_spark.pipeline.tables import rows
 from taskqueue_spark.service import aggregate
 from taskqueue_spark.service.alerts import check_windows
 from taskqueue_spark.service.balance import probe, resolve
@@ -101,7 +102,7 @@ class Batches:
         """Update the state with a batch. Its transitions are read from the archive."""
         spark = batch.sparkSession
         archived = self.options.archive / f"batch={name}"
-        lines = _rows(self.options.out / DAMAGED / f"batch={name}")
+        lines = rows(self.options.out / DAMAGED, f"batch={name}")
         if not archived.exists():
             state.damaged += lines
             resolve(state)
@@ -191,7 +192,3 @@ def _alive(opened: Path) -> list[Alive]:
     return [
         Alive(row["key"], row["state"], row["here"], row["count_all"]) for row in counts.to_pylist()
     ]
-
-
-def _rows(folder: Path) -> int:
-    return ds.dataset(folder, format="parquet").count_rows() if folder.exists() else 0

@@ -7,8 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -73,7 +72,8 @@ def run(
         raise ConfigurationError(
             f"{options.archive}: contains a snapshot; use another folder for the service"
         )
-    with _locked(options.folder), _stop_requested(stop or threading.Event()) as stopping:
+    lock = alone(options.folder, options.folder / "lock", "service is using")
+    with lock, _stop_requested(stop or threading.Event()) as stopping:
         watch = _Watch(options, say)
         query = _start(spark, options)
         try:
@@ -86,10 +86,6 @@ def run(
         finally:
             query.stop()
         return watch.end(query, whole=options.once and not stopping.is_set())
-
-
-def _locked(folder: Path) -> AbstractContextManager[None]:
-    return alone(folder, folder / "lock", "service is using")
 
 
 def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:

@@ -184,7 +184,7 @@ def writer(
             "running; use append. To remove waiting tasks, purge the queue"
         )
     if resource_of(options) == "dead_letters":
-        return RedriveWriter.of(options, schema)
+        return RedriveWriter(options, schema)
     result = TaskWriter(SinkOptions.read(options), schema)
     if not stream:
         asyncio.run(result.check_store())

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
-from taskqueue_spark.pipeline.gaps import Holes
+from taskqueue_spark.pipeline.gaps import missing_after
 from taskqueue_spark.pipeline.rules.per_task import ROUNDING
 from taskqueue_spark.pipeline.task_steps import ENDED
 
@@ -62,7 +62,7 @@ def entries() -> list[LaneEntry]:
         _entry("R8", first & entity.isNotNull(), lane=row, behind=F.expr("false"), **order),
         _entry(
             "R8", given & entity.isNotNull(), lane=turn, position=seq, step=F.lit(1),
-            value=Holes.after(seq),
+            value=missing_after(seq),
         ),
         _entry("R8", ended, lane=turn, position=seq, step=F.lit(-1)),
         *_limits("", given, F.lit("")),
@@ -74,7 +74,7 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[LaneEntry]:
     span, seq = F.col("span"), F.col("seq")
     most, rate = f"{prefix}max_inflight", f"{prefix}rate"
     ever = F.exists(f"spans.{most}", lambda limit: limit > 0)
-    remaining = F.least(F.col("after_seq"), Holes.after(seq))
+    remaining = F.least(F.col("after_seq"), missing_after(seq))
     # Tasks that a tenant had in flight when its limit was set do not count towards the limit.
     held = F.concat(lane, F.lit("/"), span["seq"].cast("string")) if prefix else lane
     limited = given & (span[most] > 0 if prefix else ever)
