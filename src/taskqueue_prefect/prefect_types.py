@@ -1,4 +1,4 @@
-"""Types of Prefect for annotations. At run time they are `Any`: only a server of Prefect may import Prefect's modules."""
+"""Types of Prefect for annotations. At run time they are `Any`: only a server of Prefect may import its modules."""
 
 from typing import TYPE_CHECKING, Any
 
