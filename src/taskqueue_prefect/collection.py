@@ -41,13 +41,14 @@ def _check_strict() -> None:
 def _install_late() -> None:
     """Install the plugin now: Prefect skips plugins if it is first imported in a running event loop."""
     from taskqueue_prefect.context import Host
-    from taskqueue_prefect.lifespan import serve_on
+    from taskqueue_prefect.lifespan import serving
     from taskqueue_prefect.patches import faults
     from taskqueue_prefect.plugin import install
 
     async def serve() -> None:
         try:
-            await serve_on(Host.of_this_loop(), faults())
+            async with serving(Host.of_this_loop(), faults()):
+                await asyncio.Event().wait()  # until the event loop ends
         except TaskQueueError as error:
             LOG.error("this server cannot use the configured queue: %s", error)
             _refuse()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -38,12 +37,6 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
                 task.cancel()
     finally:
         await host.aclose()
-
-
-async def serve_on(host: Host, faults: list[str]) -> None:
-    """Run `serving` for an application that has already started, until this call is cancelled."""
-    async with serving(host, faults):
-        await asyncio.Event().wait()
 
 
 async def _log_setup(host: Host, faults: list[str]) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import wraps
+from contextlib import asynccontextmanager
+from functools import partial, wraps
 from hashlib import sha256
 from types import ModuleType
 from typing import Any
@@ -91,27 +91,21 @@ def _wrap_create_app(create_app: Callable[..., Any]) -> Callable[..., Any]:
         app = create_app(*args, **more)
         if not getattr(app.state, _REPLACED, False):  # not wrapped yet
             setattr(app.state, _REPLACED, True)
-            app.router.lifespan_context = _wrap_lifespan(app.router.lifespan_context)
+            stock = app.router.lifespan_context
+            app.router.lifespan_context = asynccontextmanager(partial(_lifespan, stock))
         return app
 
     return hosted
 
 
-Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
+async def _lifespan(stock: Callable[..., Any], app: Any) -> AsyncIterator[Any]:
+    from taskqueue_prefect.context import Host
+    from taskqueue_prefect.lifespan import serving
 
-
-def _wrap_lifespan(stock: Lifespan) -> Lifespan:
-    @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[Any]:
-        from taskqueue_prefect.context import Host
-        from taskqueue_prefect.lifespan import serving
-
-        # Read the settings before Prefect starts, so that an invalid one stops the server early.
-        host = Host.of_this_loop()
-        async with stock(app) as state, serving(host, faults()):
-            yield state
-
-    return lifespan
+    # Read the settings before Prefect starts, so that an invalid one stops the server early.
+    host = Host.of_this_loop()
+    async with stock(app) as state, serving(host, faults()):
+        yield state
 
 
 def faults() -> list[str]:

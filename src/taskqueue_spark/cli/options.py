@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,6 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 
 _AGO = re.compile(r"([0-9]{1,7})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_FROM, _ENGINE = "Where the journal is", "Where Spark runs"
 
 
 def option(metavar: str, text: str, *names: str, panel: str | None = None) -> Any:
@@ -26,28 +25,29 @@ def option(metavar: str, text: str, *names: str, panel: str | None = None) -> An
     )
 
 
+_source = partial(option, panel="Where the journal is")
+_engine = partial(option, panel="Where Spark runs")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Options for where Spark runs. Raises `InvalidInput` and `ConfigurationError`."""
 
     master: Annotated[
         str | None,
-        option(
+        _engine(
             "URL",
             "Spark master, for example spark://host:7077. Default: all cores of this machine.",
-            panel=_ENGINE,
         ),
     ] = None
     remote: Annotated[
         str | None,
-        option("URL", "Spark Connect server, for example sc://host:15002.", panel=_ENGINE),
+        _engine("URL", "Spark Connect server, for example sc://host:15002."),
     ] = None
     conf: Annotated[
         list[str] | None,
-        option(
-            "NAME=VALUE",
-            "Spark setting, for example spark.driver.memory=4g; may be repeated.",
-            panel=_ENGINE,
+        _engine(
+            "NAME=VALUE", "Spark setting, for example spark.driver.memory=4g; may be repeated."
         ),
     ] = None
     as_json: AsJson = False
@@ -82,24 +82,21 @@ class PipelineOptions(EngineOptions):
 
     backend: Annotated[
         str | None,
-        option(
+        _source(
             "NAME",
-            "Backend whose journal is read: redis, with its TASKQUEUE_REDIS_... settings. "
-            "Default: TASKQUEUE_BACKEND.",
-            panel=_FROM,
+            "Backend whose journal is read: redis, with its TASKQUEUE_REDIS_... settings. Default: TASKQUEUE_BACKEND.",
         ),
     ] = None
     journal: Annotated[
         Path | None,
-        option("PATH", "Journal file of a memory backend, or a folder of such files.", panel=_FROM),
+        _source("PATH", "Journal file of a memory backend, or a folder of such files."),
     ] = None
     saved: Annotated[
         Path | None,
-        option(
+        _source(
             "DIR",
             "Folder written by an earlier --out: a snapshot, or the archive of `stream`.",
             "--from",
-            panel=_FROM,
         ),
     ] = None
     out: Annotated[

@@ -58,8 +58,7 @@ class LinesJournal(Journal):
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:
         with opened(shard) as file:
-            file.seek(position)
-            while position < end and (block := file.read(min(_BLOCK, end - position))):
+            for block in _blocks(file, position, end):
                 ends = block.count(b"\n")
                 if ends >= rows:
                     slot = 0
@@ -93,13 +92,8 @@ class LinesJournal(Journal):
             return line_start(file, low, end)
 
     def rows(self, shard: str, start: int, end: int) -> int:
-        rows = 0
         with opened(shard) as file:
-            file.seek(start)
-            while start < end and (block := file.read(min(_BLOCK, end - start))):
-                rows += block.count(b"\n")
-                start += len(block)
-        return rows
+            return sum(block.count(b"\n") for block in _blocks(file, start, end))
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
         parts = parts or worth((end - start) // _USUAL)
@@ -162,6 +156,13 @@ class LinesJournal(Journal):
                 return start + index + 1
             end = start
         return 0
+
+
+def _blocks(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+    file.seek(start)
+    while start < end and (block := file.read(min(_BLOCK, end - start))):
+        yield block
+        start += len(block)
 
 
 class _Reading:

@@ -1,22 +1,15 @@
 """The conservation audit: it checks that every published task has ended or still exists.
 
 A life of a task begins with a publish, or with a retry after its end. Each life has one verdict (`VERDICTS`), and
-possibly anomalies (`ANOMALIES`). The verdicts of a queue always add up to its lives, and to the published tasks unless
-there is a fault.
+possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The verdicts of a queue add up to its lives, and to
+the published tasks unless there is a fault.
 
-- A finished life has the verdict of its final event: ``completed``, ``dead_lettered``, ``discarded``, ``expired``,
-  ``cancelled``.
-- An unfinished life has the state after its last event (``waiting``, ``scheduled``, ``in_flight``), or its state in
-  the store, if the store was queried (``live``). Without ``live``, it is not checked whether the task still exists.
-- ``unknown``: the end may be in a missing part of the journal.
-- ``lost``: the end cannot be in a missing part of the journal. ``reason`` says how the loss was detected. *not in the
-  store*: the store does not have the task, and its last event is older than the grace period. *its run ended*: a later
-  run of the shard began, because a memory backend was restarted or a store was emptied. *published again*: the store
-  accepted the id for a new task while the task was alive.
+The ``reason`` of a loss says how it was detected. *not in the store*: the store does not have the task, and its last
+event is older than the grace period. *its run ended*: a later run of the shard began. *published again*: the store
+accepted the id for a new task while the task was alive.
 
-A life whose beginning is not in the journal counts as ``earlier`` if its beginning may be missing, and is an
-``orphan`` otherwise. Runs are separate: audit the two stores of a migration together only with ``live``, unless they
-worked at the same time. Each shard of a sharded queue has its own key; `against` adds the shards up.
+Runs are separate: audit the two stores of a migration together only with ``live``, unless they worked at the same time.
+Each shard of a sharded queue has its own key; `against` adds the shards up.
 """
 
 from __future__ import annotations
@@ -94,12 +87,7 @@ def audit(
     as_of: datetime | None = None,
     grace_seconds: float = 60.0,
 ) -> DataFrame:
-    """Return a row per life of each task.
-
-    Columns: ``key``, ``task_id``, ``life`` (from 1, over all runs), ``verdict``, ``reason`` (of a loss),
-    ``published_at`` (null if it is missing), ``first_seq``, ``last_seq``, ``last_at``, ``ended_at``, ``last_event``,
-    ``attempts``, ``deliveries``, ``redeliveries``, ``retries``, ``losses``, ``anomalies``, ``earlier``, ``complete``
-    (no transition of its run and shard is missing), ``run``, ``shard``.
+    """Return a row per life of each task. The section "Tables" of docs/pipeline.md describes the columns.
 
     ``live``: current states in the store: ``key``, ``task_id``, ``state`` (null: unknown) and optionally ``as_of``. A
     task that it does not contain is not in the store. Query the store before you read the journal, or query each task

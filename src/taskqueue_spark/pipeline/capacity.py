@@ -61,27 +61,11 @@ def advice(
 ) -> DataFrame:
     """Return a row per key: the smallest number of slots with which ``percentile`` of tasks meet ``target_wait``.
 
+    If there is no recommendation, ``reason`` says why. The section "Tables" of docs/pipeline.md describes the columns.
+
     ``whole``: the transitions contain everything of their runs, so that a number without a row is missing history;
     ``False`` for transitions that were selected by key or event. ``sample``: maximum number of deliveries of a key
-    that are replayed, from its busiest time.
-
-    If there is no recommendation, ``reason`` says why, and the columns of the recommendation are null. Columns:
-
-    - ``arrival_rate`` (in the replay; for a burst, until it is processed), ``peak_rate`` (95th percentile over the
-      minutes with arrivals), ``arrival_scv``; ``service_mean`` and ``service_scv`` of the time from a delivery to its
-      end of any kind; ``load``: average number of busy slots; ``overhead``: the wait of a task while a slot is free;
-    - ``slots`` = ``max_inflight``, and their effect: ``utilisation``, ``peak_utilisation`` (above 1, a backlog grows
-      in the busiest minutes), ``expected_wait`` (the requested percentile), which random variation may put anywhere
-    from
-      ``expected_low`` to ``expected_high``, ``formula_wait``, ``backlog`` (maximum number of waiting tasks);
-    - ``rate_limit``: deliveries per second that the slots can sustain, more than ``arrival_rate``; with a ``burst`` of
-      that many deliveries it delays nothing. ``max_tokens`` and ``interval`` (seconds) are the same as a setting of
-      the queue, which allows a burst of ``max_tokens``;
-    - ``slots_per_worker``: maximum number of tasks of this key that a worker had at once; ``workers``: number of such
-      workers for the slots; ``workers_seen``.
-
-    The suffix ``scv`` is a squared coefficient of variation. Rates are per second, times in seconds. Raises
-    `InvalidInput` for arguments out of range.
+    that are replayed, from its busiest time. Raises `InvalidInput` for arguments out of range.
     """
     check_target(target_wait, percentile)
     if sample < LEAST:

@@ -91,16 +91,8 @@ def fingerprint_of(message: Column) -> Column:
 def failures(transitions: DataFrame) -> DataFrame:
     """Return a row per failure and key, with failed attempts grouped by `message_of`.
 
-    An attempt failed if it was retried or dead-lettered, for any reason. Its error is the text that was recorded with
-    the end of the attempt; for a dead letter without a text, the reason. Columns:
-
-    - ``fingerprint`` (of the message alone), ``key``, ``message``;
-    - ``attempts`` and ``share`` of the key's failed attempts; ``tasks``; of these, ``dead`` (now dead letters because
-      of this failure) and ``recovered`` (acked after it);
-    - ``first_seen``, ``last_seen``, and ``samples``: the ids of up to five tasks, always the first by name.
-
-    Losses and redeliveries are not failures of the task; `throughput` counts them. A task is identified by key and id,
-    over all its lives.
+    The section "Tables" of docs/pipeline.md describes the columns. Losses and redeliveries are not failures of a task;
+    `throughput` counts them. A task is identified by key and id, over all its lives.
     """
     tasks = {
         "attempts": "count(*)", "dead": "max(dead)", "recovered": "max(recovered)", "first_seen": "min(ts)",

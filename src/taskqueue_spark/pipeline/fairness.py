@@ -28,16 +28,8 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
     before the window, and its last one after it. A window is *contended* if at least two members competed in it, and
     got at least as many deliveries as there were members.
 
-    Jain's index of n members is (sum of x)² / (n * sum of x²), from 1/n (one member has everything) to 1 (all have the
-    same). x is the number of deliveries of a member, for a tenant divided by its weight in the last settings of the
-    queue (1 if the journal has no settings). Columns:
-
-    - ``windows``: number of contended windows; over these, ``jain`` (the mean index, weighted by deliveries),
-      ``jain_lowest``, and ``shares`` of the deliveries to competing members: an array of (member, deliveries, share)
-      with the largest hundred first. Without contended windows, null and an empty array;
-    - over all windows: ``members``, ``deliveries``, ``jain_total``, ``shares_total``.
-
-    A member without a name is "". Raises `InvalidInput` for an invalid ``by`` or window.
+    The section "Tables" of docs/pipeline.md describes the columns. Raises `InvalidInput` for an invalid ``by`` or
+    window.
     """
     if by not in _BY:
         raise InvalidInput("by", kind_of(by), " or ".join(_BY))

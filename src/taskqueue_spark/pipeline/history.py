@@ -1,30 +1,8 @@
-"""The history check: it tests the history of each run, as the journal records it, against these rules.
+"""The history check: it tests the history of each run, as the journal records it, against rules.
 
-- R0: an id is not published while its task is live or dead, nor within its queue's ``dedupe_window`` after its end.
-- R1: the first event of a task is its publish; a task that an `audit` found ``lost`` breaks this rule too.
-- R2: a task that is acked, released or dead-lettered was in flight.
-- R3: no task is made available or delivered after its end, unless it was redriven or retried.
-- R4: no end and no release follows an end; only dead letters are redriven or discarded.
-- R5: a task has one delivery at a time, and the worker that received it settles it. (This is the effect of receipts,
-  which are not in the journal.)
-- R6: a retry raises the attempt by 1; a loss raises the losses by 1; the losses are at most ``max_losses`` at a
-  delivery.
-- R7: first deliveries of a queue and priority (and tenant, if the order was ever fair) are in the order in which the
-  tasks became available. A task with an ordering key may be late, but overtakes no other task.
-- R8: the next task of an ordering key is delivered after the previous one has ended, and first deliveries are in
-  order.
-- R9: a scheduled task becomes available at its time (with 2 ms for rounding), and is not delivered earlier.
-- R10: no delivery exceeds ``max_inflight``, of the queue or of a tenant.
-- R11: in no time span are there more deliveries than burst + rate * span, counted from each change of settings.
-- R12: no delivery happens while the settings in force say ``paused``.
-- R13: no task is delivered after an ``expired`` event. (Deadlines themselves are not in the journal.)
-
-The checker of the chaos tests must tolerate events that a client cannot see. This check tolerates only rounding,
-because the numbers of the journal define the order of the events of a partition. R10 and R11 are reported once per
-limit and change of settings. A rule that needs earlier transitions is not checked if one of them may be missing (see
-`gaps`), and a rule that needs settings is not checked if the settings may be missing; R7 then checks each tenant
-separately. The shards of a queue are separate queues: R8 is not checked across a change of their number. Attempts
-beyond ``max_attempts`` are a matter of the retry policy, not of the store.
+The section "What the history check looks for" of docs/pipeline.md lists the rules R0 to R13. The checker of the chaos
+tests must tolerate events that a client cannot see. This check tolerates only rounding, because the numbers of the
+journal define the order of the events of a partition.
 """
 
 from __future__ import annotations

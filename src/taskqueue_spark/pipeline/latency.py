@@ -28,18 +28,7 @@ def latency(
     """Return durations per key, priority, tenant and window. A duration belongs to the window in which it ended.
 
     ``window``: its length, as "1 minute" or "1 hour"; ``None``: no windows. ``by``: which of priority and tenant to
-    split by; a column that is not named is null. The tenant is also null for a task without a tenant.
-
-    A row has key, priority, tenant, window_start (null without windows), and
-
-    - ``tasks``: number of tasks whose first end is in the window; ``deliveries``: number of deliveries whose wait is
-      known;
-      ``executions``: number of executions with a known outcome;
-    - for ``queue_wait``, ``run`` and ``end_to_end`` (see `durations.steps`) the p50, p95, p99 and the maximum, in
-      seconds: ``queue_wait_p50`` to ``end_to_end_max``; null without values. A percentile is one of the values, and
-      its rank is exact to 1/10,000 of their number;
-    - ``clamped``: how many of these durations were negative because a clock was set back. They count as 0.
-
+    split by; a column that is not named is null. The section "Tables" of docs/pipeline.md describes the columns.
     Raises `InvalidInput` for an invalid window or split.
     """
     seconds = None if window is None else seconds_of(window)

@@ -22,14 +22,9 @@ _GROUPS = {"key": ("key",), "worker": ("key", "worker")}
 def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataFrame:
     """Return how often each event happened, per key and window.
 
-    ``window``: its length, as "1 minute"; ``None``: no windows. A row has key, window_start and seconds (the length of
-    the window; without windows, window_start is null and seconds the time from the key's first event to its last), a
-    count per event by its name, and ``poisoned``: the part of dead_lettered that was lost too often, so that losses
-    are ``lost + poisoned``. Each count per second follows, for example ``acked_per_second``; null if seconds is 0. A
-    window without events has no row. Rows of the journal that were read twice count twice, because they are not
-    grouped by task. Refused publishes are not in the journal.
-
-    Raises `InvalidInput` for an invalid window.
+    ``window``: its length, as "1 minute"; ``None``: no windows. The section "Tables" of docs/pipeline.md describes the
+    columns. Rows of the journal that were read twice count twice, because they are not grouped by task. Raises
+    `InvalidInput` for an invalid window.
     """
     length = None if window is None else seconds_of(window)
     rows = _of_tasks(transitions)
@@ -47,16 +42,10 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
 
 
 def concurrency(transitions: DataFrame, by: str = "key", *, step: str = "1 minute") -> DataFrame:
-    """Return how many executions ran at once: key, worker, executions, peak, mean, p99, since, until.
+    """Return how many executions ran at once. The section "Tables" of docs/pipeline.md describes the columns.
 
-    ``by``: "key", or "worker" for each worker of each key; with "key", the column worker is null. Over the time from
-    the first delivery (since) to the last end (until), ``peak`` is the maximum, ``mean`` the average, and ``p99`` the
-    smallest number that was not exceeded in 99 % of the time; mean and p99 are null if that time is 0. An execution
-    without an end in the journal lasts to the task's next event, or else to the last event of the run. An execution
-    that ends in the microsecond in which another begins does not overlap it.
-
-    Rows are only sorted by time within a ``step``; a smaller one spreads a busy key over more cores. Raises
-    `InvalidInput`.
+    ``by``: "key", or "worker" for each worker of each key; with "key", the column worker is null. Rows are only sorted
+    by time within a ``step``; a smaller one spreads a busy key over more cores. Raises `InvalidInput`.
     """
     if by not in _GROUPS:
         raise InvalidInput("by", kind_of(by), "key or worker")

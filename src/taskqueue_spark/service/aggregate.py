@@ -153,25 +153,12 @@ def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
     A task belongs to one run: the same id in another run is another task.
     """
     task = "partition by key, task_id, run, shard order by fresh, seq"
-    columns = (
-        "key",
-        "task_id",
-        "state",
-        "ts",
-        "published_at",
-        "attempt",
-        "tenant",
-        "worker",
-        "shard",
-        "run",
-        "seq",
-    )
-    known = live.withColumnRenamed("since", "ts").selectExpr(*columns, "'' as event", "0 as fresh")
+    known = live.withColumnRenamed("since", "ts").selectExpr("*", "'' as event", "0 as fresh")
     fresh = (
         transitions.where("task_id != ''")
         .dropDuplicates(["shard", "run", "seq"])
         .selectExpr("*", "if(event = 'published', ts, null) as published_at", "1 as fresh")
-        .select(*columns, "event", "fresh")
+        .select(known.columns)
     )
     return known.unionByName(fresh).selectExpr(
         "*",

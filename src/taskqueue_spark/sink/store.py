@@ -113,16 +113,14 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
         }
         names = {name: value for name, value in fields.items() if value is not None}
         with _opening:
-            before = {name: os.environ.get(name) for name in names}
+            before = {name: os.environ[name] for name in names if name in os.environ}
             os.environ.update(names)
             try:
                 yield
             finally:
-                for name, value in before.items():
-                    if value is None:
-                        del os.environ[name]
-                    else:
-                        os.environ[name] = value
+                for name in names:
+                    del os.environ[name]
+                os.environ.update(before)
 
 
 def positions_of(backend: Backend) -> Control:
