@@ -136,14 +136,19 @@ class Reconciler:
         try:
             if status is None:
                 confirmation = await enqueue.offer(self._host, run)
-                stored, reason = confirmation.stored, confirmation.reason
+                reason = confirmation.reason
             else:
-                stored, reason = await self._enqueue_again(run, status), None
+                at = max(task_runs.due_at(run) or 0.0, self._host.backend.now())
+                confirmation = await self._host.backend.publisher.schedule_retry(
+                    task_runs.task_of(run), at, token=f"{task_runs.state_id(run)}.{status.attempt}"
+                )
+                reason = None
         except OUTAGE_ERRORS:
             raise
         except Exception as error:  # noqa: BLE001 - the error concerns only this run
             stored, reason = False, str(error)
         else:
+            stored = confirmation.stored
             if not stored:
                 self._full_queues.add(key)
         mark = str(run.id), task_runs.state_id(run)
@@ -153,12 +158,3 @@ class Reconciler:
             self._reported.add(mark)
             LOG.warning("run %s is not in the queue and cannot be enqueued: %s", run.id, reason)
         return stored
-
-    async def _enqueue_again(self, run: Run, status: TaskStatus) -> bool:
-        at = task_runs.due_at(run)
-        confirmation = await self._host.backend.publisher.schedule_retry(
-            task_runs.task_of(run),
-            max(at or 0.0, self._host.backend.now()),
-            token=f"{task_runs.state_id(run)}.{status.attempt}",
-        )
-        return confirmation.stored

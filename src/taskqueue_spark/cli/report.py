@@ -73,7 +73,8 @@ def report(
     else:
         print_outcome(outcome)
         console.print(Text(str(html)), soft_wrap=True)
-    if show and _has_display():
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if show and (display or sys.platform == "darwin"):
         with contextlib.suppress(webbrowser.Error):
             webbrowser.open(html.as_uri())
     if not outcome.ok:
@@ -92,9 +93,3 @@ def _source_options(opened: OpenSnapshot) -> str:
     """Return the options with which another command opens the same snapshot."""
     near = os.path.relpath(opened.path.expanduser())
     return shlex.join(["--from", str(opened.path) if near.startswith("..") else near])
-
-
-def _has_display() -> bool:
-    return sys.platform == "darwin" or bool(
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    )

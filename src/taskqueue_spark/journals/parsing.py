@@ -15,7 +15,8 @@ from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event
 _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
 _Int32 = Annotated[int, Meta(ge=0, lt=2**31)]
 _BEGIN = b'{"v":'
-_AT_ONCE = 10_000
+_AT_ONCE = 2_500_000
+"""number of bytes that are decoded at once"""
 Spoilt = list[tuple[int, str]]
 
 
@@ -57,7 +58,7 @@ def lines_of(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt
     """
     start = 0
     while start < len(data):
-        end = _line_end(data, start)
+        end = data.find(b"\n", start + _AT_ONCE) + 1 or len(data)
         try:
             lines = _decoder.decode_lines(data[start:end]) if data[end - 1 : end] == b"\n" else None
         except _NONE:
@@ -67,11 +68,6 @@ def lines_of(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt
         else:
             yield from _one_by_one(data[start:end], index + start)
         start = end
-
-
-def _line_end(data: bytes, start: int) -> int:
-    end = min(len(data), start + _AT_ONCE * 250)
-    return end if end == len(data) else (data.find(b"\n", end) + 1 or len(data))
 
 
 def _one_by_one(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt]]:

@@ -35,7 +35,11 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
         raise InvalidInput("by", kind_of(by), " or ".join(_BY))
     length = seconds_of(window) * MICROSECONDS
     rows = steps(transitions).join(fn.broadcast(run_ends(transitions)), "run", "left")
-    changes = _of_workers(rows, length) if by == "worker" else _of_tenants(rows, length)
+    if by == "worker":
+        changes = _of_workers(rows, length)
+    else:
+        tenant = "coalesce(tenant, '')"
+        changes = _summed(rows, length, *_waiting(tenant), _delivered(tenant))
     windows = _windows_of(_weighed(_windows(changes), _weights(transitions), by), by)
     members = windows.groupBy("key", "member").agg(
         *(fn.expr(text).alias(name) for name, text in _MEMBERS.items())
@@ -69,12 +73,6 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
     )
 
 
-def _of_tenants(rows: DataFrame, length: int) -> DataFrame:
-    """Return per key, tenant and window the change of the number of waiting tasks, and the deliveries."""
-    member = "coalesce(tenant, '')"
-    return _summed(rows, length, *_waiting(member), _delivered(member))
-
-
 def _of_workers(rows: DataFrame, length: int) -> DataFrame:
     """Return per key, worker and window the change of the worker's presence (1 or -1), and the deliveries.
 
@@ -103,6 +101,7 @@ def _change(member: str, at: str, change: str, served: str) -> str:
 
 
 def _summed(rows: DataFrame, length: int, *changes: str) -> DataFrame:
+    """Return per key, member and window the change of the number of waiting tasks, and the deliveries."""
     return (
         rows.where("event = 'delivered' or state = 'waiting'")
         .selectExpr("key", f"inline(array({', '.join(changes)}))")

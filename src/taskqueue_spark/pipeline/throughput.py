@@ -27,7 +27,7 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
     `InvalidInput` for an invalid window.
     """
     length = None if window is None else seconds_of(window)
-    rows = _of_tasks(transitions)
+    rows = transitions.where("task_id != ''").select("key", "ts", "event", "reason")
     if length is None:
         counted = rows.groupBy("key").agg(
             *_counts(), fn.expr("unix_micros(max(ts)) - unix_micros(min(ts)) as span")
@@ -36,8 +36,10 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
     else:
         counted = rows.groupBy("key", fn.window("ts", f"{length} seconds")).agg(*_counts())
         start, seconds = fn.col("window.start"), fn.lit(float(length))
+    names = (*TASK_EVENTS, "poisoned")
+    rates = [fn.try_divide(fn.col(name), seconds).alias(f"{name}_per_second") for name in names]
     return counted.select(
-        "key", start.alias("window_start"), seconds.alias("seconds"), *_output_columns(seconds)
+        "key", start.alias("window_start"), seconds.alias("seconds"), *names, *rates
     )
 
 
@@ -123,18 +125,8 @@ def _levels(edges: DataFrame, group: list[str]) -> DataFrame:
     )
 
 
-def _of_tasks(transitions: DataFrame) -> DataFrame:
-    return transitions.where(fn.col("task_id") != "").select("key", "ts", "event", "reason")
-
-
 def _counts() -> list[Column]:
     event = fn.col("event")
     poisoned = (event == "dead_lettered") & (fn.col("reason") == POISONED)
     counts = [fn.count_if(event == name).alias(name) for name in TASK_EVENTS]
     return [*counts, fn.count_if(poisoned).alias("poisoned")]
-
-
-def _output_columns(seconds: Column) -> list[Column]:
-    names = (*TASK_EVENTS, "poisoned")
-    rates = [fn.try_divide(fn.col(name), seconds).alias(f"{name}_per_second") for name in names]
-    return [*map(fn.col, names), *rates]

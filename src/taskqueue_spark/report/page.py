@@ -95,10 +95,6 @@ def _tiles(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _part(share: float | None, number: int) -> str:
-    return f"{numbers.percent(share)}, {number:,}"
-
-
 def _shares(total: Mapping[str, Any]) -> list[tuple[str, int, float, int]]:
     """Return each verdict with its count, its share in percent and the number of its colour."""
     totals = [(name, total[name], colour) for name, colour in _VERDICTS]
@@ -255,7 +251,11 @@ def _fairness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         contended = bool(row["windows"])
         shares = row["shares"] if contended else row["shares_total"]
         shown = [
-            (share["member"] or f"(no {row['by']})", share["share"] or 0, _part(share["share"], share["deliveries"]))
+            (
+                share["member"] or f"(no {row['by']})",
+                share["share"] or 0,
+                f"{numbers.percent(share['share'])}, {share['deliveries']:,}",
+            )
             for share in shares[:12]
         ]  # fmt: skip
         title = f"Share of deliveries by {row['by']}, {row['key']}"

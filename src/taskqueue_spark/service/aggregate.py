@@ -79,11 +79,11 @@ def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: fl
     """
     if not positions:
         return batch
-    rows = [
-        (*_parted(position), item.last, _time_of(item.until))
-        for position, item in positions.items()
-    ]
-    columns = zip(*rows, strict=True)
+    runs, _, shards = zip(*(position.rpartition("/") for position in positions), strict=True)
+    lasts, times = zip(
+        *((item.last, _time_of(item.until)) for item in positions.values()), strict=True
+    )
+    columns = (runs, map(int, shards), lasts, times)
     known = pa.table([*map(pa.array, columns, _POSITIONS.types)], schema=_POSITIONS)
     read = F.broadcast(batch.sparkSession.createDataFrame(known))
     fresh = (
@@ -249,11 +249,6 @@ def _named(name: str, when: Column) -> Column:
 
 def _class(seconds: Column) -> Column:
     return F.floor(F.log(F.greatest(seconds, F.lit(LEAST)) / LEAST) * CLASSES_PER_E)
-
-
-def _parted(position: str) -> tuple[str, int]:
-    run, _, shard = position.rpartition("/")
-    return run, int(shard)
 
 
 def _time_of(seconds: float) -> datetime:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_redis import RedisBackend
@@ -21,40 +20,35 @@ from taskqueue_spark.sink.store import SparkStore
 _COUNTERS = ("published", *ENDS)
 
 
-@dataclass(frozen=True)
-class RedisLedgers:
-    """A function that reads the ledgers of the Redis store whose journal is read."""
+def read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
+    """Return the ledgers of a Redis store; ``None`` if it is unavailable, or was reset during the query."""
+    return asyncio.run(_read_ledgers(store, keys))
 
-    store: SparkStore
 
-    def __call__(self, keys: Sequence[str]) -> Probe | None:
-        """Return the ledgers; ``None`` if the store is unavailable, or was reset during the query."""
-        return asyncio.run(self._query(keys))
-
-    async def _query(self, keys: Sequence[str]) -> Probe | None:
-        settings = self.store.redis_settings()
-        try:
-            async with RedisJournalReader(settings) as reader:
-                number = len(await reader.discover())
-                backend = RedisBackend(settings=settings.model_copy(update={"partitions": number}))
-                async with contextlib.aclosing(backend):
-                    before = [await reader.span(partition) for partition in reader.partitions]
-                    ledgers = await asyncio.gather(*(backend.control.ledger(key) for key in keys))
-                    after = [await reader.span(partition) for partition in reader.partitions]
-        except BackendUnavailable:
-            return None
-        if [span.epoch for span in before] != [span.epoch for span in after]:
-            return None
-        return Probe(
-            runs={shard: span.epoch for shard, span in enumerate(before)},
-            names=dict(enumerate(reader.partitions)),
-            before={shard: span.last for shard, span in enumerate(before)},
-            after={shard: span.last for shard, span in enumerate(after)},
-            ledgers={
-                key: {name: getattr(ledger, name) for name in ("published", *ENDS, *LIVE)}
-                for key, ledger in zip(keys, ledgers, strict=True)
-            },
-        )
+async def _read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
+    settings = store.redis_settings()
+    try:
+        async with RedisJournalReader(settings) as reader:
+            number = len(await reader.discover())
+            backend = RedisBackend(settings=settings.model_copy(update={"partitions": number}))
+            async with contextlib.aclosing(backend):
+                before = [await reader.span(partition) for partition in reader.partitions]
+                ledgers = await asyncio.gather(*(backend.control.ledger(key) for key in keys))
+                after = [await reader.span(partition) for partition in reader.partitions]
+    except BackendUnavailable:
+        return None
+    if [span.epoch for span in before] != [span.epoch for span in after]:
+        return None
+    return Probe(
+        runs={shard: span.epoch for shard, span in enumerate(before)},
+        names=dict(enumerate(reader.partitions)),
+        before={shard: span.last for shard, span in enumerate(before)},
+        after={shard: span.last for shard, span in enumerate(after)},
+        ledgers={
+            key: {name: getattr(ledger, name) for name in ("published", *ENDS, *LIVE)}
+            for key, ledger in zip(keys, ledgers, strict=True)
+        },
+    )
 
 
 def probe(state: ServiceState, pending: Probe) -> None:

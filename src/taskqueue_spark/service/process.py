@@ -6,8 +6,9 @@ import datetime as dt
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,10 +19,10 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.pipeline.tables import alone, replace_file
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
-from taskqueue_spark.service.balance import RedisLedgers
+from taskqueue_spark.service.balance import read_ledgers
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import ServiceState, load
+from taskqueue_spark.service.state import Probe, ServiceState, load
 
 _TICK = 0.2
 _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
@@ -93,7 +94,7 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     settings = dict(options.source)
     if options.format == "taskqueue":
         settings = _DEFAULTS | settings
-        if _has_state(options):
+        if options.state.exists() or any((options.checkpoint / "offsets").glob("*")):
             # The option --since only applies to the first run; a later run must not skip transitions.
             settings = {name: value for name, value in settings.items() if name.lower() != _SINCE}
         if options.max_events is not None:
@@ -106,19 +107,12 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     return writer.trigger(processingTime=f"{round(options.trigger * 1000)} milliseconds").start()
 
 
-def _has_state(options: StreamOptions) -> bool:
-    offsets = options.checkpoint / "offsets"
-    return options.state.exists() or (offsets.is_dir() and any(offsets.iterdir()))
-
-
-def _ledgers(options: StreamOptions) -> RedisLedgers | None:
+def _ledgers(options: StreamOptions) -> Callable[[Sequence[str]], Probe | None] | None:
     """Return a function that reads the ledgers; ``None`` if the source is not a store with ledgers."""
     if options.format != "taskqueue" or not options.ledger:
         return None
     result = ReadOptions.of(options.source)
-    if result.backend != "redis":
-        return None
-    return RedisLedgers(result.store)
+    return partial(read_ledgers, result.store) if result.backend == "redis" else None
 
 
 def _finish(query: StreamingQuery) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,11 +19,6 @@ from pyarrow import fs
 from taskqueue_core.errors import ConfigurationError
 
 REASON = "reason"
-
-
-class _RejectedPath(NamedTuple):
-    system: fs.FileSystem
-    path: str
 
 
 class RejectedRows:
@@ -44,11 +39,10 @@ class RejectedRows:
         part = batch.take(pa.array(rows, pa.int64()))
         part = part.append_column(REASON, pa.array(reasons, pa.string()))
         if self._writer is None:
-            position = _path_of(self._folder)
-            position.system.create_dir(position.path, recursive=True)
+            folder = _opened(self._folder)
+            folder.create_dir("", recursive=True)
             self.name = f".{self._job}-{secrets.token_hex(8)}.parquet"
-            path = f"{position.path}/{self.name}"
-            self._writer = pq.ParquetWriter(path, part.schema, filesystem=position.system)
+            self._writer = pq.ParquetWriter(self.name, part.schema, filesystem=folder)
         self._writer.write_batch(part)
 
     def __enter__(self) -> Self:
@@ -63,14 +57,13 @@ class RejectedRows:
         if self._writer is not None:
             self._writer.close()
         if error is not None and self._folder is not None and self.name:
-            _delete(_path_of(self._folder), self.name)
+            _delete(_opened(self._folder), self.name)
 
 
 def reveal(folder: str, hidden: str, name: str) -> None:
     """Rename a hidden file, and replace a file of the new name. Do nothing if it was renamed already."""
-    position = _path_of(folder)
     with contextlib.suppress(FileNotFoundError):
-        position.system.move(f"{position.path}/{hidden}", f"{position.path}/{name}.parquet")
+        _opened(folder).move(hidden, f"{name}.parquet")
 
 
 def job_of(hidden: str) -> str:
@@ -80,22 +73,24 @@ def job_of(hidden: str) -> str:
 
 def sweep(folder: str, job: str) -> None:
     """Remove all hidden files of a job."""
-    position = _path_of(folder)
-    for file in position.system.get_file_info(fs.FileSelector(position.path, allow_not_found=True)):
+    system = _opened(folder)
+    for file in system.get_file_info(fs.FileSelector("", allow_not_found=True)):
         if file.base_name.startswith(f".{job}-"):
-            _delete(position, file.base_name)
+            _delete(system, file.base_name)
 
 
-def _delete(position: _RejectedPath, name: str) -> None:
+def _delete(system: fs.FileSystem, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        position.system.delete_file(f"{position.path}/{name}")
+        system.delete_file(name)
 
 
-def _path_of(folder: str) -> _RejectedPath:
+def _opened(folder: str) -> fs.FileSystem:
+    """Return a file system with ``folder`` as its root. Raises `ConfigurationError`."""
     if "://" not in folder:
-        return _RejectedPath(fs.LocalFileSystem(), folder.rstrip("/"))
+        return fs.SubTreeFileSystem(folder, fs.LocalFileSystem())
     try:
-        return _RejectedPath(*fs.FileSystem.from_uri(folder))
+        system, path = fs.FileSystem.from_uri(folder)
+        return fs.SubTreeFileSystem(path, system)
     except (pa.ArrowException, OSError) as error:
         raise ConfigurationError(
             f"option invalidPath: cannot be used ({type(error).__name__}); allowed: a path or a URI that Arrow supports"
