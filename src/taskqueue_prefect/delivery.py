@@ -35,7 +35,7 @@ from taskqueue_prefect import task_runs
 from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import connection_of, name_of
 from taskqueue_prefect.prefect_types import TaskRun
-from taskqueue_prefect.task_runs import AcceptedRun
+from taskqueue_prefect.task_runs import AcceptedRun, Run
 
 _DISCONNECT = "websocket.disconnect"
 
@@ -162,7 +162,7 @@ class SharedQueueDelivery:
             raise TimeoutError  # makes the handler check whether the worker is connected
         take_task, self._take_task = self._take_task, None
         self._sent, run = take_task.result()
-        self._state = task_runs.state_id(run)
+        self._state = Run.of(run).state_id
         return run
 
     async def release(self) -> None:
@@ -205,7 +205,7 @@ class SharedQueueDelivery:
         """Return the run of a delivery. If it must not be executed, settle the delivery and return ``None``."""
         reason = task_runs.foreign_reason(delivery.task)
         run = None if reason else await self._current_run(delivery.task)
-        if run is not None and task_runs.is_scheduled(run):
+        if run is not None and Run.of(run).deferred:
             reason = task_runs.unsendable_reason(run)
             if reason is None:
                 return run
@@ -215,7 +215,7 @@ class SharedQueueDelivery:
         if run is None and delivery.attempt < _MAX_CHECKS:
             await self._schedule_check(delivery)
         else:
-            state = "" if run is None else task_runs.state_id(run)
+            state = "" if run is None else Run.of(run).state_id
             await self._ack(delivery, AcceptedRun(state=state))
         return None
 
@@ -229,10 +229,10 @@ class SharedQueueDelivery:
         for pause in _COMMIT_POLL_SECONDS:
             await asyncio.sleep(pause)
             run = await self._read(task.id)
-            if run is not None and (
-                task_runs.state_id(run) == state or task_runs.state_time(run) > at
-            ):
-                return run
+            if run is not None:
+                current = Run.of(run)
+                if current.state_id == state or current.state_time > at:
+                    return run
         return None
 
     async def _schedule_check(self, delivery: Delivery) -> None:

@@ -19,8 +19,9 @@ import msgspec
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.tasks import Confirmation, Published
 from taskqueue_prefect.context import LOG, Host
+from taskqueue_prefect.names import name_of
 from taskqueue_prefect.prefect_types import TaskRun
-from taskqueue_prefect.task_runs import Run, due_at, state_id, task_of
+from taskqueue_prefect.task_runs import Run, task_of
 
 _RETRY_SECONDS = 1.0
 
@@ -28,7 +29,7 @@ _RETRY_SECONDS = 1.0
 async def put(host: Host, run: TaskRun) -> None:
     """Enqueue a run, for its scheduled time if it has one. Idempotent by run and state. Raises HTTP 503 on failure."""
     async with answer_in_time(host):
-        confirmation = await offer(host, run)
+        confirmation = await offer(host, Run.of(run))
     if not confirmation.stored:
         LOG.warning("a run was refused: %s", confirmation.reason)
         _raise_unavailable(confirmation.reason or "the queue is full", confirmation.retry_after)
@@ -36,7 +37,7 @@ async def put(host: Host, run: TaskRun) -> None:
 
 async def offer(host: Host, run: Run) -> Confirmation:
     """Enqueue a run as `put` does, but return the confirmation, and raise the backend's errors."""
-    task, at = task_of(run), due_at(run)
+    task, at = task_of(run), run.due_at
     await host.prepare(task.key)
     if at is not None and at > host.backend.now():
         task = msgspec.structs.replace(task, not_before=at)
@@ -49,15 +50,13 @@ async def offer(host: Host, run: Run) -> Confirmation:
 async def schedule(host: Host, run: TaskRun) -> None:
     """Schedule another attempt of a run, at the time of its new state. Like `put`, but ignores the queue's capacity."""
     async with answer_in_time(host):
-        await host.prepare(task_of(run).key)
-        await _schedule_again(host, run)
+        await host.prepare(name_of(run.task_key))
+        await _schedule_again(host, Run.of(run))
 
 
 async def _schedule_again(host: Host, run: Run) -> Confirmation:
-    at = due_at(run)
-    at = host.backend.now() if at is None else at
-    token = state_id(run)
-    return await host.backend.publisher.schedule_retry(task_of(run), at, token=token)
+    at = host.backend.now() if run.due_at is None else run.due_at
+    return await host.backend.publisher.schedule_retry(task_of(run), at, token=run.state_id)
 
 
 @contextlib.asynccontextmanager

@@ -70,7 +70,7 @@ class Reconciler:
         try:
             while page := await task_runs.scheduled_after(last, _PAGE_SIZE):
                 last = page[-1].id
-                deferred = [run for run in page if task_runs.is_scheduled(run)]
+                deferred = [run for run in page if run.deferred]
                 restored += await self._check_page(deferred, observed)
         except BaseException:
             self._missing_since |= observed
@@ -91,7 +91,7 @@ class Reconciler:
                 required_age = self._required_age(run, status, result, workers)
                 if required_age is None:
                     continue
-                mark = str(run.id), task_runs.state_id(run)
+                mark = str(run.id), run.state_id
                 observed[mark] = self._missing_since.get(mark, now)
                 if now - observed[mark] >= required_age and await self._restore(run, key, status):
                     del observed[mark]
@@ -112,7 +112,7 @@ class Reconciler:
         if status.state is not State.DONE:
             return None  # the run is in the queue, or an operator ended it
         accepted = None if result is None else _accepted.decode(result)
-        if accepted is None or accepted.worker is None or accepted.state != task_runs.state_id(run):
+        if accepted is None or accepted.worker is None or accepted.state != run.state_id:
             return settings.grace
         if any(worker.worker_id == accepted.worker for worker in workers):
             return None
@@ -125,7 +125,7 @@ class Reconciler:
         """Return whether a worker may have accepted the run so long ago that the queue has forgotten the run."""
         forgotten = self._host.backend.now() - self._host.settings.remember
         key = name_of(run.task_key)
-        return task_runs.state_time(run).timestamp() < forgotten and any(
+        return run.state_time.timestamp() < forgotten and any(
             worker.since < forgotten and key in worker.keys for worker in workers
         )
 
@@ -138,9 +138,9 @@ class Reconciler:
                 confirmation = await enqueue.offer(self._host, run)
                 reason = confirmation.reason
             else:
-                at = max(task_runs.due_at(run) or 0.0, self._host.backend.now())
+                at = max(run.due_at or 0.0, self._host.backend.now())
                 confirmation = await self._host.backend.publisher.schedule_retry(
-                    task_runs.task_of(run), at, token=f"{task_runs.state_id(run)}.{status.attempt}"
+                    task_runs.task_of(run), at, token=f"{run.state_id}.{status.attempt}"
                 )
                 reason = None
         except OUTAGE_ERRORS:
@@ -151,7 +151,7 @@ class Reconciler:
             stored = confirmation.stored
             if not stored:
                 self._full_queues.add(key)
-        mark = str(run.id), task_runs.state_id(run)
+        mark = str(run.id), run.state_id
         if stored:
             LOG.warning("run %s was scheduled but not in the queue; it was enqueued again", run.id)
         elif mark not in self._reported:

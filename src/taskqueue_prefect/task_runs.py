@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 import msgspec
@@ -25,35 +25,35 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
     """id of the state in which the run was delivered"""
 
 
-class OutlineDetails(NamedTuple):
-    """The state details of a `TaskRunOutline`, with Prefect's field names."""
-
-    deferred: bool
-    scheduled_time: datetime | None
-
-
-class OutlineState(NamedTuple):
-    """The scheduled state of a `TaskRunOutline`, with Prefect's field names."""
-
-    id: UUID
-    timestamp: datetime
-    state_details: OutlineDetails
-
-    def is_scheduled(self) -> bool:
-        """Return true, as Prefect's own scheduled states do."""
-        return True
-
-
-class TaskRunOutline(NamedTuple):
-    """The fields of a scheduled run that are needed to enqueue it, with Prefect's names."""
+class Run(NamedTuple):
+    """A task run in its current state, with the fields that are needed to enqueue it."""
 
     id: UUID
     task_key: str
     name: str
-    state: OutlineState
+    state_id: str
+    """empty if the run has no state"""
+    state_time: datetime
+    deferred: bool
+    """whether the run is scheduled and waits for a worker"""
+    due_at: float | None
+    """Unix time for which the run is scheduled; ``None`` if it is due at once"""
 
-
-Run: TypeAlias = "TaskRun | TaskRunOutline"
+    @classmethod
+    def of(cls, run: TaskRun) -> Self:
+        """Return these fields of an object of Prefect."""
+        state, about = run.state, (run.id, run.task_key, run.name)
+        if not state:
+            return cls(*about, "", datetime.min.replace(tzinfo=UTC), deferred=False, due_at=None)
+        details = state.state_details
+        due = details.scheduled_time
+        return cls(
+            *about,
+            str(state.id),
+            state.timestamp,
+            deferred=bool(state.is_scheduled() and details.deferred),
+            due_at=None if due is None else due.timestamp(),
+        )
 
 
 def task_of(run: Run) -> Task:
@@ -61,7 +61,7 @@ def task_of(run: Run) -> Task:
 
     The run itself is read from the database when it is delivered, so the payload does not contain it.
     """
-    state = {"id": state_id(run), "timestamp": state_time(run).isoformat()}
+    state = {"id": run.state_id, "timestamp": run.state_time.isoformat()}
     fields = {"task_key": run.task_key, "name": run.name, "state": state}
     return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(fields))
 
@@ -87,27 +87,6 @@ def state_of(task: Task) -> tuple[str, datetime]:
     return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def state_id(run: Run) -> str:
-    """Return the id of the state that a run is in; empty if it has none."""
-    return str(run.state.id) if run.state else ""
-
-
-def state_time(run: Run) -> datetime:
-    """Return the time at which a run entered its state; the earliest possible time if it has no state."""
-    return run.state.timestamp if run.state else datetime.min.replace(tzinfo=UTC)
-
-
-def is_scheduled(run: Run) -> bool:
-    """Return whether a run waits for a worker."""
-    return bool(run.state and run.state.is_scheduled() and run.state.state_details.deferred)
-
-
-def due_at(run: Run) -> float | None:
-    """Return the Unix time at which a run is scheduled; ``None`` if it is due at once."""
-    at = run.state.state_details.scheduled_time if run.state else None
-    return at.timestamp() if at is not None else None
-
-
 def unsendable_reason(run: TaskRun) -> str | None:
     """Return the reason why a run must not be sent to a worker; ``None`` if it may be sent."""
     try:
@@ -131,7 +110,7 @@ async def read(run_id: str) -> TaskRun | None:
         return run
 
 
-async def scheduled_after(last: UUID, limit: int) -> list[TaskRunOutline]:
+async def scheduled_after(last: UUID, limit: int) -> list[Run]:
     """Return up to ``limit`` runs in a scheduled state whose ids are above ``last``, ordered by id.
 
     Every replica reads all scheduled runs repeatedly, so this does not load Prefect's objects, which takes longer.
@@ -152,13 +131,11 @@ async def scheduled_after(last: UUID, limit: int) -> list[TaskRunOutline]:
             .order_by(run.id)
             .limit(limit)
         )
-        return [_outline(row) for row in result.all()]
+        return [_run(row) for row in result.all()]
 
 
-def _outline(row: Any) -> TaskRunOutline:
+def _run(row: Any) -> Run:
     run_id, task_key, name, state, at, details = row
     due = details.get("scheduled_time")
-    result = OutlineDetails(
-        bool(details.get("deferred")), None if due is None else datetime.fromisoformat(due)
-    )
-    return TaskRunOutline(run_id, task_key, name, OutlineState(state, at, result))
+    due_at = None if due is None else datetime.fromisoformat(due).timestamp()
+    return Run(run_id, task_key, name, str(state), at, bool(details.get("deferred")), due_at)

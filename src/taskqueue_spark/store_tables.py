@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
@@ -23,16 +24,14 @@ from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore, positions_of
 
 _CHUNK = 250
 """number of tasks in one call to the store"""
-_STATES = "key STRING, task_id STRING, state STRING, attempt INT, since TIMESTAMP, as_of TIMESTAMP"
-_LEDGERS = ", ".join(f"{name} BIGINT" for name in Ledger.__struct_fields__)
 _TIME = pa.timestamp("us", tz="UTC")
-_STATES_ARROW = pa.schema(
+_STATES = pa.schema(
     {
         "key": pa.string(), "task_id": pa.string(), "state": pa.string(), "attempt": pa.int32(), "since": _TIME,
         "as_of": _TIME,
     }
 )  # fmt: skip
-_LEDGERS_ARROW = pa.schema(
+_LEDGERS = pa.schema(
     {"key": pa.string(), **dict.fromkeys(Ledger.__struct_fields__, pa.int64()), "as_of": _TIME}
 )
 _US = 1_000_000
@@ -47,7 +46,7 @@ def live_states(df: DataFrame, **options: str) -> DataFrame:
     """
     OptionValues(options, STORE_OPTIONS)
     query = partial(_states, SparkStore.read(options))
-    return df.select("key", "task_id").mapInArrow(query, _STATES)
+    return df.select("key", "task_id").mapInArrow(query, from_arrow_schema(_STATES))
 
 
 def ledgers(spark: SparkSession, **options: str) -> DataFrame:
@@ -58,7 +57,7 @@ def ledgers(spark: SparkSession, **options: str) -> DataFrame:
     OptionValues(options, STORE_OPTIONS)
     query = partial(_ledgers, SparkStore.read(options))
     item = spark.range(1, numPartitions=1)
-    return item.mapInArrow(query, f"key STRING, {_LEDGERS}, as_of TIMESTAMP")
+    return item.mapInArrow(query, from_arrow_schema(_LEDGERS))
 
 
 def _states(store: SparkStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -106,7 +105,7 @@ async def _states_of(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
                         "attempt": status.attempt,
                         "since": since,
                     }
-    return pa.RecordBatch.from_pylist(rows, _STATES_ARROW)
+    return pa.RecordBatch.from_pylist(rows, _STATES)
 
 
 async def _read_ledgers(store: SparkStore) -> pa.RecordBatch:
@@ -117,4 +116,4 @@ async def _read_ledgers(store: SparkStore) -> pa.RecordBatch:
             ledger = await control.ledger(key)
             as_of = round(backend.now() * _US)
             rows.append({"key": key, **msgspec.structs.asdict(ledger), "as_of": as_of})
-    return pa.RecordBatch.from_pylist(rows, _LEDGERS_ARROW)
+    return pa.RecordBatch.from_pylist(rows, _LEDGERS)

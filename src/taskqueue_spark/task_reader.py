@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Literal, Self, cast
 
 import msgspec
@@ -22,6 +23,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DeadLetter, State
 from taskqueue_redis.task_listing import Listed, TaskLister
+from taskqueue_spark.async_items import items_of
 from taskqueue_spark.option_values import OptionValues
 from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore
 
@@ -131,18 +133,15 @@ class StoreReader(DataSourceReader):
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters
         arrow = to_arrow_schema(self._schema, timezone="UTC")
-        result = pages(str(partition.value))
-        with asyncio.Runner() as runner:
-            try:
-                while (rows := runner.run(_next(result))) is not None:
-                    columns = [[row[name] for row in rows] for name in arrow.names]
-                    arrays = [
-                        pa.array(values, field.type)
-                        for values, field in zip(columns, arrow, strict=True)
-                    ]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=arrow)
-            finally:
-                runner.run(result.aclose())
+        with (
+            asyncio.Runner() as runner,
+            closing(items_of(runner, pages(str(partition.value)))) as groups,
+        ):
+            for rows in groups:
+                arrays = [
+                    pa.array([row[field.name] for row in rows], field.type) for field in arrow
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
     async def _tasks(self, key: str) -> Any:
         async with TaskLister(self._options.store.redis_settings()) as lister:
@@ -154,10 +153,6 @@ class StoreReader(DataSourceReader):
             async for page in _pages(backend, key):
                 now = round(backend.now() * _US)
                 yield [_dead_letter_row(dead_letter) | {"as_of": now} for dead_letter in page]
-
-
-async def _next(pages: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
-    return await anext(pages, None)
 
 
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
@@ -181,19 +176,12 @@ async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
 def _dead_letter_row(dead_letter: DeadLetter) -> dict[str, Any]:
     task = dead_letter.task
     return {
-        "key": task.key,
+        **msgspec.structs.asdict(task),
+        **msgspec.structs.asdict(dead_letter),
         "task_id": task.id,
-        "attempt": dead_letter.attempt,
-        "losses": dead_letter.losses,
-        "reason": dead_letter.reason,
         "failed_at": round(dead_letter.failed_at * _US),
-        "payload": task.payload,
         "headers": list(task.headers.items()),
-        "priority": task.priority,
-        "tenant": task.tenant,
-        "ordering_key": task.ordering_key,
         "deadline": None if task.deadline is None else round(task.deadline * _US),
-        "max_attempts": task.max_attempts,
         "history": [
             {"attempt": failure.attempt, "at": round(failure.at * _US), "error": failure.error}
             for failure in dead_letter.history

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from taskqueue_redis.journal.reader import (
     steps_of,
 )
 from taskqueue_redis.journal.reader import JournalSpan as Numbers
+from taskqueue_spark.async_items import items_of
 from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
 from taskqueue_spark.journals import Choice, HistoryMissing, Journal, Range, ReadRange, Watch, worth
 
@@ -101,14 +103,12 @@ class RedisJournal(Journal):
             if choice.wants_faults():
                 time = _sound(int(mark)) if mark.isdecimal() else 0
                 yield damage([(number, time, f"{shard}: {text}")], choice.schema)
-        result = self._reader.read(shard, start, end - 1)
         observed = _ReadState(part, number, choice, lambda: self.time(shard, start) or 0)
-        try:
-            while (reply := self._runner.run(_more(result))) is not None:
+        replies = items_of(self._runner, self._reader.read(shard, start, end - 1))
+        with closing(replies):
+            for reply in replies:
                 yield from observed.batches(reply)
-            yield from observed.rest()
-        finally:
-            self._runner.run(result.aclose())
+        yield from observed.rest()
         if watch in {Watch.CUT, Watch.GAPS} and (missing := observed.missing):
             first = self._span(shard).first
             cut = [gap for gap in missing if watch is Watch.GAPS or gap[0] < first]
@@ -122,16 +122,11 @@ class RedisJournal(Journal):
         if not choice.wants_faults() or span.epoch != run:
             return
         number, time = self._reader.partitions.index(shard), self._last(shard, span.last)[1]
-        result = self._reader.strays(shard, span.last)
-        try:
-            while (positions := self._runner.run(_more(result))) is not None:
-                rows = [
-                    (number, time, _fault_text(shard, position.decode(), _FOREIGN))
-                    for position in positions
-                ]
-                yield damage(rows, choice.schema)
-        finally:
-            self._runner.run(result.aclose())
+        groups = items_of(self._runner, self._reader.strays(shard, span.last))
+        with closing(groups):
+            for positions in groups:
+                texts = (_fault_text(shard, where.decode(), _FOREIGN) for where in positions)
+                yield damage([(number, time, text) for text in texts], choice.schema)
 
     def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
         shard, run, start, end, _ = part
@@ -153,10 +148,6 @@ class RedisJournal(Journal):
         if entry is None:
             return 0, 0
         return entry.seq + entry.size - 1, _sound(int(entry.values[1]))
-
-
-async def _more(result: AsyncGenerator[Result]) -> Result | None:
-    return await anext(result, None)
 
 
 def _sound(time: int) -> int:

@@ -219,15 +219,12 @@ def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, 
     )
     rows = counted.toArrow().to_pylist()
     windows = max((row["place"] for row in rows), default=0) + 1
-    by_key = {
-        key: {row["place"]: row for row in rows if row["key"] == key} for key in [*keys, None]
-    }
+    by_key = {key: {row["place"]: row for row in rows if row["key"] == key} for key in keys}
     total: dict[int, dict[str, Any]] = {}
-    for series in by_key.values():
-        for at, row in series.items():
-            into = total.setdefault(at, dict.fromkeys(_SERIES, 0))
-            for name in _SERIES:
-                into[name] += row[name]
+    for row in rows:
+        into = total.setdefault(row["place"], dict.fromkeys(_SERIES, 0))
+        for name in _SERIES:
+            into[name] += row[name]
     return {
         "seconds": length,
         "start": datetime.fromtimestamp(origin, UTC),
