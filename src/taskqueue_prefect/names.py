@@ -36,7 +36,8 @@ def name_of(spelling: str, max_length: int = LIMITS.name) -> str:
 def spelling_of(name: str) -> str:
     """Return the text that `name_of` converted to this name; only a part of it if the name was cut."""
     parts = _ESCAPED.split(name.removeprefix(_ESCAPE_PREFIX))
-    parts[1::2] = [_unescaped(part) for part in parts[1::2]]
+    escaped = (bytes.fromhex(part.replace("~", "")) for part in parts[1::2])
+    parts[1::2] = [part.decode(errors="replace") for part in escaped]
     return "".join(parts)
 
 
@@ -56,7 +57,3 @@ def client_of(connection: str) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return "".join(f"~{byte:02x}" for byte in match[0].encode(errors="surrogatepass"))
-
-
-def _unescaped(part: str) -> str:
-    return bytes.fromhex(part.replace("~", "")).decode(errors="replace")

@@ -18,7 +18,6 @@ class TaskQueue:
     """The queue for the runs of one task. Its capacity is in the queue's settings, not in the arguments."""
 
     def __init__(self, task_key: str, *_sizes: int) -> None:
-        """Do nothing: the capacity is in the queue's settings."""
         self.task_key = task_key
 
     @classmethod

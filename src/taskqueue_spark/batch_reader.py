@@ -109,7 +109,6 @@ class JournalReader(DataSourceReader):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the transitions of a partition."""
         if not isinstance(partition, ReadPartition):
             return
         watch = Watch.NOTHING

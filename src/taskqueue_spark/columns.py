@@ -109,8 +109,6 @@ def damage(
 
 
 class _Block:
-    """A converter of journal steps to columns of transitions."""
-
     def __init__(self, steps: JournalSteps) -> None:
         self._seqs, self._sizes, self._columns = steps
         self._number = sum(self._sizes)
@@ -121,7 +119,6 @@ class _Block:
 
     @cached_property
     def seqs(self) -> Any:
-        """The number (``seq``) of each transition."""
         first, last = self._seqs[0], self._seqs[-1]
         if last + self._sizes[-1] - first == self._number:
             return np.arange(first, first + self._number)

@@ -91,7 +91,6 @@ def _home_of(java: Path, release: str) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Return the user's cache directory: XDG_CACHE_HOME, or the default of the operating system."""
     if named := os.environ.get("XDG_CACHE_HOME"):
         return Path(named) / "taskqueue"
     usual = "Library/Caches" if sys.platform == "darwin" else ".cache"

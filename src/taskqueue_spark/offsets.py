@@ -129,7 +129,9 @@ def admitted(
         each = rows
         for trial in range(_TRIALS):
             indexes = step.to_row(each)
-            taken = step.taken(indexes)
+            taken = sum(
+                journal.rows(shard, start[shard][1], indexes[shard]) for shard in step.behind
+            )
             if taken <= rows or each == least:
                 break
             each = least if trial == _TRIALS - 2 else max(least, each * rows // (taken + 1))
@@ -150,13 +152,6 @@ class _Step:
             shard: max(position.end, self._start[shard]) for shard, position in ends.items()
         }
         self.behind = [shard for shard, end in self.whole.items() if self._start[shard] < end]
-
-    def taken(self, indexes: Mapping[str, int]) -> int:
-        """Return the number of transitions from the start of the step up to these positions."""
-        rows = (
-            self._journal.rows(shard, self._start[shard], indexes[shard]) for shard in self.behind
-        )
-        return sum(rows)
 
     def to_row(self, number: int) -> dict[str, int]:
         """Return the positions of all shards at the time when one shard first reaches a number of transitions."""

@@ -47,17 +47,18 @@ class OptionValues(dict[str, str]):
 
     def number(self, name: str, least: float, most: float) -> float | None:
         """Return a number within a range; ``None`` if the option is not set."""
-        value = self.text(name)
-        return None if value is None else self._within(name, value, float, least, most)
+        return self._within(name, float, least, most)
 
     def whole(self, name: str, least: int, most: int) -> int | None:
         """Return a whole number within a range; ``None`` if the option is not set."""
-        value = self.text(name)
-        return None if value is None else int(self._within(name, value, int, least, most))
+        number = self._within(name, int, least, most)
+        return None if number is None else int(number)
 
-    @staticmethod
-    def _within(name: str, value: str, kind: type[int | float], least: float, most: float) -> float:
-        number = "a whole number" if kind is int else "a number"
+    def _within(self, name: str, kind: type[float], least: float, most: float) -> float | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        number = "a whole number" if issubclass(kind, int) else "a number"
         allowed = f"{number} from {least:.12g} to {most:.12g}"
         try:
             result = kind(value)

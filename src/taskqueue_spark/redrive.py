@@ -58,7 +58,6 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         self._names = tuple(schema.names)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Moved:
-        """Redrive or discard the dead letters that the rows of one partition name."""
         with asyncio.Runner() as runner:
             return runner.run(self._move(iterator))
 
@@ -103,7 +102,6 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: ARG002, N803 - Spark's name
     ) -> None:
-        """Log the total of the counts."""
         total = sum((message for message in messages if isinstance(message, Moved)), Moved())
         _log.info("%s: %s moved, %s skipped", self._options.action, total.moved, total.passed)
 

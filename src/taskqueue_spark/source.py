@@ -25,11 +25,9 @@ class TaskQueueDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return "taskqueue"
 
     def schema(self) -> StructType:
-        """Return the columns of the resource to read. Raises `InvalidInput`."""
         from taskqueue_spark.options import resource_of  # noqa: PLC0415 - Spark imports this module often
 
         resource = resource_of(self.options)
@@ -42,7 +40,6 @@ class TaskQueueDataSource(DataSource):
         return task_reader.TasksOptions.read(self.options).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a batch reader of the resource. Raises `InvalidInput`."""
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
 
         if resource_of(self.options) != "journal":
@@ -57,7 +54,6 @@ class TaskQueueDataSource(DataSource):
         return (FilteringReader if options.pushdown else JournalReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader of a journal as a stream. Raises `InvalidInput` for other resources."""
         from taskqueue_core.errors import InvalidInput  # noqa: PLC0415
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
         from taskqueue_spark.stream_reader import JournalStream  # noqa: PLC0415
@@ -67,13 +63,11 @@ class TaskQueueDataSource(DataSource):
         return JournalStream(ReadOptions.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
-        """Return a writer for a batch. Raises `InvalidInput`."""
         from taskqueue_spark.sink.writer import writer  # noqa: PLC0415
 
         return writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - Spark's names
-        """Return a writer for a stream. Raises `InvalidInput`."""
         from taskqueue_spark.sink.writer import writer  # noqa: PLC0415
 
         return writer(self.options, schema, overwrite, stream=True)

@@ -57,7 +57,6 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _marked(journal, spans, offsets).plain
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a batch that the options define."""
         if self._options.max_events is None and self._options.max_span is None:
             return ReadAllAvailable()
         return ReadMaxRows(self._options.max_events or _NO_LIMIT)
@@ -126,7 +125,6 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts_of(journal, part, self._options.splits, last=part.start < part.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the transitions of a partition. Raises `HistoryMissing`."""
         if not isinstance(partition, ReadPartition):
             return
         watch = Watch.GAPS if self._options.fail else Watch.NOTHING
@@ -139,7 +137,6 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: only the settings of a journal determine how long it keeps transitions."""
 
     def stop(self) -> None:
-        """Close the journal that this reader has opened for planning."""
         if self._journal is not None:
             journal, self._journal = self._journal, None
             journal.close()

@@ -114,7 +114,6 @@ class StoreReader(DataSourceReader):
                 raise InvalidInput(column, "another name or type", allowed)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for each queue."""
         with asyncio.Runner() as runner:
             keys = self._options.keys or runner.run(self._queues())
         return [_QueuePartition(key) for key in keys]
@@ -128,7 +127,6 @@ class StoreReader(DataSourceReader):
             return await control_of(backend).queues()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one queue."""
         if not isinstance(partition, _QueuePartition):  # there is no queue
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters

@@ -97,8 +97,8 @@ async def test_one_that_cannot_be_put_in(place: Place, caplog: pytest.LogCapture
     settings = await place.control.settings("full")
     await place.control.configure("full", settings.model_copy(update={"capacity": 2}))
     crowd = [place.run("full") for _ in range(220)]
-    odd = place.run()
-    odd.name = "\ud800"
+    odd = place.run()._replace(name="\ud800")
+    place.runs[-1] = odd
     live = [place.run(f"live-{n}") for n in range(3)]
     await place.pass_by(0)
     for _ in range(3):

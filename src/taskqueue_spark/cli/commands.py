@@ -24,20 +24,10 @@ _EPILOG = (
     "Redis, or TASKQUEUE_MEMORY_JOURNAL=FILE with the memory backend. The exit code is 1 if "
     "a check finds a loss, an imbalance or a violation."
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "report": report.report,
-    "snapshot": tables.snapshot,
-    "audit": tables.audit,
-    "history": tables.history,
-    "latency": tables.latency,
-    "throughput": tables.throughput,
-    "fairness": tables.fairness,
-    "failures": tables.failures,
-    "capacity": tables.capacity,
-    "load": bulk.load,
-    "redrive": bulk.redrive,
-    "stream": stream.stream,
-}
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    report.report, tables.snapshot, tables.audit, tables.history, tables.latency, tables.throughput, tables.fairness,
+    tables.failures, tables.capacity, bulk.load, bulk.redrive, stream.stream,
+)  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
@@ -45,8 +35,9 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(
         name="pipeline", help=_HELP, epilog=_EPILOG, no_args_is_help=True, rich_markup_mode="rich"
     )
-    for name, command in _COMMANDS.items():
-        group.command(name=name, help=paragraphs(command.__doc__))(_with_shared_options(command))
+    for command in _COMMANDS:
+        help_text = paragraphs(command.__doc__)
+        group.command(name=command.__name__, help=help_text)(_with_shared_options(command))
     app.add_typer(group)
 
 

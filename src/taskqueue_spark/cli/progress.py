@@ -72,7 +72,6 @@ class _WatchedProgress(Progress):
     watch: Callable[[], Done | None]
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Yield the progress bar, updated to the current progress."""
         if self.tasks and (done := self.watch()):
             count, total = done
             text = f"{count:,} of {total:,} tasks"

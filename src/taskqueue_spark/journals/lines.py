@@ -180,7 +180,6 @@ class _Reading:
         """run, first and last number of each gap that no damaged line explains"""
 
     def batches(self, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the transitions of the range up to the byte offset ``end``."""
         index, rest = self._start, b""
         self._file.seek(index)
         while True:

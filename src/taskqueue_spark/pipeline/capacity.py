@@ -163,21 +163,12 @@ def _about(rows: DataFrame, sample: int) -> DataFrame:
 
 def _reason(needed: int) -> Column:
     """Return the reason why the data of a key does not suffice for a recommendation; null if it does."""
-    unknown, deliveries, known = F.col("unknown"), F.col("deliveries"), F.col("known")
-    return (
-        F.when(
-            F.col("missing") > _INCOMPLETE,
-            F.format_string("%.0f %% of the journal is missing", F.col("missing") * 100),
-        )
-        .when(
-            unknown > _INCOMPLETE * deliveries,
-            F.format_string("%d of %d deliveries: when they became available is unknown", unknown, deliveries),
-        )
-        .when(
-            known < needed,
-            F.format_string(f"%d deliveries are known from start to end, {needed} are needed", known),
-        )
-    )  # fmt: skip
+    return F.expr(f"""case
+        when missing > {_INCOMPLETE}D then format_string('%.0f %% of the journal is missing', missing * 100)
+        when unknown > {_INCOMPLETE}D * deliveries
+            then format_string('%d of %d deliveries: when they became available is unknown', unknown, deliveries)
+        when known < {needed}
+            then format_string('%d deliveries are known from start to end, {needed} are needed', known) end""")
 
 
 def _missing(transitions: DataFrame) -> DataFrame:

@@ -167,7 +167,6 @@ def report_content(
 
 
 def _headline_metrics(build: ReportBuild) -> dict[str, Any]:
-    """Return the headline figures over all queues."""
     latency = _whole(build.table("latency")).agg(
         F.coalesce(F.sum("executions"), F.lit(0)).alias("executions"),
         F.max("queue_wait_p95").alias("wait_p95"),
@@ -261,7 +260,6 @@ def _sum(frame: DataFrame, expression: str) -> int:
 
 
 def _only_row(frame: DataFrame) -> dict[str, Any]:
-    """Return the only row of a table."""
     row: dict[str, Any] = frame.toArrow().to_pylist()[0]
     return row
 

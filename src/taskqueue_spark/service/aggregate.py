@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_spark.columns import DAMAGED, MISSING
+from taskqueue_spark.pipeline.task_steps import name_list
 from taskqueue_spark.service.state import ENDS, LIVE, Position, Probe
 from taskqueue_spark.service.windows import CLASSES_PER_E, LEAST
 
@@ -192,42 +193,36 @@ def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCo
     Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the final states; ``waits`` and ``runs`` with the
     class of the duration. The prefixes ``low:`` and ``high:`` mark counts up to the first and second bound of a probe.
     """
-    before, state, event = F.col("before"), F.col("state"), F.col("event")
-    over = before.isNull() | before.isin(*ENDS)
-    begins = (event == "published") | ((event == "retried") & over)
-    balance = [
-        _named("published", begins),
-        _named("adopted", ~begins & over),
-        _named("doubled", begins & before.isin(*LIVE)),
-        F.when(state.isin(*ENDS), _entry(state)),
+    over = f"(before is null or before in ({name_list(ENDS)}))"
+    begins = f"(event = 'published' or (event = 'retried' and {over}))"
+    ended = f"state in ({name_list(ENDS)})"
+    took = "(unix_micros(ts) - unix_micros(since)) / 1e6D"
+    duration = f"floor(ln(greatest({took}, {LEAST}D) / {LEAST}D) * {CLASSES_PER_E}D)"
+    entries = [
+        _entry("concat('event:', event)"),
+        _entry("'published'", begins),
+        _entry("'adopted'", f"not {begins} and {over}"),
+        _entry("'doubled'", f"{begins} and before in ({name_list(LIVE)})"),
+        _entry("state", ended),
+        _entry("'waits'", "before = 'waiting' and event = 'delivered'", duration),
+        _entry("'runs'", "before = 'in_flight' and state != 'in_flight'", duration),
     ]
-    took = (F.unix_micros("ts") - F.unix_micros("since")) / 1e6
-    times = [
-        F.when(
-            (before == "waiting") & (event == "delivered"), _entry(F.lit("waits"), _class(took))
-        ),
-        F.when(
-            (before == "in_flight") & (state != "in_flight"), _entry(F.lit("runs"), _class(took))
-        ),
-    ]
-    happened = [_entry(F.concat(F.lit("event:"), event)), *balance, *times]
     if probe is not None:
-        for side, limits in (("low:", probe.before), ("high:", probe.after)):
-            of_shard = F.col("shard").cast("string")
-            run = _of_each({str(shard): run for shard, run in probe.runs.items()})[of_shard]
-            inside = (F.col("run") == run) & (F.col("seq") <= _at(limits))
-            counters = [F.when(begins, _entry(F.lit("published"))), balance[-1]]
-            happened += [
-                F.when(inside & entry.isNotNull(), _entry(F.concat(F.lit(side), entry["name"])))
-                for entry in counters
-            ]
+        for side, limits in (("low", probe.before), ("high", probe.after)):
+            of_shards = (
+                (F.col("shard") == shard) & (F.col("run") == run) & (F.col("seq") <= limits[shard])
+                for shard, run in probe.runs.items()
+            )
+            inside = reduce(or_, of_shards, F.lit(False))  # noqa: FBT003 - a constant of SQL
+            entries.append(F.when(inside, _entry(f"'{side}:published'", begins)))
+            entries.append(F.when(inside, _entry(f"concat('{side}:', state)", ended)))
     start = F.floor(F.unix_micros("ts") / (window * 1e6)) * window
     rows = (
         result.where(F.col("fresh") == 1)
         .select(
             "key",
             start.alias("window"),
-            F.explode(F.array_compact(F.array(*happened))).alias("entry"),
+            F.explode(F.array_compact(F.array(*entries))).alias("entry"),
         )
         .groupBy("key", "window", "entry.name", "entry.place")
         .count()
@@ -236,29 +231,11 @@ def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCo
     return [EventCount(*row) for row in rows]
 
 
-def _entry(name: Column, position: Column | None = None) -> Column:
-    return F.struct(
-        name.alias("name"),
-        (F.lit(None) if position is None else position).cast("int").alias("place"),
-    )
-
-
-def _named(name: str, when: Column) -> Column:
-    return F.when(when, _entry(F.lit(name)))
-
-
-def _class(seconds: Column) -> Column:
-    return F.floor(F.log(F.greatest(seconds, F.lit(LEAST)) / LEAST) * CLASSES_PER_E)
+def _entry(name: str, condition: str = "true", position: str = "null") -> Column:
+    """Return an entry of a row, from SQL expressions; null if the row does not meet the condition."""
+    entry = f"struct({name} as name, cast({position} as int) as place)"
+    return F.expr(f"if({condition}, {entry}, null)")
 
 
 def _time_of(seconds: float) -> datetime:
     return _EPOCH + timedelta(microseconds=round(seconds * 1e6))
-
-
-def _of_each(values: Mapping[str, int | str]) -> Column:
-    return F.create_map(*(F.lit(name) for item in values.items() for name in item))
-
-
-def _at(limits: Mapping[int, int]) -> Column:
-    values = _of_each({str(shard): number for shard, number in limits.items()})
-    return F.coalesce(values[F.col("shard").cast("string")], F.lit(0))

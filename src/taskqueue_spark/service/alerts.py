@@ -143,12 +143,11 @@ def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condit
         of_key = old.filter(pc.equal(old["key"], key)).sort_by("since")
         rows = of_key.slice(0, _SAMPLES).to_pylist()
         age = as_of - rows[0]["since"].timestamp()
-        kind = "stuck" if state == "in_flight" else "waiting"
         is_are = "task is" if len(of_key) == 1 else "tasks are"
-        how = "in flight" if state == "in_flight" else "waiting"
+        how = state.replace("_", " ")
         matches.append(
             Condition(
-                kind,
+                "stuck" if state == "in_flight" else "waiting",
                 key,
                 f"{len(of_key)} {is_are} {how} for more than {seconds:g} s, the oldest for {age:.0f} s",
                 {
@@ -187,7 +186,6 @@ class Alerts:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the alerts that are in the file already."""
         self._path = path
         self.current: dict[tuple[str, str], str] = {}
         """texts of the current episodes, by kind and subject"""

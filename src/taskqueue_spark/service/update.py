@@ -46,7 +46,9 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
         position = f"{item.run}/{item.shard}"
         known = state.positions.get(position)
         former = any(other.endswith(f"/{item.shard}") for other in state.positions)
-        lacking = _lacking(item, known)
+        expected = known.last + 1 if known else 1
+        within = item.last - item.first + 1 - item.different
+        lacking = max(0, item.first - expected) + max(0, within)
         again = known is not None and item.different > 0 and item.first <= known.last
         cut |= lacking > 0 or again
         if known is not None and again:
@@ -57,7 +59,7 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
             state.gaps.append(back)
         # Transitions that were removed before the first read of a shard are not reported as a gap.
         if lacking and former:
-            _missing(state, item, known, lacking)
+            _missing(state, item, expected, lacking)
         heard = (
             item if item.different or known is None else known
         )  # a report of missing transitions has no time
@@ -72,8 +74,7 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
     return cut
 
 
-def _missing(state: ServiceState, item: Read, known: Position | None, lacking: int) -> None:
-    expected = known.last + 1 if known else 1
+def _missing(state: ServiceState, item: Read, expected: int, lacking: int) -> None:
     gap = Gap(
         kind="missing", shard=item.shard, run=item.run, first=min(expected, item.first), last=item.last,
         number=lacking, at=item.since,
@@ -158,12 +159,6 @@ def without_old_windows(state: ServiceState, seconds: int, keep: int) -> None:
         }
         if not state.windows[key]:
             del state.windows[key]
-
-
-def _lacking(item: Read, known: Position | None) -> int:
-    expected = known.last + 1 if known else 1
-    within = item.last - item.first + 1 - item.different
-    return max(0, item.first - expected) + max(0, within)
 
 
 def _count(books: QueueCounts, count: EventCount) -> None:

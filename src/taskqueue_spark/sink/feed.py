@@ -99,7 +99,6 @@ class Feed:
             await asyncio.sleep(0)  # send the chunk before the caller prepares the next one
 
     async def _wait_for_rate(self, number: int) -> None:
-        """Wait until the rate limit allows this number of tasks."""
         if self._options.rate is None:
             return
         now = asyncio.get_running_loop().time()

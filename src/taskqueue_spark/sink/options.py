@@ -85,8 +85,3 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
             action=cast("Literal['redrive', 'discard']", given.choice("action", "redrive", "discard")),
             chunk=given.whole("chunkSize", 1, 1000) or 100,
         )  # fmt: skip
-
-
-def resource_of(options: Mapping[str, str]) -> str:
-    """Return the resource to write: ``tasks`` (publish) or ``dead_letters`` (redrive or discard)."""
-    return OptionValues(options).choice("resource", "tasks", "dead_letters")

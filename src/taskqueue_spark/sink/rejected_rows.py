@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -40,7 +39,7 @@ class RejectedRows:
         part = part.append_column(REASON, pa.array(reasons, pa.string()))
         if self._writer is None:
             folder = _opened(self._folder)
-            folder.create_dir("", recursive=True)
+            folder.base_fs.create_dir(folder.base_path, recursive=True)
             self.name = f".{self._job}-{secrets.token_hex(8)}.parquet"
             self._writer = pq.ParquetWriter(self.name, part.schema, filesystem=folder)
         self._writer.write_batch(part)
@@ -48,15 +47,10 @@ class RejectedRows:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._writer is not None:
             self._writer.close()
-        if error is not None and self._folder is not None and self.name:
+        if kind is not None and self._folder is not None and self.name:
             _delete(_opened(self._folder), self.name)
 
 
@@ -84,7 +78,7 @@ def _delete(system: fs.FileSystem, name: str) -> None:
         system.delete_file(name)
 
 
-def _opened(folder: str) -> fs.FileSystem:
+def _opened(folder: str) -> fs.SubTreeFileSystem:
     """Return a file system with ``folder`` as its root. Raises `ConfigurationError`."""
     if "://" not in folder:
         return fs.SubTreeFileSystem(folder, fs.LocalFileSystem())

@@ -104,7 +104,6 @@ class TaskReader(msgspec.Struct, frozen=True):
             return _one_by_one(columns)
 
     def _column(self, name: str, batch: pa.RecordBatch) -> list[Any]:
-        """Return the values of a column in the form that `Task` expects."""
         column = batch.column(self.names.index(name))
         if name in {"deadline", "not_before"}:
             return _seconds(column)

@@ -1,12 +1,8 @@
 """The sink: it publishes rows as tasks through the backend's publisher, which enforces limits and writes the journal.
 
-Publishing is idempotent by key and id while the task exists and for the ``dedupe_window`` of its queue afterwards. A
-Spark task that is retried or executed speculatively, and a micro-batch that is replayed after a crash or with a new
-checkpoint, therefore publish each task once, although they send it several times. The option ``replayHorizon`` is the
-maximum age of a replay; the sink checks that every queue remembers ids for that long.
-
-A published task stays published even if the job fails, because a worker may already have it. `TaskWriter.abort`
-therefore withdraws nothing; write the same rows again instead.
+Spark may send a row several times. This has no effect while the task exists and for the ``dedupe_window`` of its queue
+afterwards; the option ``replayHorizon`` checks that the window is long enough. A published task stays published even if
+the job fails, because a worker may already have it. `TaskWriter.abort` therefore withdraws nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +25,10 @@ from pyspark.sql.types import StructType
 
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.tasks import Published
+from taskqueue_spark.option_values import OptionValues
 from taskqueue_spark.redrive import RedriveWriter
 from taskqueue_spark.sink.feed import Feed, check_window, messages_of
-from taskqueue_spark.sink.options import SinkOptions, resource_of
+from taskqueue_spark.sink.options import SinkOptions
 from taskqueue_spark.sink.rejected_rows import RejectedRows, job_of, reveal, sweep
 from taskqueue_spark.sink.tasks import TaskReader
 
@@ -95,7 +92,6 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         return Sent()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Publish the rows of one partition, and return the counts."""
         context = TaskContext.get()
         with asyncio.Runner() as runner:
             if context is not None and context.getLocalProperty(_BATCH) == "0":
@@ -136,7 +132,6 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Rename the hidden files of rejected rows, and log the counts."""
         sent = [message for message in messages if isinstance(message, Sent)]
         batch = self._job if batchId is None else str(batchId)
         if self._options.invalid_path is not None:
@@ -183,7 +178,7 @@ def writer(
             "mode overwrite: a queue cannot be overwritten, because its tasks may be "
             "running; use append. To remove waiting tasks, purge the queue"
         )
-    if resource_of(options) == "dead_letters":
+    if OptionValues(options).choice("resource", "tasks", "dead_letters") == "dead_letters":
         return RedriveWriter(options, schema)
     result = TaskWriter(SinkOptions.read(options), schema)
     if not stream:
