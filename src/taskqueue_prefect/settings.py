@@ -63,7 +63,14 @@ class PrefectSettings(BaseSettings):
 def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that follow from Prefect's variables and from ``.env``, unless they are already set."""
     variables = dict(os.environ if variables_given is None else variables_given)
-    derived = {} if variables_given is not None else _from_file(variables)
+    derived = {}
+    if variables_given is None:
+        ours = ("TASKQUEUE_", _MESSAGING, *PREFIXES)
+        derived = {
+            name: value
+            for name, value in dotenv_values(".env").items()
+            if value is not None and name.startswith(ours) and name not in variables
+        }
     variables |= derived
     for name, names in ALIASES.items():
         values = [
@@ -81,15 +88,6 @@ def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, s
         if url is not None:
             derived[_REDIS_URL] = url
     return derived
-
-
-def _from_file(values: Mapping[str, str]) -> dict[str, str]:
-    ours = ("TASKQUEUE_", _MESSAGING, *PREFIXES)
-    return {
-        name: value
-        for name, value in dotenv_values(".env").items()
-        if value is not None and name.startswith(ours) and name not in values
-    }
 
 
 def redis_url(values: Mapping[str, str]) -> str | None:

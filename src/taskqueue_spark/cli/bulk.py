@@ -53,7 +53,10 @@ def load(
     second run, also after a crash, publishes nothing twice: each id is published once, while its task exists and for
     the queue's dedupe_window afterwards.
     """
-    reader = kind or _format_of(path)
+    reader = kind or _FORMATS.get(path.suffix.lower())
+    if reader is None:
+        allowed = "--format, or .parquet, .jsonl or .csv"
+        raise InvalidInput("FILE", "a file name without a known extension", allowed)
     with work(options) as running:
         from taskqueue_spark.sink.writer import publish  # noqa: PLC0415 - Spark is slow to import
 
@@ -158,11 +161,3 @@ def _store(option: str | None) -> dict[str, str]:
     if name == "redis":
         return store_options()
     return {"backend": "server" if name == "memory" else option or load_settings(Settings).backend}
-
-
-def _format_of(path: Path) -> str:
-    name = _FORMATS.get(path.suffix.lower())
-    if name is None:
-        allowed = "--format, or .parquet, .jsonl or .csv"
-        raise InvalidInput("FILE", "a file name without a known extension", allowed)
-    return name

@@ -17,22 +17,15 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from taskqueue_cli.output import FAILED
+from taskqueue_cli.output import exit_code
 from taskqueue_core import errors
-from taskqueue_core.errors import (
-    BackendUnavailable,
-    ConfigurationError,
-    InvalidInput,
-    PublishUnconfirmed,
-    TaskQueueError,
-)
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_spark.cli.options import EngineOptions
 from taskqueue_spark.cli.progress import Done, Stages
 from taskqueue_spark.cli.spark_types import SparkSession
 
 _EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
-_CODES = {2: (ConfigurationError, InvalidInput), 4: (BackendUnavailable, PublishUnconfirmed)}
 _ASIDE = ("WARN", "Using ", "Setting ", "To adjust ")
 """beginnings of lines that Spark prints at every start"""
 _LOG_END = 20_000
@@ -159,8 +152,8 @@ def _error_of(text: str) -> SparkFailed:
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)
-        code = next((code for code, kinds in _CODES.items() if issubclass(kind, kinds)), FAILED)
-        return SparkFailed(message, exit_code=code)
+        # Only the class of an error decides the exit code, so the error needs no arguments here.
+        return SparkFailed(message, exit_code=exit_code(kind.__new__(kind)))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]
     results = (

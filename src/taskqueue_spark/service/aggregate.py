@@ -96,13 +96,6 @@ def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: fl
     return batch.join(read, ["run", "shard"], "left").where(fresh).select(*batch.columns)
 
 
-def unseen_damage(batch: DataFrame, known: DataFrame) -> DataFrame:
-    """Return a batch without the damaged entries that ``known`` contains, by their ``reason``."""
-    result = F.broadcast(known.select(F.col("reason").alias("known")).distinct())
-    same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("known"))
-    return batch.join(result, same, "left_anti")
-
-
 def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
     """Return summaries of a batch by run and shard, ordered by time, and the beginning of each queue."""
     there = f"if(event != '{MISSING}', seq, null)"

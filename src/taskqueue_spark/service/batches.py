@@ -71,11 +71,14 @@ class Batches:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _unseen(self, batch: DataFrame) -> DataFrame:
-        known = self.options.out / DAMAGED
-        if not known.exists():
+        """Return a batch without the damaged entries that the archive already has, by their ``reason``."""
+        folder = self.options.out / DAMAGED
+        if not folder.exists():
             return batch
-        result = batch.sparkSession.read.schema(batch.schema).parquet(str(known))
-        return aggregate.unseen_damage(batch, result)
+        archived = batch.sparkSession.read.schema(batch.schema).parquet(str(folder))
+        known = F.broadcast(archived.select(F.col("reason").alias("known")).distinct())
+        same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("known"))
+        return batch.join(known, same, "left_anti")
 
     def _archive(self, batch: DataFrame, name: str) -> None:
         """Write the transitions to a temporary folder and rename it, so that readers see all of them or none."""
@@ -95,7 +98,9 @@ class Batches:
         )
         for part in (DAMAGED, "transitions"):
             if (staging / f"kind={part}").exists():
-                _move_to(staging / f"kind={part}", paths[part])
+                paths[part].parent.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(paths[part], ignore_errors=True)
+                (staging / f"kind={part}").rename(paths[part])
         shutil.rmtree(staging, ignore_errors=True)
 
     def _update(self, batch: DataFrame, name: str, state: ServiceState, now: float) -> None:
@@ -174,12 +179,6 @@ def ended(path: Path) -> dict[str, int]:
         }
     except (OSError, IndexError, msgspec.DecodeError, InvalidInput):
         return {}
-
-
-def _move_to(written: Path, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
-    written.rename(path)
 
 
 def _name(query: str, number: int) -> str:
