@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.journals import Choice, Journal, Range, ReadRange, Watch
+from taskqueue_spark.journals.contract import Choice, Journal, Range, ReadRange, Watch
 from taskqueue_spark.offsets import Offsets, checked, renamed
 from taskqueue_spark.option_values import microseconds
 from taskqueue_spark.options import OffsetMap, ReadOptions

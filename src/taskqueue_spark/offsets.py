@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_spark.journals import HistoryMissing, Journal, ReadRange
+from taskqueue_spark.journals.contract import HistoryMissing, Journal, ReadRange
 
 _ALLOWED = 'earliest, latest, or JSON: {"<shard>": {"run": "<run>", "next": <position>}, …}'
 _TRIALS = 4

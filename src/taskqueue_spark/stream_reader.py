@@ -23,7 +23,7 @@ from taskqueue_spark.batch_reader import (
     spans_of,
     starting,
 )
-from taskqueue_spark.journals import Journal, Range, ReadRange, Watch
+from taskqueue_spark.journals.contract import Journal, Range, ReadRange, Watch
 from taskqueue_spark.offsets import Offsets, admitted, checked, renamed
 from taskqueue_spark.options import ReadOptions
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.batch_reader import FilteringReader, JournalReader, read_journal, spark_schema
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS
-from taskqueue_spark.journals import HistoryMissing
+from taskqueue_spark.journals.contract import HistoryMissing
 from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.pipeline import tables
 from taskqueue_spark.source import TaskQueueDataSource

@@ -18,7 +18,15 @@ import pyarrow as pa
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.columns import MISSING, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Journal, Range, ReadRange, Watch, worth
+from taskqueue_spark.journals.contract import (
+    Choice,
+    HistoryMissing,
+    Journal,
+    Range,
+    ReadRange,
+    Watch,
+    worth,
+)
 from taskqueue_spark.journals.files import (
     LONGEST,
     before,

@@ -22,7 +22,15 @@ from taskqueue_redis.journal.reader import (
 from taskqueue_redis.journal.reader import JournalSpan as Numbers
 from taskqueue_spark.async_items import items_of
 from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Journal, Range, ReadRange, Watch, worth
+from taskqueue_spark.journals.contract import (
+    Choice,
+    HistoryMissing,
+    Journal,
+    Range,
+    ReadRange,
+    Watch,
+    worth,
+)
 
 Result = TypeVar("Result")
 _FOREIGN = "it is not a journal entry"
