@@ -120,22 +120,15 @@ def faults() -> list[str]:
         if name in sys.modules
         and getattr(sys.modules[name], attribute, None) is not ours[attribute]
     ]
-    current = fingerprints()
     return problems + [
         f"{name} differs from the supported version"
-        for name in FINGERPRINTS
-        if current.get(name) != FINGERPRINTS[name]
+        for name, supported in FINGERPRINTS.items()
+        if _fingerprint(name) != supported
     ]
 
 
-def fingerprints() -> dict[str, str]:
-    """Return the digests of the names in `FINGERPRINTS` that are imported."""
-    digests = {}
-    for name in FINGERPRINTS:
-        source: object = sys.modules.get(name)
-        if source is None:
-            module, _, attribute = name.rpartition(".")
-            source = getattr(sys.modules.get(module), attribute, None)
-        if source is not None:
-            digests[name] = sha256(inspect.getsource(source).encode()).hexdigest()[:16]  # type: ignore[arg-type]
-    return digests
+def _fingerprint(name: str) -> str:
+    """Return a digest of the source code of a module, or of an attribute of a module; empty if it is not loaded."""
+    module, _, attribute = name.rpartition(".")
+    source: Any = sys.modules.get(name) or getattr(sys.modules.get(module), attribute, None)
+    return sha256(inspect.getsource(source).encode()).hexdigest()[:16] if source else ""

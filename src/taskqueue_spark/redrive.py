@@ -25,13 +25,10 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.sharding.generations import Shard
 from taskqueue_spark.sink.feed import messages_of
 from taskqueue_spark.sink.options import RedriveOptions
-from taskqueue_spark.sink.tasks import check_columns
+from taskqueue_spark.sink.tasks import COLUMNS, check_columns
 
 _log = logging.getLogger("taskqueue.spark")
-_COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
-    "key": (spark.StringType,),
-    "task_id": (spark.StringType,),
-}
+_COLUMNS = {name: COLUMNS[name] for name in ("key", "task_id")}
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,6 @@ class HistoryMissing(TaskQueueError):
         )
 
 
-def worth(rows: int) -> int:
-    """Return the default number of ranges into which to divide this many rows."""
-    return max(1, min(_PARTS, rows // _PART))
-
-
 class ReadRange(NamedTuple):
     """The current range of positions of a shard."""
 
@@ -144,8 +139,13 @@ class Journal(Protocol):
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
         """Return the bounds of at most ``parts`` ranges of similar size, from ``start`` to ``end``.
 
-        If ``parts`` is 0, `worth` decides the number of ranges.
+        If ``parts`` is 0, `parts_for` decides the number of ranges.
         """
+
+    @staticmethod
+    def parts_for(rows: int) -> int:
+        """Return the default number of ranges into which to divide this many rows."""
+        return max(1, min(_PARTS, rows // _PART))
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
         """Yield the transitions of a range in order, and rows about entries that cannot be read.

@@ -25,7 +25,6 @@ from taskqueue_spark.journals.contract import (
     Range,
     ReadRange,
     Watch,
-    worth,
 )
 from taskqueue_spark.journals.files import (
     LONGEST,
@@ -104,7 +103,7 @@ class LinesJournal(Journal):
             return sum(block.count(b"\n") for block in _blocks(file, start, end))
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
-        parts = parts or worth((end - start) // _USUAL)
+        parts = parts or self.parts_for((end - start) // _USUAL)
         with opened(shard) as file:
             indexes = {start, end}
             for part in range(1, parts):

@@ -29,7 +29,6 @@ from taskqueue_spark.journals.contract import (
     Range,
     ReadRange,
     Watch,
-    worth,
 )
 
 Result = TypeVar("Result")
@@ -94,7 +93,7 @@ class RedisJournal(Journal):
         return end - start
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - same for every shard
-        parts = parts or worth(end - start)
+        parts = parts or self.parts_for(end - start)
         return [start + (end - start) * part // parts for part in range(parts + 1)]
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
