@@ -93,16 +93,9 @@ def damage(
     """
     shards, times, reasons = zip(*rows, strict=True)
     given: dict[str, Any] = {"shard": shards, "ts": times, "reason": reasons}
-    same = {
-        "event": MISSING if run else DAMAGED,
-        "run": run,
-        "seq": seq,
-        "attempt": 0,
-        "losses": 0,
-        "priority": 0,
-    }
+    same = {"event": MISSING if run else DAMAGED, "run": run, "seq": seq}
     for field in TRANSITIONS:
-        nothing = None if field.nullable else ""
+        nothing = None if field.nullable else "" if pa.types.is_string(field.type) else 0
         given.setdefault(field.name, [same.get(field.name, nothing)] * len(rows))
     columns = [pa.array(given[field.name], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -94,19 +94,11 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             shard = Shard.read(str(key))
             yield (str(key) if shard is None else shard.key), task_id
 
-    def commit(
-        self,
-        messages: list[WriterCommitMessage | None],
-        batchId: int | None = None,  # noqa: ARG002, N803 - Spark's name
-    ) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], *_: object) -> None:
         total = sum((message for message in messages if isinstance(message, Moved)), Moved())
         _log.info("%s: %s moved, %s skipped", self._options.action, total.moved, total.passed)
 
-    def abort(
-        self,
-        messages: list[WriterCommitMessage | None],
-        batchId: int | None = None,  # noqa: N803 - Spark's name
-    ) -> None:
+    def abort(self, *_: object) -> None:
         """Do nothing: dead letters that were redriven or discarded stay so."""
 
 

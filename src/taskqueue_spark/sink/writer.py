@@ -143,11 +143,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         total = sum(sent, Sent())
         _log.info("published: %s", ", ".join(f"{getattr(total, n):,} {n}" for n in _COUNTS))
 
-    def abort(
-        self,
-        messages: list[WriterCommitMessage | None],
-        batchId: int | None = None,  # noqa: ARG002, N803 - Spark's name
-    ) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], *_: object) -> None:
         """Remove hidden files, but no task: workers may have it. Spark also calls this after a failed commit."""
         hidden = [item.hidden for item in messages if isinstance(item, Sent) and item.hidden]
         # Spark may call this method of another writer than the one that wrote the rows.
