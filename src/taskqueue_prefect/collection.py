@@ -48,7 +48,7 @@ def _install_late() -> None:
     async def serve() -> None:
         try:
             async with serving(Host.of_this_loop(), faults()):
-                await asyncio.Event().wait()  # until the event loop ends
+                await asyncio.Event().wait()  # runs until the event loop ends
         except TaskQueueError as error:
             LOG.error("this server cannot use the configured queue: %s", error)
             _refuse()

@@ -112,10 +112,7 @@ class Host:
                 "result_ttl": self.settings.remember,
             }
             if has(self.backend, Capability.FLOW):
-                from prefect.settings import get_current_settings
-
-                stock = get_current_settings().server.tasks.scheduling.max_scheduled_queue_size
-                changes["capacity"] = self.settings.capacity or int(stock)
+                changes["capacity"] = self.settings.capacity or _stock_capacity()
             with contextlib.suppress(SettingsConflict):  # another replica has configured the queue
                 await self.control.configure(key, settings.model_copy(update=changes))
         if len(self._checked_at) >= _MAX_KNOWN_QUEUES:
@@ -137,3 +134,9 @@ class Host:
         loop = asyncio.get_running_loop()
         if self._hosts.get(loop) is self:
             del self._hosts[loop]
+
+
+def _stock_capacity() -> int:
+    from prefect.settings import get_current_settings
+
+    return int(get_current_settings().server.tasks.scheduling.max_scheduled_queue_size)

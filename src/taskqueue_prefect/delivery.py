@@ -148,7 +148,7 @@ class SharedQueueDelivery:
 
         Raises `TimeoutError` if the worker has disconnected.
         """
-        if self._sent is not None:  # the handler got the worker's acknowledgement
+        if self._sent is not None:  # the worker has acknowledged the last run
             self._accept()
         if self._take_task is None:
             self._take_task = asyncio.create_task(self._take())
@@ -248,7 +248,7 @@ class SharedQueueDelivery:
         while True:
             try:
                 return await task_runs.read(run_id)
-            except Exception:  # noqa: BLE001 - no error of the database may lose a run
+            except Exception:  # noqa: BLE001 - a database error must not lose a run
                 if not logged:
                     LOG.exception("could not read a task run from the database")
                 logged = True

@@ -45,7 +45,7 @@ async def reconcile(host: Host) -> None:
                 LOG.warning("reconciliation failed: %s", error, exc_info=None if known else error)
             failing = True
             host.forget()
-        spread = random.uniform(1 - _JITTER_SHARE, 1 + _JITTER_SHARE)  # noqa: S311 - spreads load, no secret
+        spread = random.uniform(1 - _JITTER_SHARE, 1 + _JITTER_SHARE)  # noqa: S311 - jitter needs no cryptography
         await asyncio.sleep(host.settings.reconcile * spread)
 
 

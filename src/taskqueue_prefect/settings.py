@@ -24,14 +24,14 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""names that apply if the variable is not set, each with one of `PREFIXES` before it"""
+"""Prefect's variables that apply if the variable is not set, each without its prefix, which is one of `PREFIXES`"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",
     "prefect_redis.task_queue": "redis",
     "prefect_redis.task_queues": "redis",
 }
-"""Prefect's names for queues, and the backends of this project that replace them"""
+"""backends of this project, by the modules that Prefect's settings name instead"""
 _Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 
 
@@ -55,7 +55,7 @@ class PrefectSettings(BaseSettings):
     grace: _Seconds = 30.0
     """seconds that a run must be missing before it is enqueued again; longer than events take to reach the database"""
     held: _Seconds = 3600.0
-    """seconds that a worker which accepted a run and then reconnected has to start it"""
+    """seconds after which a run is enqueued again although the worker that accepted it has reconnected"""
     remember: _Seconds = 6 * 3600.0
     """seconds for which the queue remembers a run and the worker that accepted it"""
 

@@ -20,7 +20,7 @@ class Workers:
         self._stock = stock
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
-        """Record a message of a worker to its socket's handler, which acknowledges the run that was sent."""
+        """Record that a worker sent a message to its socket's handler, which acknowledges the run that was sent."""
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)
