@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,6 @@ def first_rows(frame: DataFrame, *order: str, most: int = 1000) -> list[dict[str
 _VERSIONS = ".versions"
 _GLOB = frozenset("*?[]{}\\")
 """characters that Spark treats as part of a pattern"""
-_WRITER = "process is writing into"
 _DAMAGED = "damaged"
 _TRANSITIONS = "transitions"
 
@@ -116,7 +115,7 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
     split = transitions.select(
         *TRANSITIONS.names, kind.alias("kind"), F.to_date("ts").alias("date")
     )
-    with alone(path, path / _VERSIONS / "lock", _WRITER):
+    with _locked(path):
         staged = _version(path, "staged")
         _writing(split, path, staged, "kind", "date")
         for name in (_DAMAGED, _TRANSITIONS):
@@ -135,7 +134,7 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
 def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
     """Write a new version of a table, and return the table as read back. Raises like `snapshot`."""
     path = folder(out)
-    with alone(path, path / _VERSIONS / "lock", _WRITER):
+    with _locked(path):
         version = _version(path, name)
         _writing(table, path, version)
         _put(path, name, version)
@@ -225,6 +224,10 @@ def _sweep(place: Path) -> None:
         if name in spare or name == "staged" or not (place / name).is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         spare.add(name)
+
+
+def _locked(path: Path) -> AbstractContextManager[None]:
+    return alone(path, path / _VERSIONS / "lock", "process is writing into")
 
 
 def _uri(path: Path) -> str:
