@@ -76,7 +76,7 @@ def replay(
     waits = []
     for arrival, time in zip(arrived.tolist(), held.tolist(), strict=True):
         freed = free[0]
-        start = (freed if freed > arrival else arrival) + overhead  # noqa: FURB136 - twice as fast as max
+        start = (freed if freed > arrival else arrival) + overhead  # noqa: FURB136 - takes half the time of max()
         take(free, start + time)
         waits.append(start - arrival)
     return np.array(waits)

@@ -44,7 +44,7 @@ class Read(NamedTuple):
     run: str
     first: int
     last: int
-    """the last number of the batch, even if a row with the event `MISSING` reports it"""
+    """the last number, of a transition or of a row with the event `MISSING`"""
     different: int
     """number of different transitions"""
     since: float
@@ -52,11 +52,11 @@ class Read(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """What the first transition of a queue in a batch shows."""
+    """Facts about the first transition of a queue in a batch."""
 
     shard: int
     whole: bool
-    """whether it can be the first transition of the queue"""
+    """whether this transition can be the first one of the queue"""
     dark: bool
     """whether the settings in the batch switch the queue's journal off"""
 
@@ -203,7 +203,9 @@ def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCo
     if probe is not None:
         for side, limits in (("low", probe.before), ("high", probe.after)):
             of_shards = (
-                (F.col("shard") == shard) & (F.col("run") == run) & (F.col("seq") <= limits[shard])
+                (F.col("shard") == shard)
+                & (F.col("run") == run)
+                & (F.col("seq") <= limits.get(shard, 0))
                 for shard, run in probe.runs.items()
             )
             inside = reduce(or_, of_shards, F.lit(False))  # noqa: FBT003 - a constant of SQL

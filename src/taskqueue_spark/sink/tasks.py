@@ -119,7 +119,7 @@ class TaskReader(msgspec.Struct, frozen=True):
 def _tasks(columns: dict[str, list[Any]]) -> list[Task]:
     id_, key, payload = (columns[name] for name in ("id", "key", "payload"))
     more = {name: values for name, values in columns.items() if name not in _ALWAYS}
-    if not more:  # the most frequent case, which is faster
+    if not more:  # the most frequent case, for which this is faster
         return [
             Task(id=item, key=queue, payload=text)
             for item, queue, text in zip(id_, key, payload, strict=True)
