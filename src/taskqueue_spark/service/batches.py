@@ -98,9 +98,7 @@ class Batches:
         )
         for part in (DAMAGED, "transitions"):
             if (staging / f"kind={part}").exists():
-                paths[part].parent.mkdir(parents=True, exist_ok=True)
-                shutil.rmtree(paths[part], ignore_errors=True)
-                (staging / f"kind={part}").rename(paths[part])
+                _move_to(staging / f"kind={part}", paths[part])
         shutil.rmtree(staging, ignore_errors=True)
 
     def _update(self, batch: DataFrame, name: str, state: ServiceState, now: float) -> None:
@@ -179,6 +177,12 @@ def ended(path: Path) -> dict[str, int]:
         }
     except (OSError, IndexError, msgspec.DecodeError, InvalidInput):
         return {}
+
+
+def _move_to(written: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+    written.rename(path)
 
 
 def _name(query: str, number: int) -> str:
