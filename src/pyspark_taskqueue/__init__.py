@@ -1,4 +1,4 @@
-"""The entry point of ``format("taskqueue")``: Spark imports every module whose name begins with ``pyspark_``."""
+"""The module through which Spark finds ``format("taskqueue")``: Spark imports every module named ``pyspark_…``."""
 
 from taskqueue_spark.source import TaskQueueDataSource
 

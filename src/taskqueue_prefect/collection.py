@@ -1,4 +1,4 @@
-"""A check that the plugin is in use. Prefect's server imports this when it starts, with or without plugins."""
+"""A check that the plugin is in use. Prefect's server imports this module when it starts, even without plugins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSED = 3
 
 def _check_strict() -> None:
     if _SERVER not in sys.modules:
-        return  # a client
+        return  # this process is a client, not a server
     values = {**environment(), **os.environ}
     if not values.get(BACKEND) or hasattr(sys.modules[_SERVER], "taskqueue_stock"):
         return
@@ -39,15 +39,16 @@ def _check_strict() -> None:
 
 
 def _install_late() -> None:
-    """Install the plugin late: Prefect runs no plugins if it is first imported in a running event loop."""
+    """Install the plugin now: Prefect skips plugins if it is first imported in a running event loop."""
     from taskqueue_prefect.context import Host
-    from taskqueue_prefect.lifespan import serve_on
+    from taskqueue_prefect.lifespan import serving
     from taskqueue_prefect.patches import faults
     from taskqueue_prefect.plugin import install
 
     async def serve() -> None:
         try:
-            await serve_on(Host.of_this_loop(), faults())
+            async with serving(Host.of_this_loop(), faults()):
+                await asyncio.Event().wait()  # runs until the event loop ends
         except TaskQueueError as error:
             LOG.error("this server cannot use the configured queue: %s", error)
             _refuse()
@@ -57,7 +58,8 @@ def _install_late() -> None:
 
 
 def _refuse() -> None:
-    # Prefect only prints exceptions of this module, and waits for its threads at exit: so exit directly.
+    # Exit directly, because Prefect would only print an exception that this module raises, and because a normal exit
+    # waits for Prefect's threads.
     sys.stderr.flush()
     os._exit(_REFUSED)
 

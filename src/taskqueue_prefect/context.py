@@ -1,4 +1,4 @@
-"""The state that one process shares: the backend, the settings and background tasks."""
+"""The state of one event loop: its backend, settings and background tasks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", 
 
 class _Log(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
-        # If its output is closed, as with ``--background``, Prefect's console ends the process.
+        # Prefect's console raises SystemExit if its output is closed, as with ``--background``.
         with contextlib.suppress(SystemExit):
             super().log(level, msg, *args, **more)
 
 
 LOG = _Log(logging.getLogger("prefect.taskqueue"))
-"""the log of this package"""
+"""the logger of this package"""
 
 
 def forward_logs() -> None:
-    """Forward the logger ``taskqueue`` to Prefect's logs, with its fields in the text. Idempotent."""
+    """Forward messages of the logger ``taskqueue`` to Prefect's logs, with their fields in the text. Idempotent."""
     ours = logging.getLogger("taskqueue")
     if not any(isinstance(handler, _Forward) for handler in ours.handlers):
         ours.addHandler(_Forward())
@@ -52,14 +52,14 @@ class _Forward(logging.Handler):
 
 
 _CLOSE_TIMEOUT = 5.0
-"""seconds for background tasks to release what they hold"""
+"""seconds that background tasks get to finish before they are cancelled"""
 _MAX_KNOWN_QUEUES = 10_000
 _SETTINGS_CHECK_SECONDS = 30.0
 """seconds between checks of a queue's settings"""
 
 
 class Host:
-    """The state of one event loop, created on first use. Creating it performs no I/O."""
+    """The backend, settings and background tasks of one event loop. Creating it performs no I/O."""
 
     _hosts: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Host]] = WeakKeyDictionary()
 
@@ -73,9 +73,9 @@ class Host:
         self.backend = InstrumentedBackend(load_backend(core.backend), hooks)
         self.control = control_of(self.backend)
         self.serves = False
-        """whether a server of this process is serving"""
+        """whether a server runs in this event loop"""
         self._checked_at: dict[str, float] = {}
-        """when the settings of each queue were last checked"""
+        """time (monotonic clock) of the last check of each queue's settings"""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -88,7 +88,7 @@ class Host:
         return host  # type: ignore[return-value]
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run work in the background, until the host is closed."""
+        """Run a coroutine in the background until it ends or the host is closed."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -100,7 +100,7 @@ class Host:
             LOG.error("a background task of the task queue failed", exc_info=error)
 
     async def prepare(self, key: str) -> None:
-        """Configure a queue that has no settings yet: an operator's settings are kept."""
+        """Configure a queue if it has no settings yet. Existing settings, for example an operator's, are kept."""
         now = time.monotonic()
         if now - self._checked_at.get(key, -_SETTINGS_CHECK_SECONDS) < _SETTINGS_CHECK_SECONDS:
             return
@@ -113,18 +113,18 @@ class Host:
             }
             if has(self.backend, Capability.FLOW):
                 changes["capacity"] = self.settings.capacity or _stock_capacity()
-            with contextlib.suppress(SettingsConflict):  # another replica was first
+            with contextlib.suppress(SettingsConflict):  # another replica has configured the queue
                 await self.control.configure(key, settings.model_copy(update=changes))
         if len(self._checked_at) >= _MAX_KNOWN_QUEUES:
             self._checked_at.clear()
         self._checked_at[key] = now
 
     def forget(self) -> None:
-        """Check the settings of all queues again: after an outage the store may be empty."""
+        """Forget which queues were checked, because the store may be empty after an outage."""
         self._checked_at.clear()
 
     async def aclose(self) -> None:
-        """End background tasks, after some time to finish, and close the backend."""
+        """Wait a few seconds for background tasks, cancel those still running, and close the backend."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT)
         for task in self._tasks:

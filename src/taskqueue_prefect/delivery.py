@@ -1,14 +1,14 @@
-"""Delivering runs to one worker's socket: the next run is received only when the last one was acknowledged.
+"""Delivery of runs to one worker's socket: a run is received only after the previous one was acknowledged.
 
-The socket's handler is Prefect's. Its calls show the following:
+The handler of the socket is Prefect's code. Its calls mean the following:
 
 ===================================== ===============================================================
-it makes a `MultiQueue`               a worker has subscribed; the task that runs now is the handler
-it observes the worker                first: the worker's id. After a run was sent: *the worker acknowledged it*
+it creates a `MultiQueue`             a worker has subscribed; the current asyncio task is the handler
+it observes the worker                first call: the worker's id. After a run was sent: an *acknowledgement*
 it asks for a run                     the previous run is acknowledged; receive the next one
-it asks whether the socket is up      there is no run: read from the socket, to notice that the worker leaves
+it asks whether the socket is up      there is no run: read from the socket, to detect a disconnect
 it passes a run to ``retry``          the socket broke before the acknowledgement
-its task ends, in any way             release the run that was sent
+its asyncio task ends, in any way     release the run that was sent
 ===================================== ===============================================================
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,11 +34,8 @@ from taskqueue_core.tasks import Delivery, State, Task
 from taskqueue_prefect import task_runs
 from taskqueue_prefect.context import LOG, Host
 from taskqueue_prefect.names import connection_of, name_of
-from taskqueue_prefect.task_runs import AcceptedRun
-
-if TYPE_CHECKING:
-    from prefect.server.schemas.core import TaskRun
-
+from taskqueue_prefect.prefect_types import TaskRun
+from taskqueue_prefect.task_runs import AcceptedRun, Run
 
 _DISCONNECT = "websocket.disconnect"
 
@@ -47,19 +44,19 @@ class Socket(Protocol):
     """The part of Starlette's websocket that is used here."""
 
     def receive(self) -> Awaitable[MutableMapping[str, Any]]:
-        """Return the next message. Cancelling it loses none."""
+        """Return the next message. Cancelling the call loses no message."""
 
 
 class ClientListener:
-    """Reads from a worker's socket while the handler does not, to notice that the worker leaves."""
+    """A reader of a worker's socket that detects a disconnect while Prefect's handler is not reading."""
 
     def __init__(self, on_disconnect: Callable[[], None]) -> None:
-        """Call ``on_disconnect`` when the worker leaves while this listens."""
+        """Call ``on_disconnect`` if the worker disconnects while this object is listening."""
         self._on_disconnect = on_disconnect
         self._received: asyncio.Task[MutableMapping[str, Any]] | None = None
 
     def is_up(self, socket: Socket) -> bool:
-        """Start listening; return whether the worker is connected. Unexpected messages are dropped."""
+        """Start listening if necessary; return whether the worker is connected. Other messages are dropped."""
         if self.is_down:
             return False
         if self._received is None or self._received.done():
@@ -69,7 +66,7 @@ class ClientListener:
 
     @property
     def is_down(self) -> bool:
-        """Whether the worker was seen to leave."""
+        """Whether the listener has seen the worker disconnect."""
         heard = self._received
         if heard is None or not heard.done() or heard.cancelled():
             return False
@@ -80,7 +77,7 @@ class ClientListener:
             self._on_disconnect()
 
     async def stop(self) -> None:
-        """Stop listening, so that the handler reads the worker's answer. `is_down` remains true."""
+        """Stop listening, so that the handler receives the worker's next message. `is_down` keeps its value."""
         if self._received is None or self.is_down:
             return
         self._received.cancel()
@@ -93,9 +90,9 @@ _UNKNOWN_CLIENT = "unknown"
 _COMMIT_POLL_SECONDS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6)
 """seconds between reads of the database for a run whose transaction is being committed"""
 _MAX_CHECKS = 4
-"""deliveries, seconds apart, after which a run that is not in the database is dropped"""
+"""number of deliveries after which a run that is still not in the database is dropped"""
 _DATABASE_RETRY_SECONDS = 1.0
-"""seconds between reads while the database is unavailable"""
+"""seconds between two reads of the database while it is unavailable"""
 _BAD_TASK_RUN = "bad_task_run"
 _VIOLATION = 4001
 _current: ContextVar[SharedQueueDelivery | None] = ContextVar(
@@ -104,10 +101,10 @@ _current: ContextVar[SharedQueueDelivery | None] = ContextVar(
 
 
 class SharedQueueDelivery:
-    """Delivers runs to one worker, for as long as the asyncio task that created it is running."""
+    """The delivery of runs to one worker, until the asyncio task that created this object ends."""
 
     def __init__(self, host: Host, task_keys: object) -> None:
-        """Receive nothing yet. Closes the socket with 4001 if ``task_keys`` is not a list of keys."""
+        """Receive nothing yet. Closes the socket with code 4001 if ``task_keys`` is not a list of keys."""
         self._host = host
         self._keys = _names(task_keys)
         self._connection_mark = token_hex(4)
@@ -116,12 +113,12 @@ class SharedQueueDelivery:
         self._subscription: Subscription | None = None
         self._outage = OutageRetry(self._log_outage)
         self._sent: Delivery | None = None
-        """the run that was sent and is not acknowledged"""
+        """the run that was sent to the worker and is not acknowledged yet"""
         self._state = ""
         self._settle_task: asyncio.Task[None] | None = None
         self._take_task: asyncio.Task[tuple[Delivery, TaskRun]] | None = None
         self._changed = asyncio.Event()
-        """set when a run was received, or the worker has left"""
+        """set when a run was received or the worker has disconnected"""
         self._listener = ClientListener(self._changed.set)
         _current.set(self)
         if (handler := asyncio.current_task()) is not None:
@@ -129,11 +126,11 @@ class SharedQueueDelivery:
 
     @classmethod
     def of_this_context(cls) -> SharedQueueDelivery | None:
-        """Return the delivery of the socket whose handler calls this, if any."""
+        """Return the delivery of the socket handler that calls this; ``None`` outside a handler."""
         return _current.get()
 
     def observed(self, client_id: object) -> None:
-        """Note that the handler has heard from its worker. Closes the socket with 4001 for an invalid id."""
+        """Record a message of the worker: it acknowledges the last run. An invalid id closes the socket with 4001."""
         if not isinstance(client_id, str):
             raise _violation(f"client_id: a {type(client_id).__name__}; allowed: text")
         if client_id != self._client:
@@ -143,38 +140,36 @@ class SharedQueueDelivery:
             self._accept()
 
     def is_connected(self, socket: Socket) -> bool:
-        """Return whether the worker is connected; listen to it until the next run is sent."""
+        """Return whether the worker is connected, and listen for a disconnect until the next run is sent."""
         return self._listener.is_up(socket)
 
     async def next(self) -> TaskRun:
-        """Return the next run. If cancelled, it continues in the background, and the next call returns the run.
+        """Return the next run. After a cancelled call, receiving continues, and the next call returns the run.
 
-        Raises `TimeoutError` if the worker has left.
+        Raises `TimeoutError` if the worker has disconnected.
         """
-        if self._sent is not None:  # the handler asks for more only after the acknowledgement
+        if self._sent is not None:  # the worker has acknowledged the last run
             self._accept()
         if self._take_task is None:
             self._take_task = asyncio.create_task(self._take())
             self._take_task.add_done_callback(lambda _: self._changed.set())
-        # The run counts as sent only when this returns: the handler gives up waiting every second.
+        # The handler cancels this call every second, so a run counts as sent only once the call returns.
         while not (self._take_task.done() or self._listener.is_down):
             self._changed.clear()
             await self._changed.wait()
         await self._listener.stop()
         if self._listener.is_down:
-            raise TimeoutError  # then the handler asks whether the worker is connected
+            raise TimeoutError  # makes the handler check whether the worker is connected
         take_task, self._take_task = self._take_task, None
         self._sent, run = take_task.result()
-        self._state = task_runs.state_id(run)
+        self._state = Run.of(run).state_id
         return run
 
     async def release(self) -> None:
-        """Release the run that was sent."""
+        """Release the run that was sent, so that it is delivered again."""
         delivery, self._sent = self._sent, None
         if delivery is not None:
             await self._settlements.redeliver([delivery])
-
-    # Receiving
 
     @property
     def _settlements(self) -> Settler:
@@ -199,7 +194,7 @@ class SharedQueueDelivery:
                     return delivery, run
 
     async def _is_still_held(self, delivery: Delivery) -> bool:
-        """Return whether a delivery still belongs to this socket: not if the process was suspended for a lease."""
+        """Return whether the lease of a delivery is still valid. It may expire while the process is suspended."""
         task = delivery.task
         poll = partial(self._host.control.statuses, task.key, task.id)
         (status,) = await self._outage.retry_until_available(poll)
@@ -207,10 +202,10 @@ class SharedQueueDelivery:
         return status is not None and (status.state, status.attempt, status.losses) == own
 
     async def _runnable_run(self, delivery: Delivery) -> TaskRun | None:
-        """Return the run of a delivery; settle it and return ``None`` if it must not be run."""
+        """Return the run of a delivery. If it must not be executed, settle the delivery and return ``None``."""
         reason = task_runs.foreign_reason(delivery.task)
         run = None if reason else await self._current_run(delivery.task)
-        if run is not None and task_runs.is_scheduled(run):
+        if run is not None and Run.of(run).deferred:
             reason = task_runs.unsendable_reason(run)
             if reason is None:
                 return run
@@ -220,23 +215,24 @@ class SharedQueueDelivery:
         if run is None and delivery.attempt < _MAX_CHECKS:
             await self._schedule_check(delivery)
         else:
-            state = "" if run is None else task_runs.state_id(run)
+            state = "" if run is None else Run.of(run).state_id
             await self._ack(delivery, AcceptedRun(state=state))
         return None
 
     async def _current_run(self, task: Task) -> TaskRun | None:
-        """Read a run from the database, which may not have it yet, or may have a later state.
+        """Return the run of a task once the database has it in the state of the task, or in a later state.
 
-        A run has one entry, published for one state. A later state reschedules the entry.
+        Returns ``None`` if the run does not appear within about a second, in which its transaction should be
+        committed.
         """
         state, at = task_runs.state_of(task)
         for pause in _COMMIT_POLL_SECONDS:
             await asyncio.sleep(pause)
             run = await self._read(task.id)
-            if run is not None and (
-                task_runs.state_id(run) == state or task_runs.state_time(run) > at
-            ):
-                return run
+            if run is not None:
+                current = Run.of(run)
+                if current.state_id == state or current.state_time > at:
+                    return run
         return None
 
     async def _schedule_check(self, delivery: Delivery) -> None:
@@ -252,13 +248,11 @@ class SharedQueueDelivery:
         while True:
             try:
                 return await task_runs.read(run_id)
-            except Exception:  # noqa: BLE001 - no error of the database may give up a run
+            except Exception:  # noqa: BLE001 - a database error must not lose a run
                 if not logged:
                     LOG.exception("could not read a task run from the database")
                 logged = True
                 await asyncio.sleep(_DATABASE_RETRY_SECONDS)
-
-    # Settling
 
     def _accept(self) -> None:
         delivery, self._sent = self._sent, None
@@ -282,7 +276,7 @@ class SharedQueueDelivery:
         await self._settlements.settle_outcomes([(delivery, Rejected(_BAD_TASK_RUN, reason))])
 
     async def _end(self) -> None:
-        """Settle what was acknowledged, and release the rest."""
+        """Wait until the acknowledged run is settled, and release all other deliveries."""
         await self._listener.stop()
         if self._take_task is not None:
             self._take_task.cancel()
@@ -292,7 +286,7 @@ class SharedQueueDelivery:
         if self._subscription is not None:
             await close(self._subscription)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - `OutageRetry` passes it by position
         if ok:
             self._host.forget()
             LOG.info("store of the task queue available again")

@@ -1,8 +1,9 @@
 """Enqueuing task runs whose state Prefect has accepted.
 
-This runs in a request and its database transaction, so it never waits for room or for an unavailable store. Instead
-the request is answered with 503, its transaction is rolled back, and Prefect's clients retry. If a transaction is
-rolled back after its run was enqueued, this is found when the run is delivered.
+A run is enqueued within an HTTP request and its database transaction. Therefore this module never waits for a full
+queue or an unavailable store. Instead the response is 503, the transaction is rolled back, and Prefect's clients
+retry. If a transaction is rolled back after its run was enqueued, the delivered run is dropped, because the database
+does not have it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from math import ceil
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from taskqueue_core.consumer.outage import OUTAGE_ERRORS
 from taskqueue_core.tasks import Confirmation, Published
 from taskqueue_prefect.context import LOG, Host
-from taskqueue_prefect.task_runs import Run, due_at, state_id, task_of
-
-if TYPE_CHECKING:
-    from prefect.server.schemas.core import TaskRun
-
+from taskqueue_prefect.names import name_of
+from taskqueue_prefect.prefect_types import TaskRun
+from taskqueue_prefect.task_runs import Run, task_of
 
 _RETRY_SECONDS = 1.0
 
@@ -30,41 +29,39 @@ _RETRY_SECONDS = 1.0
 async def put(host: Host, run: TaskRun) -> None:
     """Enqueue a run, for its scheduled time if it has one. Idempotent by run and state. Raises HTTP 503 on failure."""
     async with answer_in_time(host):
-        confirmation = await offer(host, run)
+        confirmation = await offer(host, Run.of(run))
     if not confirmation.stored:
         LOG.warning("a run was refused: %s", confirmation.reason)
         _raise_unavailable(confirmation.reason or "the queue is full", confirmation.retry_after)
 
 
 async def offer(host: Host, run: Run) -> Confirmation:
-    """Enqueue a run as `put` does; return the confirmation. Raises what the backend raises."""
-    task, at = task_of(run), due_at(run)
+    """Enqueue a run as `put` does, but return the confirmation, and raise the backend's errors."""
+    task, at = task_of(run), run.due_at
     await host.prepare(task.key)
     if at is not None and at > host.backend.now():
         task = msgspec.structs.replace(task, not_before=at)
     (confirmation,) = await host.backend.publisher.publish(task)
-    if confirmation.status is Published.CONFLICT:  # the run is known, in another state
+    if confirmation.status is Published.CONFLICT:  # the queue has the run, in another state
         confirmation = await _schedule_again(host, run)
     return confirmation
 
 
 async def schedule(host: Host, run: TaskRun) -> None:
-    """Schedule another attempt of a run, for the time of its state. Like `put`, but a full queue does not refuse it."""
+    """Schedule another attempt of a run, at the time of its new state. Like `put`, but ignores the queue's capacity."""
     async with answer_in_time(host):
-        await host.prepare(task_of(run).key)
-        await _schedule_again(host, run)
+        await host.prepare(name_of(run.task_key))
+        await _schedule_again(host, Run.of(run))
 
 
 async def _schedule_again(host: Host, run: Run) -> Confirmation:
-    at = due_at(run)
-    at = host.backend.now() if at is None else at
-    token = state_id(run)
-    return await host.backend.publisher.schedule_retry(task_of(run), at, token=token)
+    at = host.backend.now() if run.due_at is None else run.due_at
+    return await host.backend.publisher.schedule_retry(task_of(run), at, token=run.state_id)
 
 
 @contextlib.asynccontextmanager
 async def answer_in_time(host: Host) -> AsyncIterator[None]:
-    """Limit the time of a request; raise HTTP 503 if the store is unavailable."""
+    """Raise HTTP 503 if the store is unavailable, or does not answer within the setting ``patience``."""
     try:
         async with asyncio.timeout(host.settings.patience):
             yield

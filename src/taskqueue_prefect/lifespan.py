@@ -1,8 +1,7 @@
-"""The background work of a server process, from its start to its end."""
+"""The background work of a server process: maintenance of the store, and reconciliation."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -13,15 +12,15 @@ from taskqueue_prefect.reconcile import reconcile
 
 
 class QueueNotInUse(ConfigurationError):
-    """The server would not use the configured queue, and the settings are strict."""
+    """Raised in strict mode if the server would not use the configured queue."""
 
 
 @contextlib.asynccontextmanager
 async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
-    """Log the setup, run maintenance and reconcile; release everything at the end.
+    """Log the setup, run maintenance and reconciliation in the background, and close the host at the end.
 
-    If nested, it does nothing, because Prefect starts an application more than once. Raises `QueueNotInUse` for faults
-    if the settings are strict.
+    A nested call does nothing, because Prefect may start an application more than once. Raises `QueueNotInUse` if
+    there are ``faults`` and the settings are strict.
     """
     if host.serves:
         yield
@@ -38,12 +37,6 @@ async def serving(host: Host, faults: list[str]) -> AsyncIterator[None]:
                 task.cancel()
     finally:
         await host.aclose()
-
-
-async def serve_on(host: Host, faults: list[str]) -> None:
-    """Do the same for an application that has started already, until cancelled when the event loop ends."""
-    async with serving(host, faults):
-        await asyncio.Event().wait()
 
 
 async def _log_setup(host: Host, faults: list[str]) -> None:

@@ -10,19 +10,19 @@ from taskqueue_core.limits import LIMITS
 _INVALID = re.compile(r"[^A-Za-z0-9_<.:@=+>-]+|^[.:@=+>-]")
 _ESCAPED = re.compile(r"((?:~[0-9a-f]{2})+)")
 _ESCAPE_PREFIX = "<~."
-"""prefix of a name that would begin with an escape; no escape has this dot"""
+"""prefix of a name that would be empty or begin with an escape sequence, which never contains a dot"""
 _CUT_MARK = "~-"
 _DIGEST_LENGTH = 32
 _CONNECTION_SEPARATOR = "~+"
-"""before the mark that distinguishes a client's connections"""
+"""separator between a client's id and the mark that distinguishes its connections"""
 _MARK_LENGTH = 10
-"""maximum length of that mark"""
+"""maximum length of the mark that distinguishes a client's connections"""
 
 
 def name_of(spelling: str, max_length: int = LIMITS.name) -> str:
-    """Return a name for any text: the same text, with characters escaped that names cannot have.
+    """Convert any text to a valid name, by escaping the characters that names must not contain.
 
-    If it is too long, it is cut and ends with a digest of the whole.
+    A name that would be too long is cut, and ends with a digest of the whole text.
     """
     name = _INVALID.sub(_escape, spelling)
     if not name or name.startswith("~"):
@@ -34,9 +34,10 @@ def name_of(spelling: str, max_length: int = LIMITS.name) -> str:
 
 
 def spelling_of(name: str) -> str:
-    """Return the text that a name was made from, unless the name was cut."""
+    """Return the text that `name_of` converted to this name; only a part of it if the name was cut."""
     parts = _ESCAPED.split(name.removeprefix(_ESCAPE_PREFIX))
-    parts[1::2] = [_unescaped(part) for part in parts[1::2]]
+    escaped = (bytes.fromhex(part.replace("~", "")) for part in parts[1::2])
+    parts[1::2] = [part.decode(errors="replace") for part in escaped]
     return "".join(parts)
 
 
@@ -50,13 +51,9 @@ def connection_of(client_id: str, mark: str) -> str:
 
 
 def client_of(connection: str) -> str:
-    """Return the client id of a connection, unless its name was cut."""
+    """Return the client id in the name of a connection; only a part of it if the name was cut."""
     return spelling_of(connection.rpartition(_CONNECTION_SEPARATOR)[0] or connection)
 
 
 def _escape(match: re.Match[str]) -> str:
     return "".join(f"~{byte:02x}" for byte in match[0].encode(errors="surrogatepass"))
-
-
-def _unescaped(part: str) -> str:
-    return bytes.fromhex(part.replace("~", "")).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What this package replaces in Prefect's server, and a check that the server's source is supported.
+"""The parts of Prefect's server that this package replaces, and a check that its source code is supported.
 
 ========================================== ====================================================================
 ``prefect.server.task_queue``              ``TaskQueue`` and ``MultiQueue``, before other modules import them
@@ -7,8 +7,8 @@
 ``prefect.server.api.server``              ``create_app``: its applications open and close a `Host`
 ========================================== ====================================================================
 
-The socket's handler, the orchestration and the API remain Prefect's. Many releases have the same source: `faults`
-reports where this release differs.
+The socket's handler, the orchestration and the API remain Prefect's code. `faults` reports where the source code of
+the installed release differs from the supported one, which many releases share.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import wraps
+from contextlib import asynccontextmanager
+from functools import partial, wraps
 from hashlib import sha256
 from types import ModuleType
 from typing import Any
@@ -28,17 +28,17 @@ FINGERPRINTS = {
     "prefect.server.models.task_workers": "f0198a7f47de59d4",
     "prefect.server.utilities.subscriptions.still_connected": "545a05bc6971edba",
 }
-"""digests of the source that is replaced or relied on"""
+"""digests of Prefect's source code that this package replaces or relies on"""
 _REPLACED = "taskqueue_stock"
 _IMPORTERS = {
     "prefect.server.api.task_runs": ("TaskQueue", "MultiQueue"),
     "prefect.server.orchestration.core_policy": ("TaskQueue",),
 }
-"""modules that import names from the queue's module"""
+"""modules of Prefect that import these names from ``prefect.server.task_queue``"""
 
 
 def replace(module: ModuleType) -> None:
-    """Replace attributes of a module of Prefect by those of this package. Idempotent."""
+    """Replace attributes of one of Prefect's modules by those of this package. Idempotent."""
     if hasattr(module, _REPLACED):
         return
     match module.__name__:
@@ -62,7 +62,7 @@ def replace(module: ModuleType) -> None:
 
 
 def _rebind(module: ModuleType) -> None:
-    """Replace the old classes in modules that imported them before the plugins ran."""
+    """Replace Prefect's classes in modules that imported them before the plugin was installed."""
     for name, names in _IMPORTERS.items():
         if (user := sys.modules.get(name)) is not None:
             for attribute in names:
@@ -78,7 +78,7 @@ def _wrap_still_connected(
     @wraps(still_connected)
     async def listening(websocket: Any) -> bool:
         socket = SharedQueueDelivery.of_this_context()
-        if socket is None:  # another websocket: events or logs
+        if socket is None:  # a websocket for events or logs
             return await still_connected(websocket)
         return socket.is_connected(websocket)
 
@@ -89,33 +89,27 @@ def _wrap_create_app(create_app: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(create_app)
     def hosted(*args: Any, **more: Any) -> Any:
         app = create_app(*args, **more)
-        if not getattr(app.state, _REPLACED, False):  # Prefect returns the same application again
+        if not getattr(app.state, _REPLACED, False):  # not wrapped yet
             setattr(app.state, _REPLACED, True)
-            app.router.lifespan_context = _wrap_lifespan(app.router.lifespan_context)
+            stock = app.router.lifespan_context
+            app.router.lifespan_context = asynccontextmanager(partial(_lifespan, stock))
         return app
 
     return hosted
 
 
-Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
+async def _lifespan(stock: Callable[..., Any], app: Any) -> AsyncIterator[Any]:
+    from taskqueue_prefect.context import Host
+    from taskqueue_prefect.lifespan import serving
 
-
-def _wrap_lifespan(stock: Lifespan) -> Lifespan:
-    @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[Any]:
-        from taskqueue_prefect.context import Host
-        from taskqueue_prefect.lifespan import serving
-
-        # before Prefect starts, so that a wrong setting interrupts nothing
-        host = Host.of_this_loop()
-        async with stock(app) as state, serving(host, faults()):
-            yield state
-
-    return lifespan
+    # Read the settings before Prefect starts, so that an invalid one stops the server early.
+    host = Host.of_this_loop()
+    async with stock(app) as state, serving(host, faults()):
+        yield state
 
 
 def faults() -> list[str]:
-    """Return what is wrong with the loaded server; nothing if all task runs pass through this package."""
+    """Return a description of each problem with the loaded server; empty if it uses this package for all task runs."""
     from taskqueue_prefect.task_queue import MultiQueue, TaskQueue
 
     ours = {"TaskQueue": TaskQueue, "MultiQueue": MultiQueue}
@@ -126,22 +120,15 @@ def faults() -> list[str]:
         if name in sys.modules
         and getattr(sys.modules[name], attribute, None) is not ours[attribute]
     ]
-    current = fingerprints()
     return problems + [
         f"{name} differs from the supported version"
-        for name in FINGERPRINTS
-        if current.get(name) != FINGERPRINTS[name]
+        for name, supported in FINGERPRINTS.items()
+        if _fingerprint(name) != supported
     ]
 
 
-def fingerprints() -> dict[str, str]:
-    """Return digests of the imported sources."""
-    digests = {}
-    for name in FINGERPRINTS:
-        source: object = sys.modules.get(name)
-        if source is None:
-            module, _, attribute = name.rpartition(".")
-            source = getattr(sys.modules.get(module), attribute, None)
-        if source is not None:
-            digests[name] = sha256(inspect.getsource(source).encode()).hexdigest()[:16]  # type: ignore[arg-type]
-    return digests
+def _fingerprint(name: str) -> str:
+    """Return a digest of the source code of a module, or of an attribute of a module; empty if it is not loaded."""
+    module, _, attribute = name.rpartition(".")
+    source: Any = sys.modules.get(name) or getattr(sys.modules.get(module), attribute, None)
+    return sha256(inspect.getsource(source).encode()).hexdigest()[:16] if source else ""

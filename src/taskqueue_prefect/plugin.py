@@ -1,7 +1,7 @@
-"""The plugin, loaded by Prefect's entry point. Every process that imports Prefect imports it, so it must be small.
+"""The plugin's entry point. Every process that imports Prefect imports this module, so it must be small.
 
-Without a configured backend it does nothing. Otherwise it registers `taskqueue_prefect.patches` for four of the
-server's modules. A process that imports none of these only has one more import hook.
+Without a configured backend it does nothing. Otherwise it installs an import hook, which applies
+`taskqueue_prefect.patches` to four modules of Prefect's server as they are imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pluggy
 
 PREFECT_PLUGIN_API_REQUIRES = ">=0.1,<1"
 
-# Prefect's marker, since its first release with plugins
+# the name of Prefect's plugin hooks, unchanged since the first release that has them
 hookimpl = pluggy.HookimplMarker("prefect-experimental")
 
 
@@ -57,7 +57,7 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(actions: Mapping[str, Action]) -> None:
-    """Call an action with each named module after its import; at once if it is imported already. Idempotent."""
+    """Call an action with each named module after its import; at once if the module is already imported. Idempotent."""
     for finder in sys.meta_path:
         if isinstance(finder, ImportHookFinder):
             return
@@ -71,39 +71,28 @@ class ImportHookFinder(MetaPathFinder):
     """A finder that delegates to the other finders, and calls an action after the module's code has run."""
 
     def __init__(self, actions: Mapping[str, Action]) -> None:
-        """Take actions by names of modules."""
         self._actions = actions
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for the modules that there are actions for."""
+        """Return the spec of a module that has an action; ``None`` for every other module."""
         if fullname not in self._actions:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(fullname, path, target)):
                 if spec.loader is not None:
-                    spec.loader = _HookedLoader(spec.loader, self._actions[fullname])
+                    _call_after(spec.loader, self._actions[fullname])
                 return spec
         return None
 
 
-class _HookedLoader(Loader):
-    """A loader that calls an action after another loader. It offers all attributes of that one."""
+def _call_after(loader: Loader, action: Action) -> None:
+    """Make a loader call an action after it has executed a module."""
+    execute = loader.exec_module
 
-    def __init__(self, inner: Loader, action: Action) -> None:
-        self._inner = inner
-        self._action = action
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        action(module)
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None:
-            spec.loader = module.__loader__ = self._inner
-        self._inner.exec_module(module)
-        self._action(module)
+    loader.exec_module = exec_module  # type: ignore[method-assign]

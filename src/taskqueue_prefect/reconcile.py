@@ -1,7 +1,8 @@
 """Reconciling the queue with the database: scheduled runs that are missing in the queue are enqueued again.
 
-A run is missing if it was never enqueued, if the store has lost it, or if the worker that accepted it is gone. All
-replicas may do this at the same time: each repair has a token. A run must be missing for some time first.
+A run is missing if it was never enqueued, if the store has lost it, or if the worker that accepted it is gone. It is
+enqueued again only after it has been missing for some time. All replicas may reconcile at the same time, because each
+repair has a token that makes it idempotent.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _PAGE_SIZE = 200
 _FIRST_ID = UUID(int=0)
 _JITTER_SHARE = 0.25
 Mark = tuple[str, str]
-"""a run and its state"""
+"""ids of a run and of its state"""
 _accepted = msgspec.json.Decoder(AcceptedRun)
 
 
 async def reconcile(host: Host) -> None:
-    """Run passes until cancelled. Log only the first of several failures."""
+    """Compare the database with the queue periodically, until cancelled. Log only the first of consecutive failures."""
     reconciler = Reconciler(host)
     failing = False
     while True:
@@ -44,23 +45,22 @@ async def reconcile(host: Host) -> None:
                 LOG.warning("reconciliation failed: %s", error, exc_info=None if known else error)
             failing = True
             host.forget()
-        spread = random.uniform(1 - _JITTER_SHARE, 1 + _JITTER_SHARE)  # noqa: S311 - spreads load, no secret
+        spread = random.uniform(1 - _JITTER_SHARE, 1 + _JITTER_SHARE)  # noqa: S311 - jitter needs no cryptography
         await asyncio.sleep(host.settings.reconcile * spread)
 
 
 class Reconciler:
-    """Compares the database with the queue."""
+    """A comparison of the database with the queue, which enqueues missing runs again."""
 
     def __init__(self, host: Host, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Start without observations."""
         self._host = host
         self._monotonic = monotonic
         self._missing_since: dict[Mark, float] = {}
-        """since when a run has been missing in a state"""
+        """time (monotonic clock) since which each run has been missing in its state"""
         self._reported: set[Mark] = set()
-        """runs reported because the queue refuses them"""
+        """runs for which an error was logged already"""
         self._full_queues: set[str] = set()
-        """queues that were full in this pass"""
+        """queues that were full in the current pass, and are not tried again in it"""
 
     async def check_once(self) -> int:
         """Check every scheduled run; return how many were enqueued again."""
@@ -70,7 +70,7 @@ class Reconciler:
         try:
             while page := await task_runs.scheduled_after(last, _PAGE_SIZE):
                 last = page[-1].id
-                deferred = [run for run in page if task_runs.is_scheduled(run)]
+                deferred = [run for run in page if run.deferred]
                 restored += await self._check_page(deferred, observed)
         except BaseException:
             self._missing_since |= observed
@@ -91,7 +91,7 @@ class Reconciler:
                 required_age = self._required_age(run, status, result, workers)
                 if required_age is None:
                     continue
-                mark = str(run.id), task_runs.state_id(run)
+                mark = str(run.id), run.state_id
                 observed[mark] = self._missing_since.get(mark, now)
                 if now - observed[mark] >= required_age and await self._restore(run, key, status):
                     del observed[mark]
@@ -110,55 +110,51 @@ class Reconciler:
         if status is None:
             return None if self._may_be_held(run, workers) else settings.grace
         if status.state is not State.DONE:
-            return None  # it is in the queue, or an operator ended it
+            return None  # the run is in the queue, or an operator ended it
         accepted = None if result is None else _accepted.decode(result)
-        if accepted is None or accepted.worker is None or accepted.state != task_runs.state_id(run):
+        if accepted is None or accepted.worker is None or accepted.state != run.state_id:
             return settings.grace
         if any(worker.worker_id == accepted.worker for worker in workers):
             return None
-        # A worker of that name may be the same one, connected again, or another process.
+        # A worker with the same client id is the same process, connected again, or another process.
         client = client_of(accepted.worker)
         reconnected = any(client_of(worker.worker_id) == client for worker in workers)
         return settings.held if reconnected else settings.grace
 
     def _may_be_held(self, run: Run, workers: Sequence[WorkerInfo]) -> bool:
-        """Return whether a worker may hold a run that the queue has forgotten, because it was accepted so long ago."""
+        """Return whether a worker may have accepted the run so long ago that the queue has forgotten the run."""
         forgotten = self._host.backend.now() - self._host.settings.remember
         key = name_of(run.task_key)
-        return task_runs.state_time(run).timestamp() < forgotten and any(
+        return run.state_time.timestamp() < forgotten and any(
             worker.since < forgotten and key in worker.keys for worker in workers
         )
 
     async def _restore(self, run: Run, key: str, status: TaskStatus | None) -> bool:
-        """Enqueue a run again. An error of one run or queue does not stop the others."""
+        """Enqueue a run again; return whether it was stored. Log an error that concerns only this run or its queue."""
         if key in self._full_queues:
             return False
         try:
             if status is None:
                 confirmation = await enqueue.offer(self._host, run)
-                stored, reason = confirmation.stored, confirmation.reason
+                reason = confirmation.reason
             else:
-                stored, reason = await self._enqueue_again(run, status), None
+                at = max(run.due_at or 0.0, self._host.backend.now())
+                confirmation = await self._host.backend.publisher.schedule_retry(
+                    task_runs.task_of(run), at, token=f"{run.state_id}.{status.attempt}"
+                )
+                reason = None
         except OUTAGE_ERRORS:
             raise
-        except Exception as error:  # noqa: BLE001 - it concerns only this run
+        except Exception as error:  # noqa: BLE001 - the error concerns only this run
             stored, reason = False, str(error)
         else:
+            stored = confirmation.stored
             if not stored:
                 self._full_queues.add(key)
-        mark = str(run.id), task_runs.state_id(run)
+        mark = str(run.id), run.state_id
         if stored:
             LOG.warning("run %s was scheduled but not in the queue; it was enqueued again", run.id)
         elif mark not in self._reported:
             self._reported.add(mark)
             LOG.warning("run %s is not in the queue and cannot be enqueued: %s", run.id, reason)
         return stored
-
-    async def _enqueue_again(self, run: Run, status: TaskStatus) -> bool:
-        at = task_runs.due_at(run)
-        confirmation = await self._host.backend.publisher.schedule_retry(
-            task_runs.task_of(run),
-            max(at or 0.0, self._host.backend.now()),
-            token=f"{task_runs.state_id(run)}.{status.attempt}",
-        )
-        return confirmation.stored

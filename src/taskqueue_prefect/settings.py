@@ -1,7 +1,7 @@
 """The settings of the integration: ``TASKQUEUE_PREFECT_…``, and Prefect's names for the same settings.
 
-The backend is ``TASKQUEUE_BACKEND``, and it has its own settings (``TASKQUEUE_REDIS_…``). If a name of this package is
-not set, Prefect's name for it applies: see `ALIASES` and `redis_url`.
+``TASKQUEUE_BACKEND`` names the backend, which has settings of its own (``TASKQUEUE_REDIS_…``). If a variable of this
+package is not set, Prefect's variable for the same setting applies: see `ALIASES` and `redis_url`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 BACKEND = "TASKQUEUE_BACKEND"
-"""without it or an alias of it, Prefect's own queue is used"""
+"""variable with the name of the backend; if neither it nor an alias is set, Prefect's own queue is used"""
 _REDIS_URL = "TASKQUEUE_REDIS_URL"
 _MESSAGING = "PREFECT_REDIS_MESSAGING_"
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -24,19 +24,19 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "TASKQUEUE_REDIS_LEASE": ("INFLIGHT_VISIBILITY_TIMEOUT",),
     "TASKQUEUE_PREFECT_MAX_LOSSES": ("STREAM_MAX_RETRIES",),
 }
-"""names that apply if the first is not set, each with each of `PREFIXES`"""
+"""Prefect's variables that apply if the variable is not set, each without its prefix, which is one of `PREFIXES`"""
 PREFIXES = ("PREFECT_SERVER_TASKS_SCHEDULING_", "PREFECT_TASK_SCHEDULING_")
 MODULES: Mapping[str, str] = {
     "prefect.server.task_queue.memory": "memory",
     "prefect_redis.task_queue": "redis",
     "prefect_redis.task_queues": "redis",
 }
-"""names of these backends in other packages"""
+"""backends of this project, by the modules that Prefect's settings name instead"""
 _Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
 
 
 class PrefectSettings(BaseSettings):
-    """Durations are seconds."""
+    """The settings of the integration. Durations are in seconds."""
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_PREFECT_", env_file=".env", extra="ignore", frozen=True
@@ -47,23 +47,30 @@ class PrefectSettings(BaseSettings):
     capacity: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """maximum number of runs of a task that were not delivered yet; default: Prefect's ``max_scheduled_queue_size``"""
     max_losses: int = Field(default=5, ge=0, le=1000)
-    """how often a run may be lost with a server before it becomes a dead letter"""
+    """number of times that a run may be lost because a server crashed, before it becomes a dead letter"""
     patience: _Seconds = 1.0
-    """how long a request waits for the store before the response 503"""
+    """seconds that a request waits for the store before the response 503"""
     reconcile: _Seconds = 10.0
-    """how often the database is searched for runs that are missing in the queue"""
+    """seconds between two searches of the database for runs that are missing in the queue"""
     grace: _Seconds = 30.0
-    """how long a run must be missing before it is enqueued again: longer than events take to reach the database"""
+    """seconds that a run must be missing before it is enqueued again; longer than events take to reach the database"""
     held: _Seconds = 3600.0
-    """how long a worker that accepted a run and then reconnected may take to start it"""
+    """seconds after which a run is enqueued again although the worker that accepted it has reconnected"""
     remember: _Seconds = 6 * 3600.0
-    """how long the worker that accepted a run is remembered"""
+    """seconds for which the queue remembers a run and the worker that accepted it"""
 
 
 def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return variables derived from Prefect's and from ``.env``, without those that are set already."""
+    """Return the variables that follow from Prefect's variables and from ``.env``, unless they are already set."""
     variables = dict(os.environ if variables_given is None else variables_given)
-    derived = {} if variables_given is not None else _from_file(variables)
+    derived = {}
+    if variables_given is None:
+        ours = ("TASKQUEUE_", _MESSAGING, *PREFIXES)
+        derived = {
+            name: value
+            for name, value in dotenv_values(".env").items()
+            if value is not None and name.startswith(ours) and name not in variables
+        }
     variables |= derived
     for name, names in ALIASES.items():
         values = [
@@ -81,15 +88,6 @@ def environment(variables_given: Mapping[str, str] | None = None) -> dict[str, s
         if url is not None:
             derived[_REDIS_URL] = url
     return derived
-
-
-def _from_file(values: Mapping[str, str]) -> dict[str, str]:
-    ours = ("TASKQUEUE_", _MESSAGING, *PREFIXES)
-    return {
-        name: value
-        for name, value in dotenv_values(".env").items()
-        if value is not None and name.startswith(ours) and name not in values
-    }
 
 
 def redis_url(values: Mapping[str, str]) -> str | None:

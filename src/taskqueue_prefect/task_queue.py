@@ -1,29 +1,23 @@
 """The classes that replace the queue of Prefect's server, with the methods that it uses.
 
-Two sides call them. Requests enqueue runs, each in its own context. The handler of a worker's socket creates one
-`MultiQueue` and gets one run after another from it; calls of the handler are recognised by a context variable: see
-`taskqueue_prefect.delivery`.
+Requests call them to enqueue runs. The handler of a worker's socket creates one `MultiQueue`, and gets one run after
+another from it. A context variable shows whether a handler or a request is calling: see `taskqueue_prefect.delivery`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from taskqueue_prefect import enqueue as scheduling
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.delivery import SharedQueueDelivery
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from prefect.server.schemas.core import TaskRun
+from taskqueue_prefect.prefect_types import TaskRun
 
 
 class TaskQueue:
-    """The runs of one task."""
+    """The queue for the runs of one task. Its capacity is in the queue's settings, not in the arguments."""
 
     def __init__(self, task_key: str, *_sizes: int) -> None:
-        """Do nothing: limits are in the queue's settings."""
         self.task_key = task_key
 
     @classmethod
@@ -33,27 +27,27 @@ class TaskQueue:
 
     @classmethod
     async def enqueue(cls, task_run: TaskRun) -> None:
-        """Enqueue a run."""
+        """Enqueue a run. Raises HTTP 503 if the store is unavailable or the queue is full."""
         await scheduling.put(Host.of_this_loop(), task_run)
 
     @classmethod
     def configure_task_key(
         cls, task_key: str, scheduled_size: int | None = None, retry_size: int | None = None
     ) -> None:
-        """Do nothing: limits are in the queue's settings."""
+        """Do nothing: the capacity is in the queue's settings."""
 
     @classmethod
     def reset(cls) -> None:
         """Do nothing: queues are not stored in the process."""
 
     async def put(self, task_run: TaskRun) -> None:
-        """Enqueue a run."""
+        """Enqueue a run. Raises HTTP 503 if the store is unavailable or the queue is full."""
         await self.enqueue(task_run)
 
     async def retry(self, task_run: TaskRun) -> None:
-        """Release a run that a worker was sent, or schedule the next attempt of one.
+        """Release a run that could not be sent, or schedule the next attempt of a run.
 
-        Prefect calls this for both. The first call comes from a socket's handler, the second from a request.
+        Prefect calls this method from a socket's handler to release a run, and from a request to schedule an attempt.
         """
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
@@ -66,9 +60,8 @@ class MultiQueue:
     """The runs for one worker's socket, created by the socket's handler."""
 
     def __init__(self, task_keys: Sequence[str]) -> None:
-        """Take the keys that the worker has subscribed to, unchecked. The socket ends with the handler."""
         self._socket = SharedQueueDelivery(Host.of_this_loop(), task_keys)
 
     async def get(self) -> TaskRun:
-        """Wait for the next run. Cancelling it loses nothing."""
+        """Wait for the next run, and return it. Cancelling the call loses no run."""
         return await self._socket.next()

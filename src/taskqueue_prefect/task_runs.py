@@ -1,9 +1,9 @@
-"""Task runs as objects of Prefect, as tasks of a queue, and as rows of the database."""
+"""Conversions of task runs between Prefect's objects, tasks of a queue, and rows of the database."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 import msgspec
@@ -11,10 +11,7 @@ import msgspec
 from taskqueue_core.protocol.prefect_task_run import MAX_BYTES
 from taskqueue_core.tasks import Task
 from taskqueue_prefect.names import name_of
-
-if TYPE_CHECKING:
-    from prefect.server.schemas.core import TaskRun
-
+from taskqueue_prefect.prefect_types import TaskRun
 
 _state = msgspec.json.Decoder(dict[str, Any])
 
@@ -23,54 +20,54 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The result that is stored for a run that has left the queue."""
 
     worker: str | None = None
-    """the connection of the worker that acknowledged it; ``None`` if no worker got it, because it was obsolete"""
+    """connection of the worker that acknowledged the run; ``None`` if the run was obsolete, so that no worker got it"""
     state: str
-    """the id of the state in which it was delivered"""
+    """id of the state in which the run was delivered"""
 
 
-class OutlineDetails(NamedTuple):
-    """The details of a scheduled state: see `TaskRunOutline`."""
-
-    deferred: bool
-    scheduled_time: datetime | None
-
-
-class OutlineState(NamedTuple):
-    """A scheduled state: see `TaskRunOutline`."""
-
-    id: UUID
-    timestamp: datetime
-    state_details: OutlineDetails
-
-    def is_scheduled(self) -> bool:
-        """Return true, as Prefect's scheduled states do."""
-        return True
-
-
-class TaskRunOutline(NamedTuple):
-    """The fields of a scheduled run that are needed to enqueue it, with Prefect's names."""
+class Run(NamedTuple):
+    """A task run in its current state, with the fields that are needed to enqueue it."""
 
     id: UUID
     task_key: str
     name: str
-    state: OutlineState
+    state_id: str
+    """empty if the run has no state"""
+    state_time: datetime
+    deferred: bool
+    """whether the run is scheduled and waits for a worker"""
+    due_at: float | None
+    """Unix time for which the run is scheduled; ``None`` if it is due at once"""
 
-
-Run: TypeAlias = "TaskRun | TaskRunOutline"
+    @classmethod
+    def of(cls, run: TaskRun) -> Self:
+        """Return the fields of a task run that is an object of Prefect."""
+        state, about = run.state, (run.id, run.task_key, run.name)
+        if not state:
+            return cls(*about, "", datetime.min.replace(tzinfo=UTC), deferred=False, due_at=None)
+        details = state.state_details
+        due = details.scheduled_time
+        return cls(
+            *about,
+            str(state.id),
+            state.timestamp,
+            deferred=bool(state.is_scheduled() and details.deferred),
+            due_at=None if due is None else due.timestamp(),
+        )
 
 
 def task_of(run: Run) -> Task:
-    """Return a run as a task: its id is the run's, its payload names the run and its state.
+    """Return a run as a task of the queue, with the id of the run. The payload names the run and its state.
 
-    The worker is sent the run as it is in the database at that time, so that nothing else is stored here.
+    The run itself is read from the database when it is delivered, so the payload does not contain it.
     """
-    state = {"id": state_id(run), "timestamp": state_time(run).isoformat()}
+    state = {"id": run.state_id, "timestamp": run.state_time.isoformat()}
     fields = {"task_key": run.task_key, "name": run.name, "state": state}
     return Task(key=name_of(run.task_key), id=str(run.id), payload=msgspec.json.encode(fields))
 
 
 def foreign_reason(task: Task) -> str | None:
-    """Return why a task cannot be a run of this database; ``None`` if it may be."""
+    """Return the reason why a task cannot be a run of this database; ``None`` if it can."""
     try:
         UUID(task.id)
         state_of(task)
@@ -90,29 +87,8 @@ def state_of(task: Task) -> tuple[str, datetime]:
     return str(state["id"]), at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def state_id(run: Run) -> str:
-    """Return the id of the state that a run is in; empty if it has none."""
-    return str(run.state.id) if run.state else ""
-
-
-def state_time(run: Run) -> datetime:
-    """Return when a run entered its state."""
-    return run.state.timestamp if run.state else datetime.min.replace(tzinfo=UTC)
-
-
-def is_scheduled(run: Run) -> bool:
-    """Return whether a run waits for a worker."""
-    return bool(run.state and run.state.is_scheduled() and run.state.state_details.deferred)
-
-
-def due_at(run: Run) -> float | None:
-    """Return when a run is to be executed, in Unix seconds."""
-    at = run.state.state_details.scheduled_time if run.state else None
-    return at.timestamp() if at is not None else None
-
-
 def unsendable_reason(run: TaskRun) -> str | None:
-    """Return why a run must not be sent to a worker; ``None`` if it may."""
+    """Return the reason why a run must not be sent to a worker; ``None`` if it may be sent."""
     try:
         size = len(run.model_dump_json())
     except ValueError as error:
@@ -121,19 +97,23 @@ def unsendable_reason(run: TaskRun) -> str | None:
 
 
 async def read(run_id: str) -> TaskRun | None:
-    """Return a run as it is now; ``None`` if it does not exist."""
+    """Return a run as it is in the database now; ``None`` if it does not exist."""
     from prefect.server import models
     from prefect.server.database import provide_database_interface
+    from prefect.server.schemas import core
 
     async with provide_database_interface().session_context() as session:
         task_run = await models.task_runs.read_task_run(session=session, task_run_id=UUID(run_id))
-        return None if task_run is None else _run(task_run)
+        if task_run is None:
+            return None
+        run: TaskRun = core.TaskRun.model_validate(task_run, from_attributes=True)
+        return run
 
 
-async def scheduled_after(last: UUID, limit: int) -> list[TaskRunOutline]:
-    """Return up to ``limit`` runs in a scheduled state, ordered by id, after ``last``.
+async def scheduled_after(last: UUID, limit: int) -> list[Run]:
+    """Return up to ``limit`` runs in a scheduled state whose ids are above ``last``, ordered by id.
 
-    Every replica reads all of them repeatedly, so they are not loaded as objects of Prefect.
+    Every replica reads all scheduled runs repeatedly, so this does not load Prefect's objects, which takes longer.
     """
     import sqlalchemy as sa
     from prefect.server.database import provide_database_interface
@@ -151,19 +131,11 @@ async def scheduled_after(last: UUID, limit: int) -> list[TaskRunOutline]:
             .order_by(run.id)
             .limit(limit)
         )
-        return [_outline(row) for row in result.all()]
+        return [_run(row) for row in result.all()]
 
 
-def _outline(row: Any) -> TaskRunOutline:
+def _run(row: Any) -> Run:
     run_id, task_key, name, state, at, details = row
     due = details.get("scheduled_time")
-    result = OutlineDetails(
-        bool(details.get("deferred")), None if due is None else datetime.fromisoformat(due)
-    )
-    return TaskRunOutline(run_id, task_key, name, OutlineState(state, at, result))
-
-
-def _run(model: Any) -> TaskRun:
-    from prefect.server.schemas.core import TaskRun
-
-    return TaskRun.model_validate(model, from_attributes=True)
+    due_at = None if due is None else datetime.fromisoformat(due).timestamp()
+    return Run(run_id, task_key, name, str(state), at, bool(details.get("deferred")), due_at)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taskqueue_prefect.context import Host
 from taskqueue_prefect.delivery import SharedQueueDelivery
 from taskqueue_prefect.enqueue import answer_in_time
 from taskqueue_prefect.names import client_of, spelling_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from prefect.server.models.task_workers import TaskWorkerResponse
+from taskqueue_prefect.prefect_types import TaskWorkerResponse
 
 
 class Workers:
-    """A tracker with the methods of Prefect's, which reads the workers from the store."""
+    """A replacement for Prefect's tracker that reads the workers from the store. ``stock``: Prefect's own tracker."""
 
     def __init__(self, stock: Any) -> None:
-        """Keep Prefect's tracker for callers other than the socket's handler."""
         self._stock = stock
 
     async def observe_worker(self, task_keys: Sequence[str], worker_id: str) -> None:
-        """Note that a socket's handler has heard from its worker, which has what it was sent."""
+        """Record that a worker sent a message to its socket's handler, which acknowledges the run that was sent."""
         socket = SharedQueueDelivery.of_this_context()
         if socket is not None:
             socket.observed(worker_id)
@@ -32,7 +28,7 @@ class Workers:
             await self._stock.observe_worker(list(task_keys), worker_id)
 
     async def forget_worker(self, worker_id: str) -> None:
-        """Do nothing for a socket's handler, which calls this after every run: a worker ends with its last socket."""
+        """Do nothing if a socket's handler calls this after a run: a worker stays connected until its socket closes."""
         if SharedQueueDelivery.of_this_context() is None:
             await self._stock.forget_worker(worker_id)
 
@@ -47,7 +43,7 @@ class Workers:
 
     async def get_all_workers(self) -> list[TaskWorkerResponse]:
         """Return the workers with an open socket on any replica, each once. HTTP 503 if the store is unavailable."""
-        from prefect.server.models.task_workers import TaskWorkerResponse
+        from prefect.server.models import task_workers
 
         host = Host.of_this_loop()
         async with answer_in_time(host):
@@ -57,7 +53,7 @@ class Workers:
             keys.setdefault(client_of(connection.worker_id), set()).update(connection.keys)
         now = datetime.now(UTC)  # the store lists only workers that are connected
         return [
-            TaskWorkerResponse(
+            task_workers.TaskWorkerResponse(
                 identifier=client,
                 task_keys=sorted(map(spelling_of, names)),
                 timestamp=now,  # pydantic converts it

@@ -1,4 +1,4 @@
-"""The data pipeline on Spark: a source and sink for tasks and their journal, and reports about them.
+"""The data pipeline on Spark: a data source for tasks and journals, analyses of a journal, and reports.
 
 This module imports nothing, because Spark imports it for every Python data source.
 """

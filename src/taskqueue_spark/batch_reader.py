@@ -1,4 +1,4 @@
-"""Reading a journal as a DataFrame. Planning the read fixes where it begins and ends."""
+"""Reading a journal as a DataFrame. The start and end of the read are fixed when Spark plans it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.journals import Choice, Journal, Range, ReadRange, Watch
+from taskqueue_spark.journals.contract import Choice, Journal, Range, ReadRange, Watch
 from taskqueue_spark.offsets import Offsets, checked, renamed
 from taskqueue_spark.option_values import microseconds
 from taskqueue_spark.options import OffsetMap, ReadOptions
@@ -36,33 +36,33 @@ from taskqueue_spark.options import OffsetMap, ReadOptions
 def open_journal(options: ReadOptions, *, torn: bool = False) -> Journal:
     """Return the journal that the options name. Raises `ConfigurationError`.
 
-    ``torn``: include an incomplete last line.
+    ``torn``: include a last line without a line end.
     """
     if options.backend == "lines":
-        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - a worker loads only what it needs
+        from taskqueue_spark.journals.lines import LinesJournal  # noqa: PLC0415 - workers import only what they need
 
         return LinesJournal(options.path, torn=torn)
-    from taskqueue_spark.journals.redis import RedisJournal  # noqa: PLC0415 - as above
+    from taskqueue_spark.journals.redis import RedisJournal  # noqa: PLC0415
 
     return RedisJournal(options.store.redis_settings(), options.fetch)
 
 
 @dataclass
 class ReadPartition(InputPartition):
-    """A range of a shard that one task reads."""
+    """A range of a shard that one Spark task reads."""
 
     range: Range
     last: bool
-    """whether this is the last range that is read of the shard"""
+    """whether this is the last range of its shard in this read"""
 
 
 def spark_schema() -> StructType:
-    """Return `TRANSITIONS` as a schema of Spark."""
+    """Return `TRANSITIONS` as a Spark schema."""
     return from_arrow_schema(TRANSITIONS)
 
 
 def choice_of(options: ReadOptions, schema: StructType) -> Choice:
-    """Return the columns and rows to read. Raises `InvalidInput` for columns that a transition does not have."""
+    """Return the columns and rows to read. Raises `InvalidInput` if ``schema`` has an unknown column."""
     known = {field.name: field for field in spark_schema()}
     for field in schema:
         own = known.get(field.name)
@@ -85,13 +85,13 @@ class JournalReader(DataSourceReader):
         self._choice = choice_of(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges to read."""
+        """Return the partitions to read. Raises `HistoryMissing` if ``failOnDataLoss`` is set."""
         options, choice = self._options, self._choice
         with open_journal(options, torn=True) as journal:
             spans = spans_of(options, journal)
             start = checked(starting(options.starting, spans), spans, fail=options.fail)
             offsets = ending(options.ending, spans)
-            # Nothing can be missing from a shard of which nothing is read.
+            # Check only shards with something to read: from the others, no transition can be missing.
             batch = {
                 name: offsets[name]
                 for name in offsets
@@ -109,12 +109,12 @@ class JournalReader(DataSourceReader):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a range."""
         if not isinstance(partition, ReadPartition):
             return
         watch = Watch.NOTHING
         if self._options.fail:
-            # "earliest" means whatever still exists: a full journal loses its oldest entries all the time.
+            # "earliest" means the first transition that still exists: a full journal loses its oldest entries all the
+            # time.
             watch = Watch.CUT if isinstance(self._options.starting, Offsets) else Watch.RESET
         with open_journal(self._options) as journal:
             yield from journal.read(partition.range, self._choice, watch)
@@ -124,10 +124,10 @@ class JournalReader(DataSourceReader):
 
 
 class FilteringReader(JournalReader):
-    """A reader that accepts filters, for a Spark that is configured to push them down."""
+    """A batch reader that also accepts filters. Spark must be configured to push filters down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Narrow the read by the filters, and yield those that Spark must evaluate again."""
+        """Restrict the read by the filters, and yield the filters that Spark must still evaluate itself."""
         for condition in filters:
             taken, whole = _narrowed(self._choice, condition)
             if taken is not None:
@@ -137,7 +137,7 @@ class FilteringReader(JournalReader):
 
 
 def _narrowed(choice: Choice, condition: Filter) -> tuple[Choice | None, bool]:
-    """Return the choice narrowed by a filter, if possible, and whether it replaces the filter."""
+    """Return the choice restricted by a filter, or ``None``, and whether Spark can drop the filter."""
     match condition:
         case EqualTo(("event" | "key" as name,), value):
             return _among(choice, name, [value]), True
@@ -168,7 +168,7 @@ def _within(choice: Choice, since: int | None, until: int | None) -> Choice:
 
 
 def spans_of(options: ReadOptions, journal: Journal) -> dict[str, ReadRange]:
-    """Return the range of each shard. Raises `InvalidInput` for a path that does not exist."""
+    """Return the readable range of each shard. Raises `InvalidInput` for a path that does not exist."""
     spans = journal.spans()
     if not spans and not Path(options.path.removeprefix("file://")).is_dir():
         allowed = "a file, folder or pattern that this machine and all executors can read"
@@ -177,7 +177,7 @@ def spans_of(options: ReadOptions, journal: Journal) -> dict[str, ReadRange]:
 
 
 def starting(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
-    """Return the first position to read of each shard. A shard without an offset begins at its first one."""
+    """Return the first position to read of each shard. For a shard without an offset, it is the first that exists."""
     if result == "latest":
         return Offsets({shard: (span.run, span.end) for shard, span in spans.items()})
     first = Offsets({shard: (span.run, span.first) for shard, span in spans.items()})
@@ -190,7 +190,7 @@ def starting(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
 
 
 def ending(result: OffsetMap, spans: dict[str, ReadRange]) -> Offsets:
-    """Return the position after the last one to read of each shard. A shard without an offset is not read."""
+    """Return the position at which to stop reading each shard. A shard without an offset is not read."""
     if isinstance(result, Offsets):
         return result
     last = result == "latest"
@@ -211,7 +211,10 @@ def _between(journal: Journal, shard: str, low: int, high: int, choice: Choice) 
 def parts_of(
     journal: Journal, part: Range, splits: int, *, last: bool = False
 ) -> list[InputPartition]:
-    """Return the partitions that read a range. ``splits``: their maximum number; 0 for the default."""
+    """Return the partitions that read a range.
+
+    ``splits``: maximum number of partitions; 0 for the default. ``last``: the range is the last one of its shard.
+    """
     shard, _, start, end, _ = part
     if start >= end:
         return [ReadPartition(part, last=True)] if last else []
@@ -227,7 +230,7 @@ def parts_of(
 
 
 def pinned(options: ReadOptions) -> str:
-    """Return the current end of the journal, as a value of ``endingOffsets``."""
+    """Return the current end of the journal as a value of the option ``endingOffsets``."""
 
     def poll() -> dict[str, ReadRange]:
         with open_journal(options, torn=True) as journal:
@@ -235,16 +238,13 @@ def pinned(options: ReadOptions) -> str:
 
     with ThreadPoolExecutor(
         1
-    ) as thread:  # the main thread of a notebook already runs an event loop
+    ) as thread:  # an event loop may already run in the main thread, as in a notebook
         spans = thread.submit(poll).result()
     return ending(options.ending, spans).text
 
 
 def has_fewer_rows(options: ReadOptions, than: int) -> bool:
-    """Return whether a journal has fewer transitions than a number, without counting all of them.
-
-    Raises `ConfigurationError` and `BackendUnavailable`.
-    """
+    """Return whether a journal has fewer than ``than`` transitions, without counting all of them."""
     with open_journal(options, torn=True) as journal:
         for shard, span in spans_of(options, journal).items():
             if journal.after(shard, span.first, than, span.end) < span.end:
@@ -256,11 +256,12 @@ def has_fewer_rows(options: ReadOptions, than: int) -> bool:
 def read_journal(
     spark: SparkSession, options: Mapping[str, str], *, pin: bool = True, pushdown: bool = False
 ) -> DataFrame:
-    """Return the transitions of a journal. ``options``: those of the source.
+    """Return the transitions of a journal. ``options``: those of the data source.
 
-    ``pin``: fix the end of the read now, so that every evaluation of the DataFrame sees the same transitions. A full
-    journal may lose its oldest transitions in the meantime; gaps in the numbers show this, and it is an error if
-    ``startingOffsets`` names a position. ``pushdown``: let filters narrow the read, and set Spark's option for this.
+    ``pin``: fix the end of the read now, so that every evaluation of the DataFrame reads up to the same transition. A
+    full journal may lose its oldest transitions between two evaluations. Gaps in the numbers then show the loss; if
+    ``startingOffsets`` names a position, it is an error. ``pushdown``: let Spark's filters restrict the read, and set
+    Spark's option for this.
 
     Raises `InvalidInput`, `ConfigurationError`, `BackendUnavailable`.
     """

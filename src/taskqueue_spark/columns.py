@@ -1,20 +1,16 @@
-"""Transitions as Arrow batches, for Spark and every other reader."""
+"""The columns of transitions, and batches of transitions in Arrow's format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskqueue_redis.journal.reader import COLUMNS, HEAD, JournalSteps
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -29,12 +25,15 @@ _OPTIONAL = {
 TRANSITIONS = pa.schema(
     [pa.field(name, kind, name in _OPTIONAL) for name, kind in (_REQUIRED | _OPTIONAL).items()]
 )
-"""One row per transition. ``run`` identifies the sequence of numbers (``seq``): an installation of Redis, or a process
-of the memory backend. ``shard`` is the number of a partition of Redis, and 0 for the memory backend.
+"""The schema of transitions, one row each.
+
+``run`` identifies a sequence of numbers (``seq``): an installation of Redis, or a process of the memory backend.
+``shard`` is the number of a Redis partition, and 0 for the memory backend.
 
 An entry that cannot be read is a row with the event `DAMAGED`, whose ``reason`` says where and why. It belongs to no
-run: its ``run`` is empty and its ``seq`` 0. If the last transitions of a run are missing, a row `MISSING` has the run
-and the number after them, so that the numbers show this gap like any other."""
+run: its ``run`` is empty and its ``seq`` is 0. If the last transitions of a run are missing, a row with the event
+`MISSING` has the run and the number after them, so that the numbers show this gap like any other.
+"""
 DAMAGED = "damaged"
 MISSING = "missing"
 Event: TypeAlias = Literal[
@@ -44,19 +43,19 @@ Event: TypeAlias = Literal[
 After: TypeAlias = Literal[
     "", "scheduled", "waiting", "in_flight", "done", "dead", "expired", "cancelled", "discarded"
 ]
-"""the state after an event; empty for an event without a task"""
+"""the state of a task after an event; empty for an event that concerns no task"""
 EVENTS = frozenset(get_args(Event))
 TASK_EVENTS = tuple(name for name in get_args(Event) if name != "configured")
-"""the events of tasks"""
+"""names of the events that concern a task"""
 _EVENTS, _STATES = ({text.encode() for text in texts} for texts in (EVENTS, get_args(After)))
 BEYOND = 253_402_300_800_000_000
-"""the first microsecond after the year 9999, the last one of Python's dates"""
+"""the first microsecond after the year 9999, the last year of Python's dates"""
 _ENTRY_NUMBER = {name: index for index, name in enumerate((*HEAD, *COLUMNS))}
 Values: TypeAlias = Sequence[bytes]
 
 
 class Damaged(Exception):
-    """An entry of a journal that no version of this package has written."""
+    """Raised for an entry of a journal that no version of this package has written."""
 
 
 def batch_of(
@@ -68,7 +67,7 @@ def batch_of(
     *,
     schema: pa.Schema = TRANSITIONS,
 ) -> pa.RecordBatch:
-    """Return the transitions from ``start`` to ``end`` of steps that are in order.
+    """Return the transitions with the numbers ``start`` to ``end`` from steps in order of their numbers.
 
     ``schema`` has some of the columns of `TRANSITIONS`. Raises `Damaged` for an invalid step.
     """
@@ -88,36 +87,21 @@ def damage(
     run: str = "",
     seq: int = 0,
 ) -> pa.RecordBatch:
-    """Return rows for entries that cannot be read, from the shard, time (microseconds) and reason of each.
+    """Return rows for entries that cannot be read, from the shard, time (microseconds) and reason of each entry.
 
-    With ``run`` and ``seq``, return rows for transitions that are missing before that number.
+    With ``run`` and ``seq``, return rows for transitions that are missing before the number ``seq`` instead.
     """
     shards, times, reasons = zip(*rows, strict=True)
     given: dict[str, Any] = {"shard": shards, "ts": times, "reason": reasons}
-    same = {
-        "event": MISSING if run else DAMAGED,
-        "run": run,
-        "seq": seq,
-        "attempt": 0,
-        "losses": 0,
-        "priority": 0,
-    }
+    same = {"event": MISSING if run else DAMAGED, "run": run, "seq": seq}
     for field in TRANSITIONS:
-        nothing = None if field.nullable else ""
+        nothing = None if field.nullable else "" if pa.types.is_string(field.type) else 0
         given.setdefault(field.name, [same.get(field.name, nothing)] * len(rows))
     columns = [pa.array(given[field.name], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def distinct(transitions: DataFrame) -> DataFrame:
-    """Return each transition once, for example if a folder contains a journal file and its copy."""
-    # The reason distinguishes damaged entries; copies of a transition have the same one.
-    return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
-
-
 class _Block:
-    """Steps as columns of transitions."""
-
     def __init__(self, steps: JournalSteps) -> None:
         self._seqs, self._sizes, self._columns = steps
         self._number = sum(self._sizes)
@@ -128,7 +112,6 @@ class _Block:
 
     @cached_property
     def seqs(self) -> Any:
-        """The number of each transition."""
         first, last = self._seqs[0], self._seqs[-1]
         if last + self._sizes[-1] - first == self._number:
             return np.arange(first, first + self._number)
@@ -158,7 +141,7 @@ class _Block:
         return make(self._rows(values))
 
     def _rows(self, values: Values) -> Values:
-        """Return the value of a column for each transition."""
+        """Return the value of each transition in a column. Zero bytes separate the values of a step with several."""
         joined = b"\0".join(values)
         if self._number == len(values):
             if joined.count(b"\0") != self._number - 1:
@@ -181,7 +164,7 @@ def _uniform(values: Values) -> bool:
 
 
 def _name(values: Values) -> pa.Array:
-    return pa.array(values, pa.binary()).cast(pa.string())  # the cast checks that the text is UTF-8
+    return pa.array(values, pa.binary()).cast(pa.string())  # the cast to string checks the UTF-8
 
 
 def _text(values: Values) -> pa.Array:
@@ -190,19 +173,11 @@ def _text(values: Values) -> pa.Array:
 
 
 def _free_text(values: Values) -> pa.Array:
-    """Return texts like `_text`, and replace invalid UTF-8, because applications write these texts."""
+    """Return texts like `_text`, but replace invalid UTF-8, because applications write these texts."""
     try:
         return _text(values)
     except pa.ArrowInvalid:
         return pa.array([value.decode(errors="replace") or None for value in values], pa.string())
-
-
-def _int32(values: Values) -> pa.Array:
-    return _name(values).cast(pa.int32())
-
-
-def _int8(values: Values) -> pa.Array:
-    return _name(values).cast(pa.int8())
 
 
 def _times(values: Values) -> pa.Array:
@@ -223,10 +198,10 @@ _MAKERS: dict[str, Callable[[Values], pa.Array]] = {
     "event": _name,
     "key": _name,
     "task_id": _name,
-    "attempt": _int32,
-    "losses": _int32,
+    "attempt": lambda values: _name(values).cast(pa.int32()),
+    "losses": lambda values: _name(values).cast(pa.int32()),
     "state": _name,
-    "priority": _int8,
+    "priority": lambda values: _name(values).cast(pa.int8()),
     "tenant": _text,
     "ordering_key": _text,
     "worker": _text,

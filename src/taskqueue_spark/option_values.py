@@ -1,4 +1,4 @@
-"""Reading of Spark's options, whose names have any case. Errors name the option and never its value."""
+"""Reading options that Spark passes, whose names have any case. Errors name the option and never its value."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
-"""options that Spark adds to those of the user, besides those with a dot in their names"""
+"""options that Spark adds to those of the user; it also adds options with a dot in their names"""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class OptionValues(dict[str, str]):
-    """Options by their names in lower case. Each method raises `InvalidInput` for a value that is not allowed."""
+    """Options by name in lower case. Each method raises `InvalidInput` for a value that is not allowed."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str] | None = None) -> None:
-        """Read options. With ``names``, raise `ConfigurationError` for any other name, because it may be misspelt."""
+        """Read options. With ``names``, raise `ConfigurationError` for any other option, which may be misspelt."""
         super().__init__({name.lower(): value for name, value in options.items()})
         if names is None:
             return
@@ -30,34 +30,35 @@ class OptionValues(dict[str, str]):
             raise ConfigurationError("option path: set; allowed: save() and load() without one")
 
     def text(self, name: str) -> str | None:
-        """Return a value as it is; ``None`` if the option is not set."""
+        """Return the value of an option unchanged; ``None`` if the option is not set."""
         return self.get(name.lower())
 
     def choice(self, name: str, *allowed: str) -> str:
-        """Return one of the allowed texts, in lower case; the first one is the default."""
+        """Return the value in lower case, which must be one of ``allowed``; the first one is the default."""
         value = self.get(name.lower(), allowed[0]).lower()
         if value not in allowed:
             raise InvalidInput(f"option {name}", "an unknown value", " or ".join(allowed))
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return whether an option is ``true``, and not ``false``."""
+        """Return whether the value is ``true``; any value other than ``true`` and ``false`` is invalid."""
         both = ("true", "false") if default else ("false", "true")
         return self.choice(name, *both) == "true"
 
     def number(self, name: str, least: float, most: float) -> float | None:
         """Return a number within a range; ``None`` if the option is not set."""
-        value = self.text(name)
-        return None if value is None else self._within(name, value, float, least, most)
+        return self._within(name, float, least, most)
 
     def whole(self, name: str, least: int, most: int) -> int | None:
         """Return a whole number within a range; ``None`` if the option is not set."""
-        value = self.text(name)
-        return None if value is None else int(self._within(name, value, int, least, most))
+        number = self._within(name, int, least, most)
+        return None if number is None else int(number)
 
-    @staticmethod
-    def _within(name: str, value: str, kind: type[int | float], least: float, most: float) -> float:
-        number = "a whole number" if kind is int else "a number"
+    def _within(self, name: str, kind: type[float], least: float, most: float) -> float | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        number = "a whole number" if issubclass(kind, int) else "a number"
         allowed = f"{number} from {least:.12g} to {most:.12g}"
         try:
             result = kind(value)
@@ -68,7 +69,7 @@ class OptionValues(dict[str, str]):
         return result
 
     def seconds(self, name: str) -> float | None:
-        """Return a duration: seconds, or a number with a unit."""
+        """Return a duration in seconds, which may have a unit (``90``, ``5m``); ``None`` if the option is not set."""
         value = self.text(name)
         if value is None:
             return None
@@ -77,13 +78,13 @@ class OptionValues(dict[str, str]):
             seconds = float(number) * _UNITS[unit]
         except ValueError:
             seconds = -1
-        if not 0 < seconds < 1e9:  # noqa: PLR2004 - some 30 years; this refuses NaN too
+        if not 0 < seconds < 1e9:  # noqa: PLR2004 - about 30 years; the comparison also refuses NaN
             allowed = "seconds, or a number with the unit s, m, h or d"
             raise InvalidInput(f"option {name}", "text that is not a duration", allowed)
         return seconds
 
     def time(self, name: str) -> int | None:
-        """Return a time in microseconds since 1970."""
+        """Return an ISO 8601 time in microseconds since 1970; ``None`` if the option is not set."""
         value = self.text(name)
         if value is None:
             return None
@@ -94,7 +95,7 @@ class OptionValues(dict[str, str]):
             raise InvalidInput(f"option {name}", "text that is not a time", allowed) from None
 
     def names(self, name: str) -> tuple[str, ...] | None:
-        """Return a list of names that are separated by commas."""
+        """Return a list of names that are separated by commas; ``None`` if the option is not set."""
         value = self.text(name)
         if value is None:
             return None
@@ -104,7 +105,7 @@ class OptionValues(dict[str, str]):
         return names
 
     def queue(self) -> str | None:
-        """Return the option ``queue``, the key of rows without one."""
+        """Return the option ``queue``, the key of rows that have no key; ``None`` if the option is not set."""
         value = self.text("queue")
         if value is not None:
             check_name("option queue", value)
@@ -112,7 +113,7 @@ class OptionValues(dict[str, str]):
 
 
 def microseconds(moment: datetime) -> int:
-    """Return a time in microseconds since 1970. A time without a zone is UTC."""
+    """Return a time in microseconds since 1970. A time without a time zone is UTC."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Options of ``spark.read.format("taskqueue")`` for a journal. Their names are those that Spark users expect."""
+"""Options of ``spark.read.format("taskqueue")`` for a journal, named as Spark users expect them."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _EVENTS = EVENTS | {DAMAGED, MISSING}
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Options of a read of the journal, each checked."""
+    """The options for reading a journal, converted and checked."""
 
     backend: Literal["redis", "lines"]
     store: SparkStore
-    """the store, with ``backend=redis``"""
+    """the Redis store; a default if ``backend`` is ``lines``"""
     path: str
     starting: OffsetMap
     ending: OffsetMap
     since: int | None
-    """microseconds"""
+    """microseconds since 1970"""
     until: int | None
     events: frozenset[str] | None
     keys: frozenset[str] | None
     splits: int
-    """number of parts of a shard; 0: depends on its size"""
+    """number of ranges into which a shard is divided; 0: depends on its size"""
     fetch: int
     batch: int
     pushdown: bool
     max_events: int | None
     max_span: float | None
-    """seconds"""
+    """maximum time span of one micro-batch, in seconds"""
     fail: bool
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Read Spark's options. Raises `InvalidInput` or `ConfigurationError`."""
+        """Convert the options that Spark passes. Raises `InvalidInput` or `ConfigurationError`."""
         given = OptionValues(options, NAMES)
         if "path" in given and not {"url", "urlenv"} & given.keys():
             backend = given.choice("backend", "lines", "redis")
@@ -87,7 +87,7 @@ class ReadOptions:
         )
 
     def check(self, *, stream: bool) -> None:
-        """Raise `InvalidInput` for an option that has no meaning for a stream, or none for a batch read."""
+        """Raise `InvalidInput` for an option that has no effect in a stream, or in a batch read."""
         ignored = {
             "endingOffsets": stream and self.ending != "latest",
             "pushdown": stream and self.pushdown,
@@ -101,7 +101,7 @@ class ReadOptions:
 
 
 def resource_of(options: Mapping[str, str]) -> str:
-    """Return the resource to read. Raises `InvalidInput`."""
+    """Return the resource to read: ``journal``, ``dead_letters`` or ``tasks``. Raises `InvalidInput`."""
     return OptionValues(options).choice("resource", "journal", "dead_letters", "tasks")
 
 

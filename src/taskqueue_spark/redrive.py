@@ -1,4 +1,4 @@
-"""Redriving or discarding dead letters in bulk, by rows with a key and a task id.
+"""Redriving or discarding dead letters in bulk. Each row of a DataFrame names a dead letter by key and task id.
 
 A row whose task is not (or no longer) a dead letter is skipped. A retried Spark task, a replayed micro-batch and a
 second run therefore change nothing, unless the task became a dead letter again in between.
@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -26,44 +25,36 @@ from taskqueue_core.limits import check_name
 from taskqueue_core.sharding.generations import Shard
 from taskqueue_spark.sink.feed import messages_of
 from taskqueue_spark.sink.options import RedriveOptions
-from taskqueue_spark.sink.tasks import check_columns
+from taskqueue_spark.sink.tasks import COLUMNS, check_columns
 
 _log = logging.getLogger("taskqueue.spark")
-_COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
-    "key": (spark.StringType,),
-    "task_id": (spark.StringType,),
-}
+_COLUMNS = {name: COLUMNS[name] for name in ("key", "task_id")}
 
 
 @dataclass(frozen=True)
 class Moved(WriterCommitMessage):
-    """The results of the rows."""
+    """The counts of rows by result."""
 
     moved: int = 0
-    """redriven or discarded"""
+    """number of dead letters that were redriven or discarded"""
     passed: int = 0
-    """skipped, because the task is not a dead letter, for example after an earlier attempt"""
+    """number of rows that were skipped, because the task is not a dead letter, for example after an earlier attempt"""
 
     def __add__(self, other: Moved) -> Moved:
-        """Sum the counts."""
         return Moved(self.moved + other.moved, self.passed + other.passed)
 
 
 class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
-    """A writer that redrives or discards the dead letters in the rows of a DataFrame or stream."""
+    """A writer that redrives or discards the dead letters that the rows of a DataFrame or stream name."""
 
-    def __init__(self, options: RedriveOptions, schema: spark.StructType) -> None:
-        check_columns(schema, _COLUMNS, ["task_id"] if options.queue else ["task_id", "key"])
-        self._options = options
+    def __init__(self, options: Mapping[str, str], schema: spark.StructType) -> None:
+        """Read Spark's options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
+        self._options = RedriveOptions.read(options)
+        needed = ["task_id"] if self._options.queue else ["task_id", "key"]
+        check_columns(schema, _COLUMNS, needed)
         self._names = tuple(schema.names)
 
-    @classmethod
-    def of(cls, options: Mapping[str, str], schema: spark.StructType) -> Self:
-        """Read the options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
-        return cls(RedriveOptions.read(options), schema)
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Moved:
-        """Redrive or discard the dead letters of one partition."""
         with asyncio.Runner() as runner:
             return runner.run(self._move(iterator))
 
@@ -85,7 +76,7 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         return Moved(moved, rows - moved)
 
     async def _apply(self, dead_letters: DeadLetters, key: str, ids: list[str]) -> int:
-        if not ids:  # a call without ids would mean all dead letters
+        if not ids:  # a call without ids would redrive all dead letters
             return 0
         verb = dead_letters.redrive if self._options.action == "redrive" else dead_letters.discard
         return await verb(key, *ids)
@@ -99,25 +90,16 @@ class RedriveWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             key = self._options.queue if given is None else given
             check_name("key", key)
             check_name("task_id", task_id)
-            # A journal names the shard; dead letters belong to the whole queue.
+            # A journal names the shard of a queue, but dead letters belong to the whole queue.
             shard = Shard.read(str(key))
             yield (str(key) if shard is None else shard.key), task_id
 
-    def commit(
-        self,
-        messages: list[WriterCommitMessage | None],
-        batchId: int | None = None,  # noqa: ARG002, N803 - Spark's name
-    ) -> None:
-        """Log the counts."""
+    def commit(self, messages: list[WriterCommitMessage | None], *_: object) -> None:
         total = sum((message for message in messages if isinstance(message, Moved)), Moved())
         _log.info("%s: %s moved, %s skipped", self._options.action, total.moved, total.passed)
 
-    def abort(
-        self,
-        messages: list[WriterCommitMessage | None],
-        batchId: int | None = None,  # noqa: N803 - Spark's name
-    ) -> None:
-        """Do nothing: what was redriven or discarded stays so."""
+    def abort(self, *_: object) -> None:
+        """Do nothing: dead letters that were redriven or discarded stay so."""
 
 
 def redrive(df: DataFrame, **options: str) -> Moved:
@@ -126,5 +108,5 @@ def redrive(df: DataFrame, **options: str) -> Moved:
     ``options``: as for ``df.write.format("taskqueue").option("resource", "dead_letters")``; ``action="discard"``
     discards the dead letters. Raises `InvalidInput` or `ConfigurationError` before it changes anything.
     """
-    writer = RedriveWriter.of(options, df.schema)
+    writer = RedriveWriter(options, df.schema)
     return sum(messages_of(df, writer.write, Moved), Moved())

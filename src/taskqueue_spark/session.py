@@ -11,9 +11,9 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.java import ensure_java
 
 _ALL_NODES = {
-    "spark.sql.session.timeZone": "UTC",  # the time zone of a journal
+    "spark.sql.session.timeZone": "UTC",  # a journal has times in UTC
     "spark.sql.python.filterPushdown.enabled": "true",  # without it, Spark rejects a reader that accepts filters
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # recording the line of each call takes as long as the call
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # recording the line of each call doubles its time
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # other readers of these files do not know INT96
 }
 _LOCAL = {
@@ -27,7 +27,7 @@ _LOCAL = {
     "spark.ui.showConsoleProgress": "false",
 }
 SMALL_DATA = {
-    # Spark fills the 48 MB that Java reserves for code of this level by default, and Java then compiles it repeatedly.
+    # By default, Java reserves 48 MB for code of this level. Spark fills them, and Java then compiles it repeatedly.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
@@ -44,7 +44,7 @@ def session(
     ``remote``: a Spark Connect server (``sc://host:port``) instead of a master. ``conf``: Spark settings, which
     override those of this module.
 
-    Raises `ConfigurationError` if there is no Java, or if both a master and a remote are set.
+    Raises `ConfigurationError` if there is no suitable Java, or if both a master and a remote are set.
     """
     if master is not None and remote is not None:
         raise ConfigurationError("master, remote: both are set; allowed: one of them, or none")

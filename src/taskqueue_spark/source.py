@@ -1,6 +1,7 @@
-"""The Spark data source ``format("taskqueue")``: reads journals, dead letters and live tasks, and publishes tasks.
+"""The Spark data source ``format("taskqueue")``: it reads journals, dead letters and tasks, and publishes tasks.
 
-Spark imports this module for every Python data source, so it imports little.
+Spark imports this module for every Python data source, so it imports other modules of this package only when they are
+needed.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from pyspark.sql.types import StructType
 
 
 class TaskQueueDataSource(DataSource):
-    """The source and sink. Spark finds it by itself if this package is installed.
+    """The data source and sink, which Spark finds if this package is installed.
 
-    The option ``resource`` names what to read: ``journal`` (the default), ``dead_letters`` or ``tasks``. A journal
-    can be read in a batch or as a stream, the others in a batch. Tasks can be written in a batch or as a stream.
+    The option ``resource`` names what to read: ``journal`` (the default), ``dead_letters`` or ``tasks``. A journal can
+    be read in a batch or as a stream, the other two in a batch. Tasks can be written in a batch or as a stream.
     """
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return "taskqueue"
 
     def schema(self) -> StructType:
-        """Return the columns of the resource. Raises `InvalidInput`."""
-        from taskqueue_spark.options import resource_of  # noqa: PLC0415 - see the module docstring
+        from taskqueue_spark.options import resource_of  # noqa: PLC0415 - Spark imports this module often
 
         resource = resource_of(self.options)
         if resource == "journal":
@@ -41,21 +40,20 @@ class TaskQueueDataSource(DataSource):
         return task_reader.TasksOptions.read(self.options).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader. Raises `InvalidInput`."""
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
 
         if resource_of(self.options) != "journal":
             from taskqueue_spark import task_reader  # noqa: PLC0415
 
-            return task_reader.StoreReader.of(self.options, schema)
+            return task_reader.StoreReader(self.options, schema)
         from taskqueue_spark.batch_reader import FilteringReader, JournalReader  # noqa: PLC0415
 
         options = ReadOptions.of(self.options)
-        # Spark fails every read of a reader that accepts filters if pushdown is switched off.
+        # Use a reader that accepts filters only on request: if pushdown is switched off, Spark fails each of its
+        # reads.
         return (FilteringReader if options.pushdown else JournalReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader of a journal as a stream. Raises `InvalidInput`."""
         from taskqueue_core.errors import InvalidInput  # noqa: PLC0415
         from taskqueue_spark.options import ReadOptions, resource_of  # noqa: PLC0415
         from taskqueue_spark.stream_reader import JournalStream  # noqa: PLC0415
@@ -65,13 +63,11 @@ class TaskQueueDataSource(DataSource):
         return JournalStream(ReadOptions.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
-        """Return a writer of tasks. Raises `InvalidInput`."""
         from taskqueue_spark.sink.writer import writer  # noqa: PLC0415
 
         return writer(self.options, schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - as above
-        """Return a writer of a stream of tasks. Raises `InvalidInput`."""
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - Spark's names
         from taskqueue_spark.sink.writer import writer  # noqa: PLC0415
 
         return writer(self.options, schema, overwrite, stream=True)

@@ -1,17 +1,19 @@
 """Current states of tasks and ledgers of queues from the store, as DataFrames to join with those of a journal.
 
-Queues have the names that a journal gives them: each shard has its own.
+Queues have the same names as in a journal: each shard of a queue has its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
@@ -21,17 +23,15 @@ from taskqueue_spark.option_values import OptionValues
 from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore, positions_of
 
 _CHUNK = 250
-"""number of tasks in one call"""
-_STATES = "key STRING, task_id STRING, state STRING, attempt INT, since TIMESTAMP, as_of TIMESTAMP"
-_LEDGERS = ", ".join(f"{name} BIGINT" for name in Ledger.__struct_fields__)
+"""number of tasks in one call to the store"""
 _TIME = pa.timestamp("us", tz="UTC")
-_STATES_ARROW = pa.schema(
+_STATES = pa.schema(
     {
         "key": pa.string(), "task_id": pa.string(), "state": pa.string(), "attempt": pa.int32(), "since": _TIME,
         "as_of": _TIME,
     }
 )  # fmt: skip
-_LEDGERS_ARROW = pa.schema(
+_LEDGERS = pa.schema(
     {"key": pa.string(), **dict.fromkeys(Ledger.__struct_fields__, pa.int64()), "as_of": _TIME}
 )
 _US = 1_000_000
@@ -45,45 +45,41 @@ def live_states(df: DataFrame, **options: str) -> DataFrame:
     name the store: ``backend``, ``url``, ``urlEnv``, ``prefix``, ``partitions``.
     """
     OptionValues(options, STORE_OPTIONS)
-    query = _StoreQuery(SparkStore.read(options))
-    return df.select("key", "task_id").mapInArrow(query.states, _STATES)
+    query = partial(_states, SparkStore.read(options))
+    return df.select("key", "task_id").mapInArrow(query, from_arrow_schema(_STATES))
 
 
 def ledgers(spark: SparkSession, **options: str) -> DataFrame:
-    """Return the ledger of each queue: ``key``, the columns of `taskqueue_core.tasks.Ledger` and ``as_of``. Lazy.
+    """Return the ledger of each queue: ``key``, the columns of `taskqueue_core.tasks.Ledger` and ``as_of``.
 
-    ``options``: as for `live_states`.
+    Lazy: each evaluation queries the store again. ``options``: as for `live_states`.
     """
     OptionValues(options, STORE_OPTIONS)
-    query = _StoreQuery(SparkStore.read(options))
+    query = partial(_ledgers, SparkStore.read(options))
     item = spark.range(1, numPartitions=1)
-    return item.mapInArrow(query.ledgers, f"key STRING, {_LEDGERS}, as_of TIMESTAMP")
+    return item.mapInArrow(query, from_arrow_schema(_LEDGERS))
 
 
-class _StoreQuery(msgspec.Struct, frozen=True):
-    """A query to the store, which executors run."""
-
-    store: SparkStore
-
-    def states(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with asyncio.Runner() as runner:
-            opened = self.store.opened()
-            backend = runner.run(opened.__aenter__())
-            try:
-                # A remote backend learns the server's clock from its first response.
-                runner.run(backend.health())
-                for batch in batches:
-                    yield runner.run(_states(backend, batch))
-            finally:
-                runner.run(opened.__aexit__(None, None, None))
-
-    def ledgers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                yield asyncio.run(_ledgers(self.store))
+def _states(store: SparkStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with asyncio.Runner() as runner:
+        opened = store.opened()
+        backend = runner.run(opened.__aenter__())
+        try:
+            # A remote backend learns the server's clock from its first response.
+            runner.run(backend.health())
+            for batch in batches:
+                yield runner.run(_states_of(backend, batch))
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
 
 
-async def _states(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _ledgers(store: SparkStore, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if batch.num_rows:
+            yield asyncio.run(_read_ledgers(store))
+
+
+async def _states_of(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
     keys, ids = (batch.column(index).to_pylist() for index in range(2))
     requested = round(backend.now() * _US)
     rows: list[dict[str, Any]] = [
@@ -109,10 +105,10 @@ async def _states(backend: Backend, batch: pa.RecordBatch) -> pa.RecordBatch:
                         "attempt": status.attempt,
                         "since": since,
                     }
-    return pa.RecordBatch.from_pylist(rows, _STATES_ARROW)
+    return pa.RecordBatch.from_pylist(rows, _STATES)
 
 
-async def _ledgers(store: SparkStore) -> pa.RecordBatch:
+async def _read_ledgers(store: SparkStore) -> pa.RecordBatch:
     async with store.opened() as backend:
         control = positions_of(backend)
         rows = []
@@ -120,4 +116,4 @@ async def _ledgers(store: SparkStore) -> pa.RecordBatch:
             ledger = await control.ledger(key)
             as_of = round(backend.now() * _US)
             rows.append({"key": key, **msgspec.structs.asdict(ledger), "as_of": as_of})
-    return pa.RecordBatch.from_pylist(rows, _LEDGERS_ARROW)
+    return pa.RecordBatch.from_pylist(rows, _LEDGERS)

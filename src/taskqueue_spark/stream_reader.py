@@ -1,4 +1,4 @@
-"""Reading a journal as a stream. The position is stored in the checkpoint of the query, and nowhere else."""
+"""Reading a journal as a stream. The position is stored only in the checkpoint of the query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskqueue_spark.batch_reader import (
     spans_of,
     starting,
 )
-from taskqueue_spark.journals import Journal, Range, ReadRange, Watch
+from taskqueue_spark.journals.contract import Journal, Range, ReadRange, Watch
 from taskqueue_spark.offsets import Offsets, admitted, checked, renamed
 from taskqueue_spark.options import ReadOptions
 
@@ -31,21 +31,21 @@ _NO_LIMIT = 2**62
 
 
 class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of a journal. Two offsets always give the same rows, as long as these still exist."""
+    """A stream of a journal. Reading between two offsets always returns the same rows while these still exist."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         options.check(stream=True)
         self._options = options
-        # startingTimestamp is where a query begins; it must not filter the batches after a restart.
+        # The option startingTimestamp defines where a query begins; it must not filter batches after a restart.
         self._choice = choice_of(options, schema)._replace(since=None)
         self._journal: Journal | None = None
         self._until: dict[str, ReadRange] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spark sends the reader to its workers; the open journal stays in this process.
+        # Leave out the open journal: Spark sends the reader to its workers, which open their own.
         return {**self.__dict__, "_journal": None}
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, as those below
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - the methods of this class have Spark's names
         """Return the offsets at which a query without a checkpoint begins."""
         journal, spans = self._now()
         offsets = checked(starting(self._options.starting, spans), spans, fail=self._options.fail)
@@ -57,13 +57,12 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _marked(journal, spans, offsets).plain
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit from the options."""
         if self._options.max_events is None and self._options.max_span is None:
             return ReadAllAvailable()
         return ReadMaxRows(self._options.max_events or _NO_LIMIT)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch. Raises `HistoryMissing`."""
+        """Return the offsets at which the next batch ends. Raises `HistoryMissing`."""
         journal, spans = self._now(quick=True)
         offsets = Offsets.of(start)
         if offsets == {shard: (span.run, span.end) for shard, span in spans.items()}:
@@ -84,13 +83,13 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = self._now()[1]
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the journal, for the progress of the query."""
+        """Return the offsets of the journal's end, for the progress of the query."""
         return Offsets(
             {shard: (span.run, span.end) for shard, span in self._now()[1].items()}
         ).plain
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges between two offsets. Raises `HistoryMissing`."""
+        """Return the partitions to read between two offsets. Raises `HistoryMissing`."""
         journal, spans = self._now()
         begin, ends = Offsets.of(start), Offsets.of(end)
         former = renamed(begin, {shard: run for shard, (run, _) in ends.items()})
@@ -118,15 +117,14 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def _parts(self, journal: Journal, part: Range, low: int) -> list[InputPartition]:
-        """Return the ranges of one shard. ``low``: the position up to which it was read."""
-        if part.end < low and part.mark:  # the shard was rolled back
+        """Return the partitions that read one shard. ``low``: the position up to which the shard was read before."""
+        if part.end < low and part.mark:  # the store was restored with fewer transitions
             return [ReadPartition(part._replace(start=part.end), last=False)]
         if part.start != low:
             part = part._replace(mark="")
         return parts_of(journal, part, self._options.splits, last=part.start < part.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a range. Raises `HistoryMissing`."""
         if not isinstance(partition, ReadPartition):
             return
         watch = Watch.GAPS if self._options.fail else Watch.NOTHING
@@ -136,10 +134,9 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield from journal.missing(partition.range, self._choice)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the settings of a journal alone determine how long it keeps transitions."""
+        """Do nothing: only the settings of a journal determine how long it keeps transitions."""
 
     def stop(self) -> None:
-        """Close the journal."""
         if self._journal is not None:
             journal, self._journal = self._journal, None
             journal.close()
@@ -164,7 +161,7 @@ class JournalStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _marked(
     journal: Journal, spans: dict[str, ReadRange], offsets: Offsets, known: Offsets | None = None
 ) -> Offsets:
-    """Add the mark of each position; for a position in ``known``, its mark from there."""
+    """Add the mark of each position to ``offsets``. For a position that ``known`` contains, copy its mark."""
     for shard, position in offsets.items():
         if known is not None and known.get(shard) == position:
             mark = known.marks.get(shard, "")

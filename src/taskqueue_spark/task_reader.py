@@ -1,13 +1,14 @@
 """Reading the current content of the store: dead letters, and live tasks.
 
-Reading delivers and changes nothing. A read has one Spark partition per queue. Its rows are read one page after
-another, so they are no snapshot: the column ``as_of`` is the time at which a row was read.
+Reading delivers and changes nothing. A read has one Spark partition per queue. Its rows are read page by page, so
+together they are no snapshot: the column ``as_of`` is the time at which a row was read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Literal, Self, cast
 
 import msgspec
@@ -22,6 +23,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
 from taskqueue_core.tasks import DeadLetter, State
 from taskqueue_redis.task_listing import Listed, TaskLister
+from taskqueue_spark.async_items import items_of
 from taskqueue_spark.option_values import OptionValues
 from taskqueue_spark.sink.store import STORE_OPTIONS, SparkStore
 
@@ -43,12 +45,12 @@ DEAD_LETTERS = _struct(
     ("deadline", _TIME), ("max_attempts", _WHOLE), ("history", spark.ArrayType(_FAILURE)), ("as_of", _TIME),
     nullable=_OPTIONAL,
 )  # fmt: skip
-"""one row per dead letter, with the names of `taskqueue_core.tasks.DeadLetter` and its task"""
+"""schema of one row per dead letter, with the names of `taskqueue_core.tasks.DeadLetter` and of its task"""
 TASKS = _struct(
     ("key", _TEXT), ("task_id", _TEXT), ("state", _TEXT), ("attempt", _WHOLE), ("losses", _WHOLE), *_OWNERS,
     ("since", _TIME), ("as_of", _TIME), nullable=_OPTIONAL,
 )  # fmt: skip
-"""one row per task. A shard of a queue has its own key, as in a journal. ``since``: see `Listed`"""
+"""schema of one row per task. Each shard of a queue has its own key, as in a journal. ``since``: see `Listed`"""
 _SCHEMAS = {"dead_letters": DEAD_LETTERS, "tasks": TASKS}
 _PAGE = 200
 _LIVE = frozenset(state for state in State if state.live)
@@ -56,22 +58,22 @@ _US = 1_000_000
 
 
 class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The resource to read, and of which queues."""
+    """The resource to read, and the queues and states to which the read is restricted."""
 
     store: SparkStore
     resource: Literal["dead_letters", "tasks"]
     keys: tuple[str, ...] | None = None
-    """these queues; ``None`` for all"""
+    """the queues to read; ``None``: all queues"""
     states: frozenset[State] = _LIVE
 
     @property
     def schema(self) -> spark.StructType:
-        """The columns of the resource."""
+        """The columns of the resource, as a Spark schema."""
         return _SCHEMAS[self.resource]
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
-        """Read options. Raises `InvalidInput` or `ConfigurationError`."""
+        """Convert the options that Spark passes. Raises `InvalidInput` or `ConfigurationError`."""
         given = OptionValues(options, ("resource", "keys", "states", *STORE_OPTIONS))
         resource = given.choice("resource", *_SCHEMAS)
         keys, states, store = given.names("keys"), given.names("states"), SparkStore.read(options)
@@ -94,29 +96,24 @@ class TasksOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _QueuePartition(InputPartition):
-    """The rows of one queue."""
+    """A partition with the rows of one queue."""
 
 
 class StoreReader(DataSourceReader):
-    """A reader of dead letters or live tasks."""
+    """A batch reader of dead letters or live tasks."""
 
-    def __init__(self, options: TasksOptions, schema: spark.StructType) -> None:
-        """Read the columns of ``schema``, in its order. Raises `InvalidInput` for an unknown column."""
-        types = {field.name: field.dataType for field in options.schema.fields}
+    def __init__(self, options: Mapping[str, str], schema: spark.StructType) -> None:
+        """Read the columns of ``schema``, in its order. Raises `InvalidInput` or `ConfigurationError`."""
+        self._options = TasksOptions.read(options)
+        self._schema = schema
+        types = {field.name: field.dataType for field in self._options.schema.fields}
         for field in schema.fields:
             if types.get(field.name) != field.dataType:
-                column, allowed = f"column {field.name[:100]}", f"columns of {options.resource}"
+                column = f"column {field.name[:100]}"
+                allowed = f"columns of {self._options.resource}"
                 raise InvalidInput(column, "another name or type", allowed)
-        self._options = options
-        self._schema = schema
-
-    @classmethod
-    def of(cls, options: Mapping[str, str], schema: spark.StructType) -> Self:
-        """Read the options and check the schema. Raises `InvalidInput` or `ConfigurationError`."""
-        return cls(TasksOptions.read(options), schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for each queue."""
         with asyncio.Runner() as runner:
             keys = self._options.keys or runner.run(self._queues())
         return [_QueuePartition(key) for key in keys]
@@ -130,23 +127,19 @@ class StoreReader(DataSourceReader):
             return await control_of(backend).queues()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a queue."""
-        if not isinstance(partition, _QueuePartition):  # Spark makes one if there are no queues
+        if not isinstance(partition, _QueuePartition):  # there is no queue
             return
         pages = self._tasks if self._options.resource == "tasks" else self._dead_letters
         arrow = to_arrow_schema(self._schema, timezone="UTC")
-        result = pages(str(partition.value))
-        with asyncio.Runner() as runner:
-            try:
-                while (rows := runner.run(_next(result))) is not None:
-                    columns = [[row[name] for row in rows] for name in arrow.names]
-                    arrays = [
-                        pa.array(values, field.type)
-                        for values, field in zip(columns, arrow, strict=True)
-                    ]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=arrow)
-            finally:
-                runner.run(result.aclose())
+        with (
+            asyncio.Runner() as runner,
+            closing(items_of(runner, pages(str(partition.value)))) as groups,
+        ):
+            for rows in groups:
+                arrays = [
+                    pa.array([row[field.name] for row in rows], field.type) for field in arrow
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
     async def _tasks(self, key: str) -> Any:
         async with TaskLister(self._options.store.redis_settings()) as lister:
@@ -160,19 +153,15 @@ class StoreReader(DataSourceReader):
                 yield [_dead_letter_row(dead_letter) | {"as_of": now} for dead_letter in page]
 
 
-async def _next(pages: AsyncIterator[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
-    return await anext(pages, None)
-
-
 async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
-    """Yield pages with each dead letter that exists at the beginning, once, also while some are redriven.
+    """Yield the dead letters that exist at the beginning in pages, each once, even if some are redriven meanwhile.
 
-    Tasks that become dead letters in the meantime may be included.
+    Tasks that become dead letters during the read may be included.
     """
     dead_letters, observed, after = dead_letters_of(backend), set[str](), None
     await backend.health()  # a remote backend learns the server's clock from its first response
     while page := await dead_letters.list(key, limit=_PAGE, after=after):
-        # If the last dead letter of a page was redriven, the pages start from the beginning.
+        # If the last dead letter of a page was redriven, the next page starts from the beginning again.
         fresh = [dead_letter for dead_letter in page if dead_letter.task.id not in observed]
         observed.update(dead_letter.task.id for dead_letter in fresh)
         if fresh:
@@ -185,19 +174,12 @@ async def _pages(backend: Backend, key: str) -> AsyncIterator[list[DeadLetter]]:
 def _dead_letter_row(dead_letter: DeadLetter) -> dict[str, Any]:
     task = dead_letter.task
     return {
-        "key": task.key,
+        **msgspec.structs.asdict(task),
+        **msgspec.structs.asdict(dead_letter),
         "task_id": task.id,
-        "attempt": dead_letter.attempt,
-        "losses": dead_letter.losses,
-        "reason": dead_letter.reason,
         "failed_at": round(dead_letter.failed_at * _US),
-        "payload": task.payload,
         "headers": list(task.headers.items()),
-        "priority": task.priority,
-        "tenant": task.tenant,
-        "ordering_key": task.ordering_key,
         "deadline": None if task.deadline is None else round(task.deadline * _US),
-        "max_attempts": task.max_attempts,
         "history": [
             {"attempt": failure.attempt, "at": round(failure.at * _US), "error": failure.error}
             for failure in dead_letter.history

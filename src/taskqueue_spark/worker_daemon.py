@@ -1,7 +1,4 @@
-"""The process that forks Spark's Python workers. It imports what they need once, which halves their start-up time.
-
-Spark starts this module by its name, which `session` sets.
-"""
+"""The process that forks Spark's Python workers. It imports modules before the fork, which halves the start-up time."""
 
 from __future__ import annotations
 

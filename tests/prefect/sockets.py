@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,10 +79,17 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     async def read(name: str) -> object:
         state = SimpleNamespace(
             id=STATE,
+            timestamp=datetime.now(UTC),
             is_scheduled=lambda: True,
-            state_details=SimpleNamespace(deferred=True),
+            state_details=SimpleNamespace(deferred=True, scheduled_time=None),
         )
-        return SimpleNamespace(id=name, state=state, model_dump_json=lambda: json.dumps(SAID))
+        return SimpleNamespace(
+            id=name,
+            task_key=KEY,
+            name="run",
+            state=state,
+            model_dump_json=lambda: json.dumps(SAID),
+        )
 
     monkeypatch.setattr(task_runs, "read", read)
     return Place()

@@ -17,7 +17,7 @@ from taskqueue_prefect import task_runs
 from taskqueue_prefect.names import connection_of
 from taskqueue_prefect.reconcile import Reconciler
 from taskqueue_prefect.settings import PrefectSettings
-from taskqueue_prefect.task_runs import AcceptedRun
+from taskqueue_prefect.task_runs import AcceptedRun, Run
 
 AGAIN = {State.WAITING, State.SCHEDULED}
 GRACE, HELD, REMEMBER = 30.0, 3600.0, 7200.0
@@ -39,14 +39,8 @@ class Place:
 
     def run(self, key: str = "k", age: float = 0) -> Any:
         """Add a run that was scheduled some seconds ago."""
-        details = SimpleNamespace(deferred=True, scheduled_time=None)
-        state = SimpleNamespace(
-            id=uuid4(),
-            timestamp=datetime.now(UTC) - timedelta(seconds=age),
-            is_scheduled=lambda: True,
-            state_details=details,
-        )
-        run = SimpleNamespace(id=uuid4(), task_key=key, name="run", state=state)
+        scheduled = datetime.now(UTC) - timedelta(seconds=age)
+        run = Run(uuid4(), key, "run", str(uuid4()), scheduled, deferred=True, due_at=None)
         self.runs.append(run)
         return run
 
@@ -65,7 +59,7 @@ class Place:
         await self.backend.publisher.publish(task)
         worker = self.backend.subscribe([task.key], by)
         (delivery,) = (await worker.receive(1, 0)).deliveries
-        word = msgspec.json.encode(AcceptedRun(worker=by, state=task_runs.state_id(run)))
+        word = msgspec.json.encode(AcceptedRun(worker=by, state=run.state_id))
         await worker.ack(delivery, results=[word])
         return worker
 
@@ -103,8 +97,8 @@ async def test_one_that_cannot_be_put_in(place: Place, caplog: pytest.LogCapture
     settings = await place.control.settings("full")
     await place.control.configure("full", settings.model_copy(update={"capacity": 2}))
     crowd = [place.run("full") for _ in range(220)]
-    odd = place.run()
-    odd.name = "\ud800"
+    odd = place.run()._replace(name="\ud800")
+    place.runs[-1] = odd
     live = [place.run(f"live-{n}") for n in range(3)]
     await place.pass_by(0)
     for _ in range(3):
@@ -179,9 +173,15 @@ async def test_what_was_ended_by_hand(place: Place) -> None:
 
 def test_an_entry_says_little() -> None:
     """Row E8: an entry names its run and state, however large the run is."""
-    run = Place().run()
-    run.task_inputs = {"x": "y" * 2_000_000}
-    task = task_runs.task_of(run)
+    state = SimpleNamespace(
+        id=uuid4(),
+        timestamp=datetime.now(UTC),
+        is_scheduled=lambda: True,
+        state_details=SimpleNamespace(deferred=True, scheduled_time=None),
+    )
+    large = {"x": "y" * 2_000_000}
+    run: Any = SimpleNamespace(id=uuid4(), task_key="k", name="run", state=state, task_inputs=large)
+    task = task_runs.task_of(Run.of(run))
     assert isinstance(task, Task)
     assert len(task.payload) < 300
     assert task_runs.foreign_reason(task) is None

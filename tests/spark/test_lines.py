@@ -17,7 +17,7 @@ from taskqueue_core.tasks import Task
 from taskqueue_memory import MemoryBackend, MemorySettings
 from taskqueue_spark.batch_reader import has_fewer_rows
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS
-from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
+from taskqueue_spark.journals.contract import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.lines import LinesJournal
 from taskqueue_spark.options import ReadOptions
 from tests.spark.journaling import START, line

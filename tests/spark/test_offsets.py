@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from taskqueue_core.errors import InvalidInput
-from taskqueue_spark.journals import HistoryMissing, Journal, ReadRange
+from taskqueue_spark.journals.contract import HistoryMissing, Journal, ReadRange
 from taskqueue_spark.offsets import Offsets, admitted, checked
 
 

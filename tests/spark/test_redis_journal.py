@@ -14,7 +14,7 @@ from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.tasks import Task
 from taskqueue_redis.journal.reader import JournalEntry, JournalSteps, RedisJournalReader
 from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, batch_of
-from taskqueue_spark.journals import Choice, HistoryMissing, Range, Watch
+from taskqueue_spark.journals.contract import Choice, HistoryMissing, Range, Watch
 from taskqueue_spark.journals.redis import RedisJournal
 from tests.redis.backends import opened, take
 from tests.redis.clusters import Cluster

@@ -91,18 +91,18 @@ def test_names_of_shards_and_unknown_names(told: dict[str, str]) -> None:
     """A journal's name of a shard means its queue; who is not dead is passed over; no rows are not all rows (G8)."""
     text = spark_types.StringType()
     schema = spark_types.StructType().add("key", text).add("task_id", text)
-    writer = RedriveWriter.of(told, schema)
+    writer = RedriveWriter(told, schema)
     assert writer.write(iter(())) == Moved(0, 0)
     assert writer.write(batches()) == Moved(0, 0)
     assert ledger(told, "a").dead == NUMBER
     shard = "spread:s1@1x2-0000"
     assert writer.write(batches((shard, "t1"), ("a", "t2"), ("a", "x"))) == Moved(2, 1)
     assert ledger(told, "spread").waiting == 1
-    discarding = RedriveWriter.of(told | {"action": "discard", "queue": "b"}, schema)
+    discarding = RedriveWriter(told | {"action": "discard", "queue": "b"}, schema)
     assert discarding.write(batches((None, "t1"), ("b", "t2"), ("a", "t2"))) == Moved(2, 1)
     assert ledger(told, "b") == Ledger(published=NUMBER, dead=NUMBER - 2, discarded=2)
     for key, task_id, field in ((None, "t3", "key"), ("a", None, "task_id")):
         with pytest.raises(InvalidInput, match=f"{field}: got NoneType"):
             writer.write(batches((key, task_id)))
     with pytest.raises(InvalidInput, match="column reason: got an unknown column"):
-        RedriveWriter.of(told, spark_types.StructType([*schema.fields]).add("reason", text))
+        RedriveWriter(told, spark_types.StructType([*schema.fields]).add("reason", text))

@@ -25,7 +25,7 @@ from taskqueue_core.tasks import Task
 from taskqueue_redis import RedisBackend, RedisSettings
 from taskqueue_redis.scripts.runner import Partitions
 from taskqueue_spark.columns import TRANSITIONS
-from taskqueue_spark.pipeline.tables import read_damaged, read_transitions
+from taskqueue_spark.pipeline.tables import read, read_transitions
 from taskqueue_spark.service import StreamOptions, Summary, batches, run
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.state import ServiceState, load
@@ -166,7 +166,7 @@ def test_replaced_stores_and_missing_numbers(spark: SparkSession, tmp_path: Path
     assert (state.gaps[-1].kind, state.gaps[-1].number) == ("back", 1)
     assert state.books["later"].live == {"waiting": 2}
     assert archived(options.out).num_rows == state.transitions + 1 == 12
-    assert read_damaged(spark, options.out).count() == 1
+    assert read(spark, options.out, "damaged").count() == 1
 
 
 def until_asked(spark: SparkSession, options: StreamOptions, rows: int) -> Summary:

@@ -22,9 +22,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.batch_reader import FilteringReader, JournalReader, read_journal, spark_schema
-from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS, distinct
-from taskqueue_spark.journals import HistoryMissing
+from taskqueue_spark.columns import DAMAGED, MISSING, TRANSITIONS
+from taskqueue_spark.journals.contract import HistoryMissing
 from taskqueue_spark.options import ReadOptions
+from taskqueue_spark.pipeline import tables
 from taskqueue_spark.source import TaskQueueDataSource
 from tests.redis.clusters import Cluster
 from tests.redis.servers import RedisServer
@@ -207,7 +208,7 @@ def test_spark_reads_files(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
     (tmp_path / "copy.jsonl").write_bytes(b"".join(lines[30:]))
     (tmp_path / "empty.jsonl").write_bytes(b"")
-    found = distinct(read_journal(spark, {"path": str(tmp_path)})).groupBy("event").count()
+    found = tables.distinct(read_journal(spark, {"path": str(tmp_path)})).groupBy("event").count()
     assert sorted(found.collect()) == [(DAMAGED, 1), ("published", 49)]
     (tmp_path / "none").mkdir()
     assert read_journal(spark, {"path": str(tmp_path / "none")}).count() == 0

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_spark.batch_reader import spark_schema
-from taskqueue_spark.journals import HistoryMissing
+from taskqueue_spark.journals.contract import HistoryMissing
 from taskqueue_spark.offsets import Offsets
 from taskqueue_spark.source import TaskQueueDataSource
 from taskqueue_spark.stream_reader import JournalStream

@@ -90,7 +90,7 @@ def test_a_snapshot_is_the_journal_by_date_and_apart_what_was_damaged(
         found = tables.read_transitions(spark, tmp_path)
         assert found.toArrow().schema.remove_metadata().equals(_nullable())
         assert seqs(found) == [1, 2, 4]
-        (damaged,) = tables.read_damaged(spark, tmp_path).collect()
+        (damaged,) = tables.read(spark, tmp_path, "damaged").collect()
         assert (damaged.seq, damaged.reason) == (3, "no JSON")
     days = {path.name for path in (tmp_path / "transitions").iterdir() if path.is_dir()}
     assert days == {"date=2026-11-21", "date=2026-11-22"}
@@ -116,15 +116,15 @@ def test_a_folder_that_is_not_shared_is_refused(
     with pytest.raises(ConfigurationError, match=r"of 1 rows .* 0 are in .*same path"):
         tables.snapshot(frame(spark, row(1)), first)
     assert tables.rows(first, "one") == 3
-    assert not tables.there(first, "transitions")
+    assert not (first / "transitions").exists()
 
 
 def test_an_empty_journal_is_one_too(spark: SparkSession, tmp_path: Path) -> None:
     """No rows, no day and nothing damaged: read back as that (G10)."""
     assert tables.snapshot(frame(spark), tmp_path) == tables.Snapshot(0, 0)
     assert tables.read_transitions(spark, tmp_path).count() == 0
-    assert tables.read_damaged(spark, tmp_path).count() == 0
-    assert tables.read_damaged(spark, tmp_path / "nowhere").count() == 0
+    assert tables.read(spark, tmp_path, "damaged").count() == 0
+    assert tables.rows(tmp_path / "nowhere", "damaged") == 0
 
 
 def test_a_table_is_replaced_whole_and_what_was_read_can_be_finished(

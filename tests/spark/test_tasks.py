@@ -30,7 +30,7 @@ async def read(options: Mapping[str, str], *names: str) -> Rows:
     schema = task_reader.TasksOptions.read(options).schema
     if names:
         schema = spark.StructType([schema[name] for name in names])
-    reader = task_reader.StoreReader.of(options, schema)
+    reader = task_reader.StoreReader(options, schema)
 
     def rows() -> Rows:
         batches = (reader.read(partition) for partition in reader.partitions())
@@ -84,8 +84,8 @@ async def test_live_tasks(redis_server: RedisServer, redis_prefix: str) -> None:
         ended = await read(told | {"states": "done,dead,cancelled", "keys": "k,none"}, "task_id")
         assert sorted(row["task_id"] for row in ended) == ["dead", "done", "gone"]
     with pytest.raises(InvalidInput, match="column payload"):
-        task_reader.StoreReader.of(told, spark.StructType().add("payload", spark.BinaryType()))
-    nobody = task_reader.StoreReader.of(told, task_reader.TASKS)
+        task_reader.StoreReader(told, spark.StructType().add("payload", spark.BinaryType()))
+    nobody = task_reader.StoreReader(told, task_reader.TASKS)
     assert list(nobody.read(InputPartition(None))) == []
 
 
@@ -167,7 +167,7 @@ async def test_dead_letters_while_some_are_redriven(
         await backend.publisher.publish(*(Task(key="k", id=f"t{n}") for n in range(500)))
         for one in (await w.receive(500, 5)).deliveries:
             await w.dead_letter(one, "enough")
-        reader = task_reader.StoreReader.of(
+        reader = task_reader.StoreReader(
             told, spark.StructType([task_reader.DEAD_LETTERS["task_id"]])
         )
         (partition,) = await asyncio.to_thread(reader.partitions)
@@ -197,7 +197,7 @@ async def test_dead_letters_of_shards_while_some_die(
             later = [last, before.pop(), before.pop()]
             for one in before:
                 await worker.dead_letter(one, "enough")
-            reader = task_reader.StoreReader.of(
+            reader = task_reader.StoreReader(
                 told, spark.StructType([task_reader.DEAD_LETTERS["task_id"]])
             )
             (partition,) = await asyncio.to_thread(reader.partitions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,10 +13,7 @@ from taskqueue_spark.cli.options import EngineOptions, PipelineOptions, option
 from taskqueue_spark.cli.output import print_counts
 from taskqueue_spark.cli.session import work
 from taskqueue_spark.cli.snapshots import backend_name, open_snapshot, store_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
+from taskqueue_spark.cli.spark_types import DataFrame, SparkSession
 
 _FORMATS = {
     ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv",
@@ -56,7 +53,10 @@ def load(
     second run, also after a crash, publishes nothing twice: each id is published once, while its task exists and for
     the queue's dedupe_window afterwards.
     """
-    reader = kind or _format_of(path)
+    reader = kind or _FORMATS.get(path.suffix.lower())
+    if reader is None:
+        allowed = "--format, or .parquet, .jsonl or .csv"
+        raise InvalidInput("FILE", "a file name without a known extension", allowed)
     with work(options) as running:
         from taskqueue_spark.sink.writer import publish  # noqa: PLC0415 - Spark is slow to import
 
@@ -82,8 +82,8 @@ def _read(spark: SparkSession, path: Path, kind: str) -> DataFrame:
 
 
 def as_tasks(rows: DataFrame, id_column: str) -> DataFrame:
-    """Return rows with the columns of the sink. Raises `InvalidInput` if the column with the ids is missing."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name
+    """Return rows with the columns that the sink expects. Raises `InvalidInput` if ``id_column`` does not exist."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's documentation uses this name
 
     from taskqueue_spark.sink.tasks import COLUMNS  # noqa: PLC0415
 
@@ -156,16 +156,8 @@ def redrive(
 
 
 def _store(option: str | None) -> dict[str, str]:
-    """Return the options of the named or configured store; for the memory backend, those of the server."""
+    """Return Spark's options for the named or configured store; for the memory backend, those for the server."""
     name = backend_name(option)
     if name == "redis":
         return store_options()
     return {"backend": "server" if name == "memory" else option or load_settings(Settings).backend}
-
-
-def _format_of(path: Path) -> str:
-    name = _FORMATS.get(path.suffix.lower())
-    if name is None:
-        allowed = "--format, or .parquet, .jsonl or .csv"
-        raise InvalidInput("FILE", "a file name without a known extension", allowed)
-    return name

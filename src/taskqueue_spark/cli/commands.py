@@ -1,6 +1,6 @@
-"""The group of commands ``taskqueue pipeline``, and the options that they share.
+"""The group of commands ``taskqueue pipeline``, and the options that the commands share.
 
-Every call of ``taskqueue`` imports this package, so it imports neither Spark nor anything else that is slow to import.
+Every call of ``taskqueue`` imports this package, so it must not import Spark or any other slow module.
 """
 
 from __future__ import annotations
@@ -24,34 +24,25 @@ _EPILOG = (
     "Redis, or TASKQUEUE_MEMORY_JOURNAL=FILE with the memory backend. The exit code is 1 if "
     "a check finds a loss, an imbalance or a violation."
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "report": report.report,
-    "snapshot": tables.snapshot,
-    "audit": tables.audit,
-    "history": tables.history,
-    "latency": tables.latency,
-    "throughput": tables.throughput,
-    "fairness": tables.fairness,
-    "failures": tables.failures,
-    "capacity": tables.capacity,
-    "load": bulk.load,
-    "redrive": bulk.redrive,
-    "stream": stream.stream,
-}
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    report.report, tables.snapshot, tables.audit, tables.history, tables.latency, tables.throughput, tables.fairness,
+    tables.failures, tables.capacity, bulk.load, bulk.redrive, stream.stream,
+)  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the group of commands to ``app``."""
     group = typer.Typer(
         name="pipeline", help=_HELP, epilog=_EPILOG, no_args_is_help=True, rich_markup_mode="rich"
     )
-    for name, command in _COMMANDS.items():
-        group.command(name=name, help=paragraphs(command.__doc__))(_with_shared_options(command))
+    for command in _COMMANDS:
+        help_text = paragraphs(command.__doc__)
+        group.command(name=command.__name__, help=help_text)(_with_shared_options(command))
     app.add_typer(group)
 
 
 def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the first parameter of a command, a class of options, by one parameter for each field of the class."""
+    """Replace the first parameter of a command, a class of options, by one parameter for each field of that class."""
     hints = get_type_hints(command, include_extras=True)
     first, *own = (
         parameter.replace(annotation=hints[parameter.name])
@@ -59,7 +50,7 @@ def _with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     kind: type[EngineOptions] = first.annotation
     annotations = get_type_hints(kind, include_extras=True)
-    # The options of Spark come last.
+    # List the options for Spark last.
     names = sorted(annotations, key=EngineOptions.__annotations__.__contains__)
     defaults = {field.name: field.default for field in fields(kind)}
 

@@ -1,11 +1,11 @@
-"""Options that the commands of the pipeline share: where the journal is, which part of it, and where Spark runs."""
+"""Options that the commands of the pipeline share: the source and part of the journal, and where Spark runs."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,44 +16,43 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 
 _AGO = re.compile(r"([0-9]{1,7})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_FROM, _ENGINE = "Where the journal is", "Where Spark runs"
 
 
 def option(metavar: str, text: str, *names: str, panel: str | None = None) -> Any:
-    """Return an option whose help does not show its default."""
+    """Return an option that does not show its default in the help."""
     return typer.Option(
         *names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False
     )
 
 
+_source = partial(option, panel="Where the journal is")
+_engine = partial(option, panel="Where Spark runs")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Where Spark runs. Raises `InvalidInput` and `ConfigurationError`."""
+    """Options for where Spark runs. Raises `InvalidInput` and `ConfigurationError`."""
 
     master: Annotated[
         str | None,
-        option(
+        _engine(
             "URL",
             "Spark master, for example spark://host:7077. Default: all cores of this machine.",
-            panel=_ENGINE,
         ),
     ] = None
     remote: Annotated[
         str | None,
-        option("URL", "Spark Connect server, for example sc://host:15002.", panel=_ENGINE),
+        _engine("URL", "Spark Connect server, for example sc://host:15002."),
     ] = None
     conf: Annotated[
         list[str] | None,
-        option(
-            "NAME=VALUE",
-            "Spark setting, for example spark.driver.memory=4g; may be repeated.",
-            panel=_ENGINE,
+        _engine(
+            "NAME=VALUE", "Spark setting, for example spark.driver.memory=4g; may be repeated."
         ),
     ] = None
     as_json: AsJson = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
         if self.master and self.remote:
             raise ConfigurationError("--master and --remote: both are set; allowed: one of them")
         _ = self.spark_settings
@@ -71,7 +70,7 @@ class EngineOptions:
 
     @property
     def distributed(self) -> bool:
-        """Whether Spark may use other machines than this one."""
+        """Whether Spark may run on other machines."""
         named = (self.spark_settings.get(f"spark.{name}") for name in ("master", "remote"))
         urls = filter(None, (self.master, self.remote, *named))
         return any(not url.startswith("local") for url in urls)
@@ -79,28 +78,25 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions(EngineOptions):
-    """Where Spark runs, and where the journal is. Raises `InvalidInput` and `ConfigurationError`."""
+    """Options for where Spark runs and where the journal is. Raises `InvalidInput` and `ConfigurationError`."""
 
     backend: Annotated[
         str | None,
-        option(
+        _source(
             "NAME",
-            "Backend whose journal is read: redis, with its TASKQUEUE_REDIS_... settings. "
-            "Default: TASKQUEUE_BACKEND.",
-            panel=_FROM,
+            "Backend whose journal is read: redis, with its TASKQUEUE_REDIS_... settings. Default: TASKQUEUE_BACKEND.",
         ),
     ] = None
     journal: Annotated[
         Path | None,
-        option("PATH", "Journal file of a memory backend, or a folder of such files.", panel=_FROM),
+        _source("PATH", "Journal file of a memory backend, or a folder of such files."),
     ] = None
     saved: Annotated[
         Path | None,
-        option(
+        _source(
             "DIR",
             "Folder written by an earlier --out: a snapshot, or the archive of `stream`.",
             "--from",
-            panel=_FROM,
         ),
     ] = None
     out: Annotated[
@@ -120,7 +116,6 @@ class PipelineOptions(EngineOptions):
     ] = None
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         if sum(value is not None for value in (self.backend, self.journal, self.saved)) > 1:
             raise ConfigurationError(
@@ -130,12 +125,12 @@ class PipelineOptions(EngineOptions):
 
     @cached_property
     def start(self) -> datetime | None:
-        """The time of ``--since``."""
+        """The time of the option ``--since``; ``None`` if it is not set."""
         return _parse_time("since", self.since)
 
     @cached_property
     def end(self) -> datetime | None:
-        """The time of ``--until``."""
+        """The time of the option ``--until``; ``None`` if it is not set."""
         return _parse_time("until", self.until)
 
 

@@ -19,7 +19,7 @@ _LONGEST = 70
 
 
 def print_outcome(outcome: Outcome) -> None:
-    """Print the title of an outcome in its colour."""
+    """Print the title of an outcome in green, yellow or red."""
     colour = "green" if outcome.kind == "balanced" else "yellow" if outcome.ok else "red"
     console.print(Text(outcome.title, f"bold {colour}"))
 
@@ -35,7 +35,7 @@ def print_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
 def print_table(
     rows: Sequence[dict[str, Any]], columns: Sequence[str], *, of: int | None = None
 ) -> None:
-    """Print some columns of rows. ``of``: the total number of rows."""
+    """Print the named columns of the first rows. ``of``: total number of rows, if ``rows`` are only some of them."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, name in enumerate(columns):
         number = any(isinstance(row.get(name), int | float) for row in rows)

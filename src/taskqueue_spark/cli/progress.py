@@ -1,37 +1,38 @@
-"""The progress display of a command: finished stages, and the progress of the current one."""
+"""The progress display of a command: a line for each finished stage, and a progress bar for the current one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 Done = tuple[int, int]
-"""number of finished Spark tasks, and of all"""
+"""number of finished Spark tasks, and total number of Spark tasks"""
 
 
+@dataclass
 class Stage:
-    """One stage. Its ``note`` is printed next to its name when it ends."""
+    """A stage of a command. When the stage ends, its ``note`` is printed next to its name."""
 
-    def __init__(self) -> None:
-        self.note = ""
+    note: str = ""
 
 
 class Stages:
-    """The display of stages on stderr: a progress bar on a terminal, and a line for each finished stage."""
+    """A display of stages on stderr: a line for each finished stage, and on a terminal a progress bar."""
 
     def __init__(self, console: Console | None = None) -> None:
-        """Print to a console. ``watch`` returns the progress; it is set once Spark has started."""
+        """Print to ``console``, by default stderr. The caller sets ``watch`` to a function that reads the progress."""
         self._console = console or Console(stderr=True, highlight=False)
         self.watch: Callable[[], Done | None] = lambda: None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
-        """Show a stage while the context is open, and print its note and duration at the end."""
+        """Show a stage until the context ends; then print the stage's note and duration."""
         stage = Stage()
         began = time.monotonic()
         with self._bar(name):
@@ -45,7 +46,7 @@ class Stages:
         )
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Print a line."""
+        """Print a line of text."""
         self._console.print(Text(text, style), soft_wrap=True)
 
     def _bar(self, name: str) -> AbstractContextManager[object]:
@@ -66,12 +67,11 @@ class Stages:
 
 
 class _WatchedProgress(Progress):
-    """A progress bar that asks for the progress whenever it is drawn."""
+    """A progress bar that reads the current progress whenever it is drawn."""
 
     watch: Callable[[], Done | None]
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """Return the bar with the current progress."""
         if self.tasks and (done := self.watch()):
             count, total = done
             text = f"{count:,} of {total:,} tasks"

@@ -1,4 +1,4 @@
-"""``taskqueue pipeline report``: all results on one page."""
+"""The command ``taskqueue pipeline report``: one page with all results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def report(
             length = int(content.length_of(extent.seconds, 60, least=1))
             build.wishes = msgspec.structs.replace(build.wishes, window=f"{length} seconds")
             stage.note = f"{extent.seconds:,.1f} s, {extent.workers} workers"
-        build.all(stages)
+        build.all(stages.stage)
         with stages.stage("report") as stage:
             fields = content.report_content(
                 build, opened.damaged, _source_name(opened), _source_options(opened)
@@ -73,7 +73,8 @@ def report(
     else:
         print_outcome(outcome)
         console.print(Text(str(html)), soft_wrap=True)
-    if show and _has_display():
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if show and (display or sys.platform == "darwin"):
         with contextlib.suppress(webbrowser.Error):
             webbrowser.open(html.as_uri())
     if not outcome.ok:
@@ -89,12 +90,6 @@ def _source_name(opened: OpenSnapshot) -> str:
 
 
 def _source_options(opened: OpenSnapshot) -> str:
-    """Return the options that open the same snapshot again."""
+    """Return the options with which another command opens the same snapshot."""
     near = os.path.relpath(opened.path.expanduser())
     return shlex.join(["--from", str(opened.path) if near.startswith("..") else near])
-
-
-def _has_display() -> bool:
-    return sys.platform == "darwin" or bool(
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    )

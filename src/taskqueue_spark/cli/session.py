@@ -1,4 +1,4 @@
-"""The Spark session of a command: it starts without output, shows progress, and stops with the command."""
+"""The Spark session of a command. Its output is hidden, its progress is shown, and it stops with the command."""
 
 from __future__ import annotations
 
@@ -11,37 +11,28 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from rich.console import Console
 
-from taskqueue_cli.output import FAILED
+from taskqueue_cli.output import exit_code
 from taskqueue_core import errors
-from taskqueue_core.errors import (
-    BackendUnavailable,
-    ConfigurationError,
-    InvalidInput,
-    PublishUnconfirmed,
-    TaskQueueError,
-)
+from taskqueue_core.errors import ConfigurationError, TaskQueueError
 from taskqueue_spark.cli.options import EngineOptions
 from taskqueue_spark.cli.progress import Done, Stages
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+from taskqueue_spark.cli.spark_types import SparkSession
 
 _EXTRA = {"google", "grpc", "hiredis", "jinja2", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 _OURS = re.compile(r"taskqueue_core\.errors\.([A-Za-z]+): ([^\n]*)")
-_CODES = {2: (ConfigurationError, InvalidInput), 4: (BackendUnavailable, PublishUnconfirmed)}
 _ASIDE = ("WARN", "Using ", "Setting ", "To adjust ")
-"""the beginnings of lines that Spark prints at every start"""
+"""beginnings of lines that Spark prints at every start"""
 _LOG_END = 20_000
 
 
 class SparkFailed(TaskQueueError):
-    """Spark failed. If an error of this package was the cause, ``exit_code`` is the one of that error."""
+    """Raised if Spark fails. ``exit_code`` is that of an error of this package, if one was the cause."""
 
     code = "spark_failed"
 
@@ -50,17 +41,16 @@ class SparkFailed(TaskQueueError):
         self.exit_code = exit_code
 
 
-class Work:
-    """A session and the progress display of a command."""
+class Work(NamedTuple):
+    """The Spark session and the progress display of a command."""
 
-    def __init__(self, spark: SparkSession, stages: Stages) -> None:
-        self.spark = spark
-        self.stages = stages
+    spark: SparkSession
+    stages: Stages
 
 
 @contextmanager
 def explain_missing_modules() -> Iterator[None]:
-    """Turn the error of a missing module into a message with the package to install."""
+    """Turn the error of a missing module into an error that names the package to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -81,10 +71,10 @@ def check_installed() -> None:
 
 @contextmanager
 def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
-    """Start Spark, and stop it at the end of the context. The output of Spark and Java goes to a file.
+    """Start Spark, and stop it at the end of the context. The output of Spark and Java goes to a temporary file.
 
-    ``small``: there is little data, so that compiling does not pay off. Raises `ConfigurationError`, and `SparkFailed`
-    for a failure of Spark, with the end of that file.
+    ``small``: there is little data, so Java should not spend time compiling. Raises `ConfigurationError`, and
+    `SparkFailed` if Spark fails.
     """
     check_installed()
     with explain_missing_modules():
@@ -100,7 +90,7 @@ def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
             with _failures(log), _quiet(log):
                 spark = session("taskqueue pipeline", options.master, options.remote, **conf)
             stage.note = f"{spark.version} at {options.remote or options.master or 'this machine'}"
-        stages.watch = _ProgressReader(spark)
+        stages.watch = partial(_progress, spark)
         try:
             with _failures(log), explain_missing_modules():
                 yield Work(spark, stages)
@@ -111,13 +101,13 @@ def work(options: EngineOptions, *, small: bool = False) -> Iterator[Work]:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Drop the tracebacks that py4j logs in addition to its exceptions, for example after Ctrl-C."""
+    """Return false for a log record of py4j, which logs a traceback in addition to each of its exceptions."""
     return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
 def _open_stages() -> Iterator[Stages]:
-    """Show stages on stderr, for a terminal through a duplicate that `_quiet` does not redirect."""
+    """Yield a display on stderr. For a terminal, duplicate stderr, so that `_quiet` does not redirect the display."""
     if not sys.stderr.isatty():
         yield Stages()
         return
@@ -127,7 +117,7 @@ def _open_stages() -> Iterator[Stages]:
 
 @contextmanager
 def _quiet(log: Path) -> Iterator[None]:
-    """Redirect stderr of this process, and of processes that it starts here, to a file."""
+    """Redirect the stderr of this process, and of the processes that it starts in this context, to a file."""
     sys.stderr.flush()
     retained = os.dup(2)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -143,7 +133,7 @@ def _quiet(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _failures(log: Path) -> Iterator[None]:
-    """Turn errors of Spark into `SparkFailed` with one line."""
+    """Turn Spark's errors into `SparkFailed` with a message of one line."""
     try:
         yield
     except (TaskQueueError, ModuleNotFoundError):
@@ -158,12 +148,12 @@ def _failures(log: Path) -> Iterator[None]:
 
 
 def _error_of(text: str) -> SparkFailed:
-    """Return the error of this package that a Spark error contains, or else its cause or first line."""
+    """Return the error of this package in the text of a Spark error; without one, its cause or first line."""
     if ours := _OURS.findall(text):
         name, message = ours[-1]
         kind = getattr(errors, name, TaskQueueError)
-        code = next((code for code, kinds in _CODES.items() if issubclass(kind, kinds)), FAILED)
-        return SparkFailed(message, exit_code=code)
+        # Only the class of an error decides the exit code, so the error needs no arguments here.
+        return SparkFailed(message, exit_code=exit_code(kind.__new__(kind)))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]
     results = (
@@ -174,20 +164,12 @@ def _error_of(text: str) -> SparkFailed:
     return SparkFailed(f"Spark failed: {results[0]}")
 
 
-class _ProgressReader:
-    """A reader of Spark's progress, which Spark Connect does not offer."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._tracker = None
-        with contextlib.suppress(Exception):
-            self._tracker = spark.sparkContext.statusTracker()
-
-    def __call__(self) -> Done | None:
-        if self._tracker is None:
-            return None
-        with contextlib.suppress(Exception):  # the session may be ending
-            stages = map(self._tracker.getStageInfo, self._tracker.getActiveStageIds())
-            known = [stage for stage in stages if stage is not None]
-            total = sum(stage.numTasks for stage in known)
-            return (sum(stage.numCompletedTasks for stage in known), total) if total else None
-        return None
+def _progress(spark: SparkSession) -> Done | None:
+    """Return Spark's progress; ``None`` if it is unknown, as with Spark Connect and after the end of the session."""
+    with contextlib.suppress(Exception):
+        tracker = spark.sparkContext.statusTracker()
+        stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+        known = [stage for stage in stages if stage is not None]
+        total = sum(stage.numTasks for stage in known)
+        return (sum(stage.numCompletedTasks for stage in known), total) if total else None
+    return None

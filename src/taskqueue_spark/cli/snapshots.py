@@ -1,4 +1,4 @@
-"""The transitions that a command works on: a snapshot of a journal, which is stored or temporary."""
+"""The snapshot of a journal that a command reads, in the folder of ``--out`` or in a temporary folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,53 +14,50 @@ from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.cli.options import PipelineOptions
 from taskqueue_spark.cli.session import Work, check_installed, explain_missing_modules, work
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+from taskqueue_spark.cli.spark_types import DataFrame
 
 _SMALL = 100_000
 """number of transitions below which compiling takes Spark longer than it saves"""
 
 
 class OpenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot with the Spark session that reads it."""
+    """A snapshot of a journal, with the Spark session that reads it."""
 
     work: Work
     path: Path
-    """the folder of the snapshot"""
+    """folder of the snapshot"""
     results: Path
-    """the folder for the results"""
+    """folder for the results"""
     rows: int
     damaged: int
     source: dict[str, str] | None
-    """options of the journal that the snapshot was just read from; ``None`` for a snapshot of ``--from``"""
+    """options of the data source for the journal that was read; ``None`` for a snapshot of ``--from``"""
     behind: dict[str, str] | None
-    """options to read the transitions that follow the snapshot"""
+    """options of the data source for the transitions after the snapshot; ``None`` for a snapshot of ``--from``"""
     options: PipelineOptions
 
     def transitions(self) -> DataFrame:
-        """Return all transitions of the chosen time, of all queues: a check needs each number of the journal."""
+        """Return the transitions of the chosen time. ``--key`` does not apply, because checks need every number."""
         from taskqueue_spark.pipeline import tables  # noqa: PLC0415 - Spark is slow to import
 
         since, until = (None, None) if self.source else (self.options.start, self.options.end)
         return tables.read_transitions(self.work.spark, self.path, since, until)
 
     def of_keys(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of the chosen queues, if the rows have a key."""
+        """Return the rows of the queues that ``--key`` names; all rows if the frame has no column ``key``."""
         if not self.options.keys or "key" not in frame.columns:
             return frame
         return frame.where(frame.key.isin(*self.options.keys))
 
 
 def backend_name(option: str | None) -> str:
-    """Return the name of the backend of an option, or else of the settings."""
+    """Return the name of the backend in ``option``; without it, that of the settings."""
     name = option or load_settings(Settings).backend
     return name.removeprefix("taskqueue_").partition(":")[0]
 
 
 def source_of(options: PipelineOptions) -> dict[str, str]:
-    """Return the options of the data source for a journal. Raises `ConfigurationError` if none is named."""
+    """Return the options of the data source for the journal. Raises `ConfigurationError` if no journal is named."""
     path = options.journal and str(options.journal.expanduser().absolute())
     name = backend_name(options.backend) if path is None else "memory"
     if path is None and (variable := os.environ.get("TASKQUEUE_MEMORY_JOURNAL")):
@@ -84,7 +80,7 @@ def source_of(options: PipelineOptions) -> dict[str, str]:
 def store_options() -> dict[str, str]:
     """Return the options of the configured Redis, so that every process of Spark finds it.
 
-    A URL with a password is not included, because Spark would show it; each process takes it from its environment.
+    A URL with a password is not included, because Spark would show it. Each process reads it from its own environment.
     Raises `ConfigurationError`.
     """
     with explain_missing_modules():
@@ -151,17 +147,16 @@ def open_snapshot(options: PipelineOptions, *, writes: bool = False) -> Iterator
 def _take_snapshot(
     running: Work, source: dict[str, str], path: Path
 ) -> tuple[int, int, dict[str, str]]:
-    """Write a snapshot; return its number of transitions and of damaged entries, and options to read what follows."""
+    """Write a snapshot; return its transitions, its damaged entries, and options to read the following transitions."""
     from taskqueue_spark.batch_reader import pinned, read_journal  # noqa: PLC0415 - Spark is slow to import
-    from taskqueue_spark.columns import distinct  # noqa: PLC0415
     from taskqueue_spark.options import ReadOptions  # noqa: PLC0415
     from taskqueue_spark.pipeline import tables  # noqa: PLC0415
 
     with running.stages.stage("read the journal") as stage:
         end = pinned(ReadOptions.of(source))
         journal = read_journal(running.spark, source | {"endingOffsets": end}, pin=False)
-        # A folder may contain copies of files; Redis returns each transition once.
-        journal = distinct(journal) if source["backend"] == "lines" else journal
+        # A folder of journal files may contain copies of a file; Redis returns each transition once.
+        journal = tables.distinct(journal) if source["backend"] == "lines" else journal
         snapshot = tables.snapshot(journal, path)
         stage.note = f"{snapshot.transitions:,} transitions"
         if snapshot.damaged:

@@ -1,4 +1,4 @@
-"""``taskqueue pipeline stream``: the service that archives a journal and watches it."""
+"""The command ``taskqueue pipeline stream``: a service that archives a journal and raises alerts."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""``taskqueue pipeline snapshot|audit|history|latency|throughput|fairness|failures|capacity``: one table each."""
+"""The commands ``taskqueue pipeline snapshot|audit|history|latency|throughput|fairness|failures|capacity``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -15,12 +15,7 @@ from taskqueue_spark.cli.options import PipelineOptions, option
 from taskqueue_spark.cli.output import print_outcome, print_table
 from taskqueue_spark.cli.session import explain_missing_modules
 from taskqueue_spark.cli.snapshots import OpenSnapshot, open_snapshot, store_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from taskqueue_spark.report.build import ReportBuild
-
+from taskqueue_spark.cli.spark_types import DataFrame, ReportBuild
 
 Window = Annotated[
     str | None,
@@ -48,13 +43,14 @@ Percentile = Annotated[float, typer.Option(help="Share of tasks that must meet t
 def snapshot_tables(
     options: PipelineOptions, *, live: bool | None = False, **wishes: Any
 ) -> Iterator[tuple[OpenSnapshot, ReportBuild]]:
-    """Open a snapshot to build tables from. ``live``: query the store; ``None``: if it is the source of a full journal.
+    """Open a snapshot, and return it with a builder of tables.
 
-    Raises like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
+    ``live``: whether to query the store; ``None``: query it if the whole journal was read from it. ``wishes``:
+    parameters of the tables. Raises like `open_snapshot`, and `InvalidInput` for ``wishes`` before Spark starts.
     """
     with explain_missing_modules():
-        from taskqueue_spark.report.build import ReportBuild, Wishes  # noqa: PLC0415 - Spark is slow to import
-    checked = Wishes(**wishes, whole=options.start is None)
+        from taskqueue_spark.report import build  # noqa: PLC0415 - Spark is slow to import
+    checked = build.Wishes(**wishes, whole=options.start is None)
     with open_snapshot(options, writes=True) as opened:
         from_redis = opened.source is not None and opened.source["backend"] == "redis"
         if live and not from_redis:
@@ -62,7 +58,10 @@ def snapshot_tables(
         query = from_redis and options.end is None if live is None else live
         store = store_options() if query else None
         checked = msgspec.structs.replace(checked, store=store, behind=opened.behind)
-        yield opened, ReportBuild(opened.transitions(), opened.results, checked, opened.of_keys)
+        yield (
+            opened,
+            build.ReportBuild(opened.transitions(), opened.results, checked, opened.of_keys),
+        )
 
 
 def snapshot(options: PipelineOptions) -> None:
@@ -145,7 +144,7 @@ def latency(
         bool, typer.Option("--classes", help="Split by priority and tenant.")
     ] = False,
 ) -> None:
-    """Show how long tasks waited, ran and took in all: p50, p95, p99 and the maximum, in seconds."""
+    """Show how long tasks waited, ran, and took in total: p50, p95, p99 and the maximum, in seconds."""
     split = ("priority", "tenant") if classes else ()
     kinds = ("queue_wait", "run", "end_to_end")
     names = ("tasks", *(f"{kind}_{name}" for kind in kinds for name in ("p50", "p95", "p99")))
@@ -187,7 +186,7 @@ def fairness(
 
 
 def failures(options: PipelineOptions) -> None:
-    """Group failed attempts by error, where numbers, ids and quoted texts do not matter.
+    """Group failed attempts by error, ignoring numbers, ids and quoted texts.
 
     `taskqueue pipeline redrive FINGERPRINT` redrives the dead letters of one group.
     """
@@ -218,10 +217,10 @@ def _table(
     make: Callable[[Any, DataFrame], DataFrame] | None = None,
     **wishes: Any,
 ) -> None:
-    """Build a table, write it to the folder of results, and print it.
+    """Build a table, write it to the folder for results, and print it.
 
-    ``make``: returns the table, from the package `taskqueue_spark.pipeline` and the transitions. Without it, the table
-    is the one of the report.
+    ``make`` returns the table from the package `taskqueue_spark.pipeline` and the transitions. Without ``make``, it is
+    the table of the report.
     """
     with snapshot_tables(options, **wishes, window=window or "1 minute") as (opened, build):
         from taskqueue_spark import pipeline  # noqa: PLC0415 - Spark is slow to import

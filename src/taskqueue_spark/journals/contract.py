@@ -1,10 +1,9 @@
-"""The interface of journals: shards with positions, whatever the store."""
+"""The interface for reading journals: shards with positions, for every kind of store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 import pyarrow as pa
@@ -13,13 +12,13 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_spark.columns import DAMAGED, TRANSITIONS
 
 _PART = 100_000
-"""number of rows that justifies a Spark task of its own"""
+"""number of rows for which a separate Spark task is worthwhile"""
 _PARTS = 8
-"""maximum number of parts of a shard"""
+"""maximum number of ranges into which a shard is divided by default"""
 
 
 class HistoryMissing(TaskQueueError):
-    """Transitions that were to be read no longer exist. ``failOnDataLoss=false`` reads the rest."""
+    """Raised if transitions to read no longer exist. With ``failOnDataLoss=false``, the rest is read instead."""
 
     code = "history_missing"
 
@@ -30,20 +29,15 @@ class HistoryMissing(TaskQueueError):
         )
 
 
-def worth(rows: int) -> int:
-    """Return the default number of parts for a range with this many rows."""
-    return max(1, min(_PARTS, rows // _PART))
-
-
 class ReadRange(NamedTuple):
-    """The positions that a shard has now."""
+    """The current range of positions of a shard."""
 
     run: str
-    """the run whose transitions the positions count; empty for an empty shard"""
+    """the run to which the positions belong; empty for an empty shard"""
     first: int
     """the first position that can still be read"""
     end: int
-    """the position after the last one"""
+    """the position after the last transition"""
 
 
 class Range(NamedTuple):
@@ -54,38 +48,38 @@ class Range(NamedTuple):
     start: int
     end: int
     mark: str = ""
-    """the `Journal.mark` of ``start`` when the journal was read up to there"""
+    """the `Journal.mark` of ``start``, recorded when the journal was read up to there; empty if unknown"""
 
 
 class Watch(Enum):
-    """Which missing history makes a read fail."""
+    """The kinds of missing history for which a read fails."""
 
     NOTHING = "nothing"
-    """none: the read returns what exists"""
+    """never fail; return the transitions that exist"""
     RESET = "reset"
-    """a journal that was reset, rolled back to before the last read, or removed"""
+    """fail if the journal was reset, rolled back to a state before the last read, or removed"""
     CUT = "cut"
-    """also transitions that were removed after the read was planned"""
+    """like `RESET`; also fail if transitions were removed after the read was planned"""
     GAPS = "gaps"
-    """also any number that is missing between two transitions"""
+    """like `CUT`; also fail if a number between two transitions is missing"""
 
 
 class Choice(NamedTuple):
     """The columns and rows of a journal to read."""
 
     schema: pa.Schema = TRANSITIONS
-    """some of the columns"""
+    """the columns to read, some of `TRANSITIONS`"""
     events: frozenset[str] | None = None
     keys: frozenset[str] | None = None
     since: int | None = None
-    """the first time that is included (microseconds)"""
+    """earliest included time, in microseconds since 1970"""
     until: int | None = None
-    """the first time that is no longer included"""
+    """time from which on transitions are excluded, in microseconds since 1970"""
     rows: int = 10_000
-    """approximate number of rows in a batch"""
+    """approximate number of rows in one Arrow batch"""
 
     def of(self, event: str, key: str, time: int) -> bool:
-        """Return whether a transition is included."""
+        """Return whether a transition with these values is included."""
         return (
             (self.events is None or event in self.events)
             and (self.keys is None or key in self.keys)
@@ -94,7 +88,7 @@ class Choice(NamedTuple):
         )
 
     def wants_faults(self, event: str = DAMAGED) -> bool:
-        """Return whether rows about damaged or missing entries are included. They have no key."""
+        """Return whether rows about damaged or missing entries are included. Such rows have no key."""
         return self._replace(since=None, until=None).of(event, "", 0)
 
     @property
@@ -104,73 +98,64 @@ class Choice(NamedTuple):
 
 
 class Journal(Protocol):
-    """A journal, for one process and one thread. A context manager, which closes it.
+    """A reader of a journal, for one process and one thread. As a context manager, it closes itself at the end.
 
-    The positions of a shard rise. Its transitions are in the order of their times, unless a clock was set back.
-    Every method may raise `BackendUnavailable` or `ConfigurationError`.
+    The positions of a shard rise. Its transitions are in the order of their times, unless a clock was set back. Every
+    method may raise `BackendUnavailable` or `ConfigurationError`.
     """
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close connections. By default there are none."""
+        """Close connections, if there are any."""
         return
 
     def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:
-        """Return all shards with their positions.
+        """Return all shards with their current ranges.
 
-        ``quick``: for a shard without new transitions, return the result of the previous call, which is cheaper.
+        ``quick``: for a shard without new transitions, the result of the previous call may be returned, which is
+        cheaper.
         """
-        ...
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:
-        """Return the position about this many transitions after another one, at most ``end``."""
-        ...
+        """Return the position about ``rows`` transitions after ``position``, at most ``end``."""
 
     def mark(self, shard: str, position: int) -> str:
-        """Return a mark of the transition right before a position, to recognize it later; empty if unknown."""
-        ...
+        """Return a text that identifies the transition before a position; empty if unknown."""
 
     def time(self, shard: str, position: int) -> int | None:
-        """Return the time (microseconds) of the first transition from a position on; ``None`` without one."""
-        ...
+        """Return the time (microseconds) of the first transition at or after a position; ``None`` without one."""
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
-        """Return the position, between two others, of the first transition at or after a time; else ``end``."""
-        ...
+        """Return the first position from ``start`` whose transition is at or after a time; ``end`` if there is none."""
 
     def rows(self, shard: str, start: int, end: int) -> int:
-        """Return the approximate number of transitions between two positions."""
-        ...
+        """Return the approximate number of transitions from ``start`` to before ``end``."""
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
         """Return the bounds of at most ``parts`` ranges of similar size, from ``start`` to ``end``.
 
-        With ``parts`` 0 their number is the default, `worth`.
+        If ``parts`` is 0, `parts_for` decides the number of ranges.
         """
-        ...
+
+    @staticmethod
+    def parts_for(rows: int) -> int:
+        """Return the default number of ranges into which to divide this many rows."""
+        return max(1, min(_PARTS, rows // _PART))
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
-        """Yield the transitions of a range in their order, and rows about entries that cannot be read.
+        """Yield the transitions of a range in order, and rows about entries that cannot be read.
 
-        Raises `HistoryMissing` according to ``watch``, also if the shard has another run now. A range of another run
-        is empty otherwise.
+        If the shard has another run now, the range is empty. Raises `HistoryMissing` in this and the other cases that
+        ``watch`` lists.
         """
-        ...
 
     def strays(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
-        """Yield rows about entries that are stored after the end of the journal's last range."""
-        ...
+        """Yield rows about damaged entries after the last transition of the journal. ``part`` is the last range."""
 
     def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
-        """Yield a row if the last transitions of a range are missing, which no number in the range shows."""
-        ...
+        """Yield a row if the last transitions of a range are missing, because no later number shows this gap."""

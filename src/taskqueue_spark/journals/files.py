@@ -1,4 +1,4 @@
-"""Files of lines: where lines begin, and how a file is identified."""
+"""Journal files with one JSON object per line: finding lines, and identifying files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.journals.parsing import ParsedLine, line_of, time_of
 
 _BLOCK = 65_536
-_LONGEST = 16 * 1024 * 1024
-"""maximum number of bytes of a line"""
+LONGEST = 16 * 1024 * 1024
+"""maximum length of a line, in bytes"""
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a path, which is a file, a folder or a pattern."""
+    """Return the files of a path, which may be a file, a folder or a pattern."""
     if Path(path).is_dir():
         matches = [
             str(path) for path in Path(path).iterdir() if not path.name.startswith((".", "_"))
@@ -28,7 +28,7 @@ def files_of(path: str) -> list[str]:
 
 
 def opened(path: str) -> BinaryIO:
-    """Open a file. Raises `BackendUnavailable`."""
+    """Open a file for reading. Raises `BackendUnavailable`."""
     try:
         return Path(path).open("rb")
     except OSError as error:
@@ -36,7 +36,7 @@ def opened(path: str) -> BinaryIO:
 
 
 def tag_of(file: BinaryIO) -> str:
-    """Return the identifier of a file; empty as long as the file has no line."""
+    """Return the identifier of a file, a digest of its first line; empty if there is no whole line yet."""
     file.seek(0)
     line = file.readline(_BLOCK)
     return hashlib.blake2b(line, digest_size=8).hexdigest() if line.endswith(b"\n") else ""
@@ -56,15 +56,15 @@ def line_start(file: BinaryIO, position: int, end: int) -> int:
 
 
 def lines_from(file: BinaryIO, position: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines from a position on, each with its own position."""
+    """Yield the lines from a position on, each with the position at which it begins."""
     file.seek(position)
-    while line := file.readline(_LONGEST):
+    while line := file.readline(LONGEST):
         yield position, line
         position += len(line)
 
 
 def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | None:
-    """Return the start of the first line with a time, that time, and the end of the line."""
+    """Return the start, time and end of the first line with a time; ``None`` if there is none before ``end``."""
     for index, line in lines_from(file, start):
         if index >= end:
             return None
@@ -74,13 +74,13 @@ def first_timed(file: BinaryIO, start: int, end: int) -> tuple[int, int, int] | 
 
 
 def before(file: BinaryIO, position: int) -> tuple[ParsedLine | None, bool]:
-    """Return the last transition before a position, and whether lines after it are damaged.
+    """Return the last transition before a position, and whether damaged lines follow it.
 
-    The search ends after the maximum number of bytes of a line.
+    Only as many bytes are searched as a line may have.
     """
     spoilt = False
     end, rest = position, b""
-    while end > 0 and position - end < _LONGEST:
+    while end > 0 and position - end < LONGEST:
         start = max(0, end - _BLOCK)
         file.seek(start)
         data = file.read(end - start) + rest

@@ -1,8 +1,8 @@
-"""The journal of the memory backend, JSON lines in files: a shard is a file, a position an offset in bytes.
+"""The journal of the memory backend: JSON lines in files. A shard is a file, and a position is a byte offset.
 
 A file is identified by its first line, whatever its name. All versions of the format can be read; a field that a
-version does not have is null. A last line without an end is ignored, because its writer may still be writing it. If
-the file has not changed for some time, a batch read reports that line as damaged.
+version does not have is null. A last line without a line end is ignored, because its writer may still be writing it.
+If the file has not changed for some time, a batch read reports that line as damaged.
 """
 
 from __future__ import annotations
@@ -18,39 +18,45 @@ import pyarrow as pa
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_spark.columns import MISSING, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Journal, Range, ReadRange, Watch, worth
+from taskqueue_spark.journals.contract import (
+    Choice,
+    HistoryMissing,
+    Journal,
+    Range,
+    ReadRange,
+    Watch,
+)
 from taskqueue_spark.journals.files import (
+    LONGEST,
     before,
     files_of,
     first_timed,
     line_start,
-    lines_from,
     opened,
     tag_of,
 )
-from taskqueue_spark.journals.parsing import ParsedLine, batch_of_lines, lines_of, time_of
+from taskqueue_spark.journals.parsing import ParsedLine, batch_of_lines, lines_of
 
 _BLOCK = 4 * 1024 * 1024
-_LONGEST = 16 * 1024 * 1024
-"""maximum number of bytes of a line"""
+_NO_END = 2**63
 _STILL = 5.0
-"""seconds without a change after which an incomplete last line is taken as damaged"""
+"""seconds without a change after which a last line without a line end counts as damaged"""
 _USUAL = 300
-"""approximate number of bytes of a line"""
+"""approximate length of a line, in bytes"""
 
 
 class LinesJournal(Journal):
-    """A journal in files that are complete, or that a process appends to."""
+    """A reader of journal files, which may be complete or still be written."""
 
     def __init__(self, path: str, *, torn: bool) -> None:
         """Do no I/O. ``path``: a file, a folder or a pattern.
 
-        ``torn``: include an incomplete last line, if the file has not changed for some time.
+        ``torn``: report a last line without a line end, if the file has not changed for some time.
         """
         self._path = path.removeprefix("file://")
         self._torn = torn
 
-    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - reading the ends of files is cheap
+    def spans(self, *, quick: bool = False) -> dict[str, ReadRange]:  # noqa: ARG002 - ``quick`` has no effect
         matches = {}
         for path in files_of(self._path):
             with opened(path) as file:
@@ -59,8 +65,7 @@ class LinesJournal(Journal):
 
     def after(self, shard: str, position: int, rows: int, end: int) -> int:
         with opened(shard) as file:
-            file.seek(position)
-            while position < end and (block := file.read(min(_BLOCK, end - position))):
+            for block in _blocks(file, position, end):
                 ends = block.count(b"\n")
                 if ends >= rows:
                     slot = 0
@@ -71,15 +76,13 @@ class LinesJournal(Journal):
                 position += len(block)
         return end
 
-    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - the first line identifies a file
+    def mark(self, shard: str, position: int) -> str:  # noqa: ARG002 - a file is identified by its first line
         return ""
 
     def time(self, shard: str, position: int) -> int | None:
         with opened(shard) as file:
-            for _, line in lines_from(file, position):
-                if (value := time_of(line)) is not None:
-                    return value
-        return None
+            result = first_timed(file, position, _NO_END)
+        return None if result is None else result[1]
 
     def at(self, shard: str, time: int, start: int, end: int) -> int:
         with opened(shard) as file:
@@ -96,16 +99,11 @@ class LinesJournal(Journal):
             return line_start(file, low, end)
 
     def rows(self, shard: str, start: int, end: int) -> int:
-        rows = 0
         with opened(shard) as file:
-            file.seek(start)
-            while start < end and (block := file.read(min(_BLOCK, end - start))):
-                rows += block.count(b"\n")
-                start += len(block)
-        return rows
+            return sum(block.count(b"\n") for block in _blocks(file, start, end))
 
     def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:
-        parts = parts or worth((end - start) // _USUAL)
+        parts = parts or self.parts_for((end - start) // _USUAL)
         with opened(shard) as file:
             indexes = {start, end}
             for part in range(1, parts):
@@ -139,11 +137,11 @@ class LinesJournal(Journal):
             if spoilt and last is not None:
                 yield _behind(part.shard, last, choice)
 
-    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - the numbers of later lines show it
+    def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - later lines show a gap
         return iter(())
 
     def _open_range(self, part: Range) -> BinaryIO | None:
-        """Open the file of a range, which may have been renamed."""
+        """Open the file of a range, also if it was renamed; return ``None`` if it does not exist."""
         for path in (part.shard, *files_of(self._path)):
             with suppress(BackendUnavailable):
                 file = opened(path)
@@ -167,8 +165,15 @@ class LinesJournal(Journal):
         return 0
 
 
+def _blocks(file: BinaryIO, start: int, end: int) -> Iterator[bytes]:
+    file.seek(start)
+    while start < end and (block := file.read(min(_BLOCK, end - start))):
+        yield block
+        start += len(block)
+
+
 class _Reading:
-    """The state of reading a range of a file."""
+    """A reader of a range of one file, which also records gaps and damaged lines."""
 
     def __init__(self, shard: str, choice: Choice, file: BinaryIO, start: int) -> None:
         self._shard, self._choice, self._file, self._start = shard, choice, file, start
@@ -182,7 +187,6 @@ class _Reading:
         """run, first and last number of each gap that no damaged line explains"""
 
     def batches(self, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the transitions up to a position."""
         index, rest = self._start, b""
         self._file.seek(index)
         while True:
@@ -191,8 +195,8 @@ class _Reading:
             if not data:
                 break
             cut = data.rfind(b"\n") + 1
-            if not block or len(data) - cut > _LONGEST:
-                cut = len(data)  # the line has no end, or is too long
+            if not block or len(data) - cut > LONGEST:
+                cut = len(data)  # the line has no line end, or is too long
             yield from self._lines_at(data[:cut], index)
             index, rest = index + cut, data[cut:]
         yield from self._made(1)
@@ -205,11 +209,11 @@ class _Reading:
                 time = self._time()
                 self._spoilt += [(time, index, why) for index, why in spoilt]
                 self._torn = True
-                self._numbers = {}  # the next number may be any
+                self._numbers = {}  # after a damaged line, any number may follow
             yield from self._made(self._choice.rows)
 
     def _count(self, lines: list[ParsedLine]) -> None:
-        """Record the numbers that are missing within a run or at its end."""
+        """Record gaps between the numbers of these and earlier lines, and runs that end with a damaged line."""
         if not lines:
             return
         if self._torn and self._last is not None and self._last.run != lines[0].run:
@@ -225,11 +229,11 @@ class _Reading:
         self._last, self._torn = lines[-1], False
 
     def _time(self) -> int:
-        """Return a time for a damaged line: that of the transition before it, or else of the first one."""
+        """Return a time for a damaged line: the time of the previous transition, or else of the first one."""
         if self._last is not None:
             return self._last.time
         index = self._file.tell()
-        results = first_timed(self._file, self._start, 2**63)
+        results = first_timed(self._file, self._start, _NO_END)
         self._file.seek(index)
         return results[1] if results else 0
 
@@ -255,6 +259,6 @@ class _Reading:
 
 
 def _behind(shard: str, last: ParsedLine, choice: Choice) -> pa.RecordBatch:
-    """Return the row for transitions that may be missing after the last one of a run."""
+    """Return a row that reports that transitions may be missing after the last one of a run."""
     text = f"{shard}: cannot read what follows transition {last.seq}"
     return damage([(0, last.time, text)], choice.schema, last.run, last.seq + 2)

@@ -1,4 +1,4 @@
-"""JSON lines to transitions, and the reasons why a line is none."""
+"""Decoding JSON lines to transitions, with the reason why a line cannot be decoded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from taskqueue_spark.columns import BEYOND, TRANSITIONS, After, Event
 _Time = Annotated[float, Meta(ge=0, lt=BEYOND / 1e6)]
 _Int32 = Annotated[int, Meta(ge=0, lt=2**31)]
 _BEGIN = b'{"v":'
-_AT_ONCE = 10_000
+_AT_ONCE = 2_500_000
+"""number of bytes that are decoded at once"""
 Spoilt = list[tuple[int, str]]
 
 
 class ParsedLine(msgspec.Struct, kw_only=True, gc=False):
-    """One transition, in any version of the format."""
+    """One transition in a journal file, in any version of the format."""
 
     v: Literal[1, 2]
     run: Annotated[str, Meta(min_length=1)]
@@ -42,7 +43,7 @@ class ParsedLine(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def time(self) -> int:
-        """The time in microseconds."""
+        """The time in microseconds since 1970."""
         return round(self.ts * 1e6)
 
 
@@ -51,13 +52,13 @@ _NONE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def lines_of(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt]]:
-    """Yield groups of lines: transitions, then the offset of each damaged line after them and its fault.
+    """Yield groups of lines: transitions, and the offset and fault of each damaged line after them.
 
-    ``index``: the offset of the first line. Blank lines are ignored.
+    ``index``: the byte offset of the first line. Blank lines are ignored.
     """
     start = 0
     while start < len(data):
-        end = _line_end(data, start)
+        end = data.find(b"\n", start + _AT_ONCE) + 1 or len(data)
         try:
             lines = _decoder.decode_lines(data[start:end]) if data[end - 1 : end] == b"\n" else None
         except _NONE:
@@ -67,11 +68,6 @@ def lines_of(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt
         else:
             yield from _one_by_one(data[start:end], index + start)
         start = end
-
-
-def _line_end(data: bytes, start: int) -> int:
-    end = min(len(data), start + _AT_ONCE * 250)
-    return end if end == len(data) else (data.find(b"\n", end) + 1 or len(data))
 
 
 def _one_by_one(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spoilt]]:
@@ -93,7 +89,7 @@ def _one_by_one(data: bytes, index: int) -> Iterator[tuple[list[ParsedLine], Spo
 
 
 def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
-    """Return the transition of a line, if any, and the fault of the line or of its first part."""
+    """Return the transition of a line, if any, and the fault of the line or of its first part, if any."""
     if not raw.strip():
         return None, ""
     if not raw.endswith(b"\n"):
@@ -102,7 +98,8 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
         return _decoder.decode(raw), ""
     except _NONE as error:
         why = _why(error)
-    # A process that was killed while it wrote a line leaves a part of it; the next process appends to that part.
+    # A process that was killed while it wrote a line leaves the first part of it; the next process appends to that
+    # part.
     again = raw.rfind(_BEGIN)
     if again > 0:
         with suppress(*_NONE):
@@ -111,7 +108,7 @@ def line_of(raw: bytes) -> tuple[ParsedLine | None, str]:
 
 
 def _why(error: Exception) -> str:
-    # The message of msgspec names fields and types, but may quote a value.
+    # Do not pass on the message of msgspec, which names fields and types but may also quote a value.
     text = str(error)
     if isinstance(error, msgspec.ValidationError | RecursionError):
         return f"it is not a transition{text[text.rindex(' - at ') :] if ' - at ' in text else ''}"
@@ -119,13 +116,13 @@ def _why(error: Exception) -> str:
 
 
 def time_of(line: bytes) -> int | None:
-    """Return the time of a line (microseconds); ``None`` if it is not a transition."""
+    """Return the time of a line (microseconds since 1970); ``None`` if the line is not a transition."""
     result, _ = line_of(line)
     return None if result is None else result.time
 
 
 def batch_of_lines(lines: Sequence[ParsedLine], schema: pa.Schema = TRANSITIONS) -> pa.RecordBatch:
-    """Return a batch of lines, with some of the columns of `TRANSITIONS`."""
+    """Return an Arrow batch of lines. ``schema`` has some of the columns of `TRANSITIONS`."""
     columns = [_column(lines, field.name, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -1,9 +1,10 @@
-"""The journal of the Redis backend: a shard is a partition, a position is the number of a transition."""
+"""The journal of the Redis backend: a shard is a partition, and a position is the number of a transition."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -19,38 +20,41 @@ from taskqueue_redis.journal.reader import (
     steps_of,
 )
 from taskqueue_redis.journal.reader import JournalSpan as Numbers
+from taskqueue_spark.async_items import items_of
 from taskqueue_spark.columns import BEYOND, MISSING, Damaged, batch_of, damage
-from taskqueue_spark.journals import Choice, HistoryMissing, Journal, Range, ReadRange, Watch, worth
+from taskqueue_spark.journals.contract import (
+    Choice,
+    HistoryMissing,
+    Journal,
+    Range,
+    ReadRange,
+    Watch,
+)
 
 Result = TypeVar("Result")
 _FOREIGN = "it is not a journal entry"
 
 
 class RedisJournal(Journal):
-    """A journal that the scripts of the Redis backend write. It connects at its first use."""
+    """A reader of the journal that the Redis backend writes. It connects when it is first used."""
 
     def __init__(self, settings: RedisSettings, at_once: int) -> None:
-        """Do no I/O. ``at_once``: maximum number of entries in a reply of Redis."""
-        self._settings = settings
-        self._at_once = at_once
+        """Do no I/O. ``at_once``: maximum number of entries in one reply of Redis."""
+        self._reader = RedisJournalReader(settings, at_once)
+        self._discovered = False
         self._runner = asyncio.Runner()
-        self._opened: RedisJournalReader | None = None
         self._known: dict[str, Numbers] = {}
 
     def close(self) -> None:
-        """Close the connection."""
-        try:
-            if self._opened is not None:
-                self._runner.run(self._opened.__aexit__(None, None, None))
-        finally:
-            self._runner.close()
+        with self._runner as runner:
+            runner.run(self._reader.__aexit__(None, None, None))
 
     def _run(self, work: Callable[[RedisJournalReader], Awaitable[Result]]) -> Result:
         async def worked() -> Result:
-            if self._opened is None:
-                self._opened = RedisJournalReader(self._settings, self._at_once)
-                await self._opened.discover()
-            return await work(self._opened)
+            if not self._discovered:
+                await self._reader.discover()
+                self._discovered = True
+            return await work(self._reader)
 
         return self._runner.run(worked())
 
@@ -66,14 +70,13 @@ class RedisJournal(Journal):
             )
 
         numbers = self._run(ask)
-        assert self._opened is not None  # noqa: S101 - opened by the call above
-        self._known = dict(zip(self._opened.partitions, numbers, strict=True))
+        self._known = dict(zip(self._reader.partitions, numbers, strict=True))
         return {
             name: ReadRange(span.epoch, span.first, span.last + 1)
             for name, span in self._known.items()
         }
 
-    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - a position is a number
+    def after(self, shard: str, position: int, rows: int, end: int) -> int:  # noqa: ARG002 - same for every shard
         return min(position + rows, end)
 
     def mark(self, shard: str, position: int) -> str:
@@ -86,11 +89,11 @@ class RedisJournal(Journal):
     def at(self, shard: str, time: int, start: int, end: int) -> int:
         return self._run(lambda reader: reader.at(shard, time, start, end))
 
-    def rows(self, shard: str, start: int, end: int) -> int:  # noqa: ARG002 - as `after`
+    def rows(self, shard: str, start: int, end: int) -> int:  # noqa: ARG002 - same for every shard
         return end - start
 
-    def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - as `after`
-        parts = parts or worth(end - start)
+    def split(self, shard: str, start: int, end: int, parts: int) -> list[int]:  # noqa: ARG002 - same for every shard
+        parts = parts or self.parts_for(end - start)
         return [start + (end - start) * part // parts for part in range(parts + 1)]
 
     def read(self, part: Range, choice: Choice, watch: Watch) -> Iterator[pa.RecordBatch]:
@@ -99,8 +102,7 @@ class RedisJournal(Journal):
             if watch is not Watch.NOTHING:
                 raise HistoryMissing(shard, "the store was emptied, and its numbers start again")
             return
-        assert self._opened is not None  # noqa: S101 - opened by the call above
-        number = self._opened.partitions.index(shard)
+        number = self._reader.partitions.index(shard)
         if mark and self.mark(shard, start) not in {mark, ""}:
             text = "the store lost transitions that were already read, and reuses their numbers"
             if watch is not Watch.NOTHING:
@@ -108,14 +110,12 @@ class RedisJournal(Journal):
             if choice.wants_faults():
                 time = _sound(int(mark)) if mark.isdecimal() else 0
                 yield damage([(number, time, f"{shard}: {text}")], choice.schema)
-        result = self._opened.read(shard, start, end - 1)
         observed = _ReadState(part, number, choice, lambda: self.time(shard, start) or 0)
-        try:
-            while (reply := self._runner.run(_more(result))) is not None:
+        replies = items_of(self._runner, self._reader.read(shard, start, end - 1))
+        with closing(replies):
+            for reply in replies:
                 yield from observed.batches(reply)
-            yield from observed.rest()
-        finally:
-            self._runner.run(result.aclose())
+        yield from observed.rest()
         if watch in {Watch.CUT, Watch.GAPS} and (missing := observed.missing):
             first = self._span(shard).first
             cut = [gap for gap in missing if watch is Watch.GAPS or gap[0] < first]
@@ -128,44 +128,33 @@ class RedisJournal(Journal):
         span = self._span(shard)
         if not choice.wants_faults() or span.epoch != run:
             return
-        assert self._opened is not None  # noqa: S101 - opened by the call above
-        number, time = self._opened.partitions.index(shard), self._last(shard, span.last)[1]
-        result = self._opened.strays(shard, span.last)
-        try:
-            while (positions := self._runner.run(_more(result))) is not None:
-                rows = [
-                    (number, time, _fault_text(shard, position.decode(), _FOREIGN))
-                    for position in positions
-                ]
-                yield damage(rows, choice.schema)
-        finally:
-            self._runner.run(result.aclose())
+        number, time = self._reader.partitions.index(shard), self._last(shard, span.last)[1]
+        groups = items_of(self._runner, self._reader.strays(shard, span.last))
+        with closing(groups):
+            for positions in groups:
+                texts = (_fault_text(shard, where.decode(), _FOREIGN) for where in positions)
+                yield damage([(number, time, text) for text in texts], choice.schema)
 
     def missing(self, part: Range, choice: Choice) -> Iterator[pa.RecordBatch]:
         shard, run, start, end, _ = part
         if not choice.wants_faults(MISSING) or self._span(shard).epoch != run:
             return
-        assert self._opened is not None  # noqa: S101 - opened by the call above
         last, time = self._last(shard, end - 1)
         low = max(last + 1, start)
         if low < end:
             text = f"{shard}: the transitions {low} to {end - 1} are missing"
-            row = self._opened.partitions.index(shard), time, text
+            row = self._reader.partitions.index(shard), time, text
             yield damage([row], choice.schema, run, end)
 
     def _span(self, shard: str) -> Numbers:
         return self._run(lambda reader: reader.span(shard))
 
     def _last(self, shard: str, number: int) -> tuple[int, int]:
-        """Return the number and the time of the last transition up to a number; 0 without one."""
+        """Return the number and the time of the last transition up to a number; zeros if there is none."""
         entry = self._run(lambda reader: reader.before(shard, number))
         if entry is None:
             return 0, 0
         return entry.seq + entry.size - 1, _sound(int(entry.values[1]))
-
-
-async def _more(result: AsyncGenerator[Result]) -> Result | None:
-    return await anext(result, None)
 
 
 def _sound(time: int) -> int:
@@ -177,7 +166,7 @@ def _fault_text(shard: str, position: str, why: str) -> str:
 
 
 class _ReadState:
-    """Builds batches from the entries of a range, and records the numbers that are missing."""
+    """A builder of batches from the entries of a range, which also records the numbers that are missing."""
 
     def __init__(self, part: Range, number: int, choice: Choice, began: Callable[[], int]) -> None:
         self._shard, self._run, self._start, self._end, _ = part
@@ -193,7 +182,7 @@ class _ReadState:
         """first and last number of each gap that no damaged entry explains"""
 
     def batches(self, reply: Reply) -> Iterator[pa.RecordBatch]:
-        """Add a reply, and yield batches once there are enough rows."""
+        """Add the entries of a reply, and yield batches once there are enough rows."""
         steps = steps_of(reply) if self._everything else None
         if steps is not None and self._in_line(steps):
             self._kept.append(steps)
@@ -206,7 +195,7 @@ class _ReadState:
             yield from self._made()
 
     def _in_line(self, steps: JournalSteps) -> bool:
-        """Return whether these steps follow on the last ones without a gap."""
+        """Return whether steps continue the numbers read so far without a gap."""
         return [*accumulate(steps.sizes, initial=self._expected)][:-1] == steps.seqs
 
     def _take(self, entries: list[JournalEntry]) -> None:
@@ -228,7 +217,7 @@ class _ReadState:
             self._kept.append(JournalSteps.of(retained))
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining rows at the end."""
+        """Yield the remaining rows, and record a gap at the end of the range."""
         yield from self._made()
         if self._expected < self._end and not self._excused:
             self.missing.append((self._expected, self._end - 1))
@@ -237,7 +226,7 @@ class _ReadState:
         try:
             return self._choice.of(values[2].decode(), values[3].decode(), int(values[1]))
         except ValueError:
-            return True  # building the batch reports it
+            return True  # the error is reported when the batch is built
 
     def _made(self) -> Iterator[pa.RecordBatch]:
         batches, self._kept, self._rows = self._kept, [], 0
@@ -265,7 +254,7 @@ class _ReadState:
             yield from self._sound(steps.part(middle, number))
         else:
             self._time = int(steps.columns[1][-1])
-            # One reply may have more rows than a batch.
+            # Divide the batch, because one reply may have more rows than one batch may have.
             number = len(batch)
             pieces = max(1, round(number / self._choice.rows))
             for low, high in pairwise(number * n // pieces for n in range(pieces + 1)):
@@ -273,6 +262,6 @@ class _ReadState:
                     yield batch.slice(low, high - low)
 
     def _spoilt(self, seq: int, why: str, position: bytes = b"") -> None:
-        # An entry that begins earlier belongs to the previous range.
+        # Ignore an entry that begins before the start, because it belongs to the previous range.
         if seq >= self._start and self._choice.wants_faults():
             self._damage.append(_fault_text(self._shard, position.decode() or f"{seq}-0", why))

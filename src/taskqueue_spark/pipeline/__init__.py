@@ -1,1 +1,1 @@
-"""The pipeline: functions from the transitions of a journal to tables, and from tables to tables."""
+"""The pipeline: functions that compute tables from the transitions of a journal, or from other tables."""

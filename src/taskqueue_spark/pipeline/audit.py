@@ -1,21 +1,15 @@
-"""The conservation audit: checks that every published task has ended or still exists.
+"""The conservation audit: it checks that every published task has ended or still exists.
 
-Each life of a task has one verdict (`VERDICTS`), and possibly anomalies (`ANOMALIES`). The verdicts of a queue always
-add up to its lives, and to the published tasks unless there is a fault.
+A life of a task begins with a publish, or with a retry after its end. Each life has one verdict (`VERDICTS`), and
+possibly anomalies (`ANOMALIES`); docs/pipeline.md explains them. The verdicts of a queue add up to its lives, and to
+the published tasks unless there is a fault.
 
-- A finished life has the verdict of its final event: ``completed``, ``dead_lettered``, ``discarded``, ``expired``,
-  ``cancelled``.
-- An unfinished life has the state after its last event (``waiting``, ``scheduled``, ``in_flight``), or its state in
-  the store, if the store was queried (``live``). Without ``live``, it is not checked whether the task still exists.
-- ``unknown``: the end may be in a missing part of the journal.
-- ``lost``: no missing part can contain the end. ``reason`` says how the loss was detected. *not in the store*: the
-  store does not have the task, and its last event is older than the grace period. *its run ended*: a later run of the
-  shard began, because a memory backend was restarted or a store was emptied. *published again*: the store accepted
-  the id for a new task while the task was alive.
+The ``reason`` of a loss says how it was detected. *not in the store*: the store does not have the task, and its last
+event is older than the grace period. *its run ended*: a later run of the shard began. *published again*: the store
+accepted the id for a new task while the task was alive.
 
-A life whose beginning is not in the journal counts as ``earlier`` if its beginning may be missing, and is an
-``orphan`` otherwise. Runs are separate: audit the two stores of a migration together only with ``live``, unless they
-worked at the same time. Each shard of a sharded queue has its own key; `against` adds them up.
+Runs are separate: audit the two stores of a migration together only with ``live``, unless they worked at the same time.
+Each shard of a sharded queue has its own key; `against` adds the shards up.
 """
 
 from __future__ import annotations
@@ -23,11 +17,11 @@ from __future__ import annotations
 from datetime import datetime
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_core.tasks import State
 from taskqueue_spark.columns import TASK_EVENTS
-from taskqueue_spark.pipeline.gaps import Holes
+from taskqueue_spark.pipeline.gaps import missing_after
 from taskqueue_spark.pipeline.task_steps import (
     ENDED,
     OVER,
@@ -43,8 +37,8 @@ VERDICTS = (
     "lost",
 )  # fmt: skip
 ANOMALIES = ("orphan", "duplicate_ack", "conflict", "after_end", "not_delivered", "published_again")
-"""never published · acked twice · ended in two ways · had an event after its end · settled without a delivery ·
-published again while alive"""
+"""Faults in the history of a life, in this order: never published · acked twice · ended in two ways · had an event
+after its end · settled without a delivery · published again while alive"""
 _STATES = tuple(State)
 _OF_STATE = {State.DONE: "completed", State.DEAD: "dead_lettered"}
 _ENDS = ("acked", "dead_lettered", "discarded", "expired", "cancelled")
@@ -66,7 +60,7 @@ _ODD = {
     "not_delivered": "event in ('acked', 'redelivered', 'lost') and before_state in ('waiting', 'scheduled')",
     "published_again": f"event = 'published' and before_state not in ({name_list(OVER)})",
 }
-"""conditions on a step before which nothing is hidden"""
+"""SQL conditions for each anomaly, on a step before which no transition is missing"""
 _OF_LIFE = {
     "shard": "min(shard)",
     "first_seq": "min(seq)",
@@ -93,12 +87,7 @@ def audit(
     as_of: datetime | None = None,
     grace_seconds: float = 60.0,
 ) -> DataFrame:
-    """Return a row per life of each task.
-
-    Columns: ``key``, ``task_id``, ``life`` (from 1, over all runs), ``verdict``, ``reason`` (of a loss),
-    ``published_at`` (null if it is missing), ``first_seq``, ``last_seq``, ``last_at``, ``ended_at``, ``last_event``,
-    ``attempts``, ``deliveries``, ``redeliveries``, ``retries``, ``losses``, ``anomalies``, ``earlier``, ``complete``
-    (no transition of its run and shard is missing), ``run``, ``shard``.
+    """Return a row per life of each task. The section "Tables" of docs/pipeline.md describes the columns.
 
     ``live``: current states in the store: ``key``, ``task_id``, ``state`` (null: unknown) and optionally ``as_of``. A
     task that it does not contain is not in the store. Query the store before you read the journal, or query each task
@@ -117,14 +106,14 @@ def audit(
 
 
 def _lives(rows: DataFrame) -> DataFrame:
-    """Return a row per life. Names are encoded as numbers, which are aggregated many times faster."""
+    """Return a row per life. Events and states are encoded as numbers, which Spark aggregates many times faster."""
     flags = " + ".join(
         f"if({_ODD[name]} and not hidden, {1 << bit}, 0)" for bit, name in enumerate(ANOMALIES)
     )
-    # Sorted by the hash, the lives of a task are neighbours.
+    # Sorting by the hash makes the lives of a task neighbours, and is faster than sorting by name.
     same = "partition by _hash, key, task_id order by _began, run, life"
     return (
-        rows.withColumn("_hole", Holes.after(F.col("seq")))
+        rows.withColumn("_hole", missing_after(F.col("seq")))
         .selectExpr("*", f"{flags} as _flags", "holes is null as _whole")
         .groupBy(*TASK, "life")
         .agg(*(F.expr(text).alias(name) for name, text in _OF_LIFE.items()))
@@ -139,7 +128,7 @@ def _lives(rows: DataFrame) -> DataFrame:
 
 
 def _asked_at(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -> DataFrame:
-    """Return the time at which the store was queried, as a table with one row."""
+    """Return the time at which the store was queried (``_asked``), as a table with one row."""
     if as_of is not None:
         return live.sparkSession.range(1).select(F.lit(as_of).cast("timestamp").alias("_asked"))
     requested = transitions.agg(F.max("ts").alias("_asked"))
@@ -150,7 +139,7 @@ def _asked_at(transitions: DataFrame, live: DataFrame, as_of: datetime | None) -
 
 
 def _columns(*, looked: bool) -> list[str]:
-    """Return the columns of an audit. ``looked``: the store was queried, and ``_now`` is the state in it."""
+    """Return the columns of an audit. ``looked``: the store was queried, and ``_now`` is the state of a task in it."""
     state = name_of("_state", _STATES)
     ended, over = (f"coalesce({state} in ({name_list(names)}), false)" for names in (ENDED, OVER))
     hidden = f"coalesce(_hole < coalesce(_next, {2**62}), false)"
@@ -179,9 +168,9 @@ def _columns(*, looked: bool) -> list[str]:
 def conservation(audited: DataFrame) -> DataFrame:
     """Return a row per ``key``: ``published``, ``earlier``, a count per verdict, ``balanced`` and ``complete``.
 
-    ``published``: lives whose beginning is in the journal. ``balanced``: ``published`` and ``earlier`` are the sum of
-    the verdicts. Without losses, tasks may still have been lost if the queue is not ``complete``, in a missing part
-    of the journal.
+    ``published``: number of lives whose beginning is in the journal. ``balanced``: ``published`` and ``earlier``
+    together equal the sum of the verdicts. If a queue is not ``complete``, part of its journal is missing, and tasks
+    may have been lost in that part even if no loss is counted.
     """
     sums = {
         "published": "count(published_at)",
@@ -208,8 +197,8 @@ def against(conserved: DataFrame, ledgers: DataFrame) -> DataFrame:
     and ``agrees`` if all differences are 0.
 
     ``ledgers``: ``published`` and a count per state for each ``key``. Tasks that only the ledger has are older than
-    the journal, or newer than the transitions; tasks that it lacks are lost, or were counted wrongly. The shards of a
-    sharded queue are added up.
+    the journal, or newer than the transitions. Tasks that only the audit has are lost, or were counted wrongly. The
+    shards of a sharded queue are added up.
     """
     counts = {"published": "published + earlier"}
     counts |= {state.value: _OF_STATE.get(state, state.value) for state in State}

@@ -1,11 +1,11 @@
 """Capacity recommendations: how many slots a key needs so that its tasks meet a target wait.
 
 The recorded arrivals, each with the time for which it occupied a slot, are replayed with different numbers of slots.
-Unlike a formula, a replay keeps bursts, busy hours, priorities and long tails; the result of a formula is included for
-comparison. The forecast holds as long as arrivals and running times stay the same.
+Unlike a formula, a replay reproduces bursts, busy hours, priorities and long tails; the result of a formula is
+included for comparison. The forecast holds as long as arrivals and running times stay the same.
 
 The replay assumes one queue per key, ordered by priority and then by arrival. Waits for tenants, ordering keys, rate
-limits and pauses, which more slots do not shorten, are not in the forecast.
+limits and pauses are not in the forecast, because more slots do not shorten them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ import math
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import kind_of
-from taskqueue_core.tasks import State
+from taskqueue_spark.pipeline.durations import steps
 from taskqueue_spark.pipeline.forecast import advise
-from taskqueue_spark.pipeline.task_steps import name_list
 
 SAMPLE = 50_000
 """maximum number of deliveries of a key that are replayed, from its busiest time"""
 LEAST = 200
 """minimum number of deliveries for a recommendation"""
 _BEYOND = 10
-"""minimum number of deliveries above a percentile, so that it is not due to chance"""
+"""minimum number of deliveries that exceed a percentile, so that it is not due to chance"""
 _INCOMPLETE = 0.05
-"""maximum share of a key's history that may be unknown"""
-_AVAILABLE = ("published", "available", "redelivered", "lost", "retried", "redriven")
+"""maximum share of a key's history that may be missing for a recommendation"""
 _MICROS = 1e6
 _REPLAYED = (
     "sampled bigint, sampled_from timestamp, sampled_to timestamp, arrival_rate double, arrival_scv double, "
@@ -45,7 +43,7 @@ ADVICE = (
     "key string, target_wait double, percentile double, deliveries bigint, peak_rate double, "
     f"{_REPLAYED}, reason string"
 )
-"""the columns of `advice`"""
+"""the columns of the result of `advice`"""
 _TYPES = {
     "bigint": pa.int64(), "int": pa.int32(), "double": pa.float64(), "string": pa.string(),
     "timestamp": pa.timestamp("us", "UTC"),
@@ -63,25 +61,11 @@ def advice(
 ) -> DataFrame:
     """Return a row per key: the smallest number of slots with which ``percentile`` of tasks meet ``target_wait``.
 
+    If there is no recommendation, ``reason`` says why. The section "Tables" of docs/pipeline.md describes the columns.
+
     ``whole``: the transitions contain everything of their runs, so that a number without a row is missing history;
     ``False`` for transitions that were selected by key or event. ``sample``: maximum number of deliveries of a key
-    that are replayed, from its busiest time.
-
-    If ``reason`` is set, it says why there is no recommendation, and the columns of the recommendation are null:
-
-    - ``arrival_rate`` (in the replay; for a burst, until it is processed), ``peak_rate`` (95th percentile over the
-      minutes with arrivals), ``arrival_scv``; ``service_mean`` and ``service_scv`` of the time from a delivery to its
-      end of any kind; ``load``: average number of busy slots; ``overhead``: the wait of a task while a slot is free;
-    - ``slots`` = ``max_inflight``, and their effect: ``utilisation``, ``peak_utilisation`` (above 1, a backlog grows
-      in the busiest minutes), ``expected_wait`` (the requested percentile) with the range of chance ``expected_low``
-      to ``expected_high``, ``formula_wait``, ``backlog`` (maximum number of waiting tasks);
-    - ``rate_limit``: deliveries per second that the slots can sustain, more than ``arrival_rate``; with a ``burst`` of
-      that many deliveries it delays nothing. ``max_tokens`` and ``interval`` (seconds) are the same as a setting of
-      the queue, which allows a burst of ``max_tokens``;
-    - ``slots_per_worker``: maximum number of tasks of this key that a worker had at once; ``workers``: number of such
-      workers for the slots; ``workers_seen``.
-
-    Rates are per second, times in seconds. Raises `InvalidInput` for arguments out of range.
+    that are replayed, from its busiest time. Raises `InvalidInput` for arguments out of range.
     """
     check_target(target_wait, percentile)
     if sample < LEAST:
@@ -96,7 +80,7 @@ def advice(
     def replayed(table: pa.Table) -> pa.Table:
         return _advised(table, target_wait=target_wait, percentile=percentile, sample=sample)
 
-    # There are few keys, so their table is broadcast.
+    # Broadcast the table of keys, because there are few.
     good = about.where("reason is null").select("key", "from", "to", "peak_rate")
     chosen = rows.where("ended is not null").join(F.broadcast(good), "key")
     advised = (
@@ -113,43 +97,28 @@ def advice(
 
 
 def check_target(target_wait: float, percentile: float) -> None:
-    """Raise `InvalidInput` for a target out of range."""
+    """Raise `InvalidInput` if the target wait or the percentile is out of range."""
     if not 0 < target_wait < math.inf:
         raise InvalidInput("target_wait", kind_of(target_wait), "above 0, seconds")
-    if not 0.5 <= percentile <= 0.999:  # noqa: PLR2004 - the message has the same numbers
+    if not 0.5 <= percentile <= 0.999:  # noqa: PLR2004 - the message names the same numbers
         raise InvalidInput("percentile", kind_of(percentile), "0.5 to 0.999")
 
 
 def _rows(transitions: DataFrame) -> DataFrame:
     """Return for each delivery when its entry became available, when it was delivered, and when the delivery ended.
 
-    Other transitions are included with nulls, for keys without deliveries.
+    Other transitions have nulls in these columns. They are included so that keys without deliveries have a row.
     """
-    own = "over (partition by key, task_id, run, shard order by seq)"
-    available = f"before in ({name_list(_AVAILABLE)}) and before_state = '{State.WAITING.value}'"
-    # A scheduled task waits from its due time on, also if it was made available later.
-    arrived = "if(before = 'available' and due < since, due, since)"
-    known = f"event = 'delivered' and {available}"
     return (
-        transitions.where("task_id != ''")
-        .selectExpr("*", f"lag(seq) {own} as copy")
-        .where("copy is null or copy != seq")  # read twice, from a copied file
-        .selectExpr(
-            "*",
-            f"lag(event) {own} as before",
-            f"lag(state) {own} as before_state",
-            f"lag(unix_micros(ts)) {own} as since",
-            f"lag(unix_micros(due_at), 2) {own} as due",
-            f"lead(unix_micros(ts)) {own} as after",
-        )
+        steps(transitions)
         .selectExpr(
             "key",
             "worker",
             "priority",
             "event = 'delivered' as delivered",
-            f"if({known}, {arrived}, null) as arrived",
+            "unix_micros(ts) - queue_wait as arrived",
             "if(event = 'delivered', unix_micros(ts), null) as started",
-            f"if({known}, after, null) as ended",
+            "if(queue_wait is not null, unix_micros(after_ts), null) as ended",
         )
         .selectExpr("*", "arrived div 1000000 as second")
     )
@@ -158,7 +127,7 @@ def _rows(transitions: DataFrame) -> DataFrame:
 def _about(rows: DataFrame, sample: int) -> DataFrame:
     """Return a row per key: its counts, its peak rate, and its busiest time.
 
-    That is the shortest span of whole seconds with as many arrivals as the sample, or the whole time.
+    The busiest time is the shortest span of whole seconds with as many arrivals as the sample, or else the whole time.
     """
     counts = {
         "deliveries": "count_if(delivered)",
@@ -193,22 +162,13 @@ def _about(rows: DataFrame, sample: int) -> DataFrame:
 
 
 def _reason(needed: int) -> Column:
-    """Return the reason why the data of a key is insufficient; null if it is sufficient."""
-    unknown, deliveries, known = F.col("unknown"), F.col("deliveries"), F.col("known")
-    return (
-        F.when(
-            F.col("missing") > _INCOMPLETE,
-            F.format_string("%.0f %% of the journal is missing", F.col("missing") * 100),
-        )
-        .when(
-            unknown > _INCOMPLETE * deliveries,
-            F.format_string("%d of %d deliveries: when they became available is unknown", unknown, deliveries),
-        )
-        .when(
-            known < needed,
-            F.format_string(f"%d deliveries are known from start to end, {needed} are needed", known),
-        )
-    )  # fmt: skip
+    """Return the reason why the data of a key does not suffice for a recommendation; null if it does."""
+    return F.expr(f"""case
+        when missing > {_INCOMPLETE}D then format_string('%.0f %% of the journal is missing', missing * 100)
+        when unknown > {_INCOMPLETE}D * deliveries
+            then format_string('%d of %d deliveries: when they became available is unknown', unknown, deliveries)
+        when known < {needed}
+            then format_string('%d deliveries are known from start to end, {needed} are needed', known) end""")
 
 
 def _missing(transitions: DataFrame) -> DataFrame:
@@ -224,7 +184,7 @@ def _missing(transitions: DataFrame) -> DataFrame:
 
 
 def _advised(table: pa.Table, *, target_wait: float, percentile: float, sample: int) -> pa.Table:
-    """Return the recommendation for a key as a table with one row."""
+    """Return the recommendation for one key, as a table with one row."""
     columns = {name: table[name].to_numpy() for name in ("arrived", "started", "ended", "priority")}
     order = np.lexsort((columns["started"], columns["arrived"]))[:sample]
     first = int(columns["arrived"][order[0]])

@@ -1,10 +1,10 @@
 """Durations between the transitions of a task: waiting time, running time and total time.
 
-The events of a task are ordered by ``seq`` within its run and shard, never by time, because a clock may be set back. A
-row that was read twice counts once. A duration is null if the history for it is missing: the waiting time needs the
-event that made the task available, the running time the event that ends the execution, and the total time the
-beginning of the task. If missing events leave a plausible history (a redelivery that is missing together with the
-delivery before it), this module cannot detect it; `gaps` reports such gaps.
+The events of a task are ordered by ``seq`` within its run and shard, not by time, because a clock may be set back. A
+row that was read twice counts once. A duration is null if the history that it needs is missing: the waiting time needs
+the event that made the task available, the running time the event that ends the execution, and the total time the
+beginning of the task. Missing events that leave a plausible history cannot be detected here, for example a redelivery
+that is missing together with the delivery before it; `gaps` reports such gaps.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from taskqueue_spark.pipeline.task_steps import ENDED, OF_TASK, in_order, name_l
 
 MICROSECONDS = 1_000_000
 _FIRST = ("done", "dead", "expired", "cancelled")
-"""final states of a live task"""
+"""states in which a live task may end"""
 _ENDS = ("acked", "retried", "dead_lettered", "redelivered", "lost", "expired", "cancelled")
 """events that end an execution"""
 _OUTCOMES = ("acked", "retried", "dead_lettered")
-"""events with a known outcome; after the others it is unknown"""
+"""events that report the outcome of an execution"""
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 _WINDOW = re.compile(rf"([1-9]\d{{0,6}}) ({'|'.join(_UNITS)})s?")
 
 
 def seconds_of(window: object) -> int:
-    """Return the length of a window, written as "1 minute" or "30 seconds". Raises `InvalidInput`."""
+    """Return the length in seconds of a window such as "1 minute" or "30 seconds". Raises `InvalidInput`."""
     match = _WINDOW.fullmatch(window) if isinstance(window, str) else None
     if match is None:
         allowed = f"a whole number and one of {', '.join(_UNITS)}, as in '1 minute'"
@@ -42,11 +42,12 @@ def seconds_of(window: object) -> int:
 def steps(transitions: DataFrame) -> DataFrame:
     """Return every transition of a task once, with durations from the transitions before and after it.
 
-    Columns besides those of a transition, whose ``tenant`` is the one with which the life was published:
+    Columns in addition to those of a transition, whose ``tenant`` is the one with which the life was published:
 
-    - ``queue_wait`` (of a delivery): microseconds since the task became available: since it was published, redriven
-      or released, or since its scheduled time (even if it was made available later). Waiting for an ordering key or a
-      limit is included;
+    - ``queue_wait`` (of a delivery): microseconds since the task became available, that is, since it was published,
+      redriven or released, or since its scheduled time (even if it was made available later). Waiting for an ordering
+    key
+      or a limit is included;
     - ``run_time`` (of acked, retried and dead_lettered directly after a delivery): microseconds since that delivery. A
       task that becomes a dead letter because of losses has no running time;
     - ``end_to_end`` (of the first end of a life: acked, dead_lettered, expired or cancelled): microseconds since the
@@ -91,9 +92,10 @@ def steps(transitions: DataFrame) -> DataFrame:
 def executions(transitions: DataFrame) -> DataFrame:
     """Return a row per delivery: the transition, and the end of the execution.
 
-    Columns besides those of `steps`: ``until``, the time of the task's next event, at which the execution had ended at
-    the latest (null without one); ``ended_by``, the event that ended it (null if it continues, or if the event is
-    missing); ``verdict``, whether its outcome is known. Its length is ``until - ts`` if ``ended_by`` is known.
+    Columns in addition to those of `steps`: ``until``, the time of the task's next event, at which the execution had
+    ended at the latest (null if there is none); ``ended_by``, the event that ended the execution (null if it
+    continues, or if the event is missing); ``verdict``, whether its outcome is known. Its length is ``until - ts`` if
+    ``ended_by`` is known.
     """
     after = f"after_event in ({name_list(_OUTCOMES)}) and not {_poisoned('after_event', 'after_reason')}"
     return (
@@ -109,10 +111,10 @@ def executions(transitions: DataFrame) -> DataFrame:
 
 
 def run_ends(transitions: DataFrame) -> DataFrame:
-    """Return the last time of each run: run, heard_at. Open executions are assumed to have ended then."""
+    """Return the last time of each run: run, heard_at. Executions without an end are assumed to have ended then."""
     return transitions.groupBy("run").agg(fn.max("ts").alias("heard_at"))
 
 
 def _poisoned(event: str, reason: str) -> str:
-    """Return the condition of a dead letter because of losses, after which the outcome is unknown."""
+    """Return the SQL condition for a dead letter because of losses, whose last execution has an unknown outcome."""
     return f"({event} = 'dead_lettered' and {reason} <=> '{POISONED}')"

@@ -1,4 +1,4 @@
-"""Repeated failures: errors that differ only in numbers, ids or quoted texts belong to one failure."""
+"""Repeated failures: errors that differ only in numbers, ids or quoted texts count as the same failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskqueue_core.limits import LIMITS, kind_of
 SAMPLES = 5
 _LONGEST = 300
 _LOOKED_AT = 1000
-"""number of characters of an error that are used; later ones are not shown, and often differ"""
+"""number of characters of an error that are used; later ones are not shown, and often differ between tasks"""
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _NOTHING = "(no error was told)"
 _SENSITIVE = (
@@ -30,17 +30,17 @@ _TIME = (
     r"(?: ?Z\b|[+-]\d{2}:?\d{2}\b)?|\b\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?\b"
 )
 
-# Java's regular expressions, in this order. Java repeats a group by recursion, and a stack overflow stops the
-# executor. Therefore only sets of characters are repeated without a limit, and never groups.
+# Regular expressions of Java, applied in this order. Java matches a repeated group by recursion, and a stack overflow
+# would stop the executor. Therefore only sets of characters are repeated without a limit, and never groups.
 _RULES = (
-    # Secrets, which must go before anything else is matched.
+    # Secrets, which must be removed before anything else is replaced.
     (r"-----BEGIN [^-]{1,64}-----[^-]*(?:-----END [^-]{1,64}-----)?", "<secret>"),
     (r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\W{0,3}[:=])[^\r\n]+", "$1$2 <secret>"),
     (r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}", "$1 <secret>"),
     (r"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]+", "<secret>"),
     (r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b", "<secret>"),
     (r"\b(?:sk|pk|rk|ghp|gho|ghs|glpat|xox[abprs])[-_][A-Za-z0-9_-]{8,}", "<secret>"),
-    (r"[A-Za-z][A-Za-z0-9+.-]{0,15}://\S+", "<url>"),  # with the user and the password in it
+    (r"[A-Za-z][A-Za-z0-9+.-]{0,15}://\S+", "<url>"),  # including a user and a password
     (_NAMED_SECRET, "$1<secret>"),
     # Values that differ between tasks.
     (_QUOTED, "<text>"),
@@ -55,7 +55,7 @@ _RULES = (
     (r"\b(?=[0-9a-fA-F]{0,128}\d)(?=\d{0,128}[a-fA-F])[0-9a-fA-F]{6,}\b", "<hex>"),
     (r"\b(?=[A-Za-z]{0,128}\d)(?=\d{0,128}[A-Za-z])[A-Za-z0-9]{16,}\b", "<id>"),
     (r"(?:(?<![\w>)])[+-])?\d+(?:[.,_]\d{1,30}){0,30}(?:[eE][+-]?\d{1,4}\b)?", "<number>"),
-    (r"(?<=<(number|text|hex|id|time|address|path)>)[,;]? ?<\1>", ""),  # lists of any length
+    (r"(?<=<(number|text|hex|id|time|address|path)>)[,;]? ?<\1>", ""),  # replaces a list of any length by its last item
     (r"\s+", " "),
 )  # fmt: skip
 _TRACE = "Traceback (most recent call last):"
@@ -65,10 +65,10 @@ def message_of(error: Column) -> Column:
     """Return the common part of errors that differ only in the values they quote, at most 300 characters.
 
     Numbers, hexadecimal numbers, UUIDs and other long ids, quoted strings, paths, URLs, addresses and times are
-    replaced by their kind, for example ``<number>``; a list of them by one. Possible secrets (passwords, tokens and
-    keys by name, credentials in a URL, authorization headers, JSON web tokens, keys of well-known forms) become
-    ``<secret>``, because messages are shown. Of a traceback, only the errors are kept. A missing or empty error
-    becomes "(no error was told)".
+    replaced by their kind, for example ``<number>``; a list of values of one kind is replaced once. Possible secrets
+    (passwords, tokens and keys by name, credentials in a URL, authorization headers, JSON web tokens, keys of
+    well-known forms) become ``<secret>``, because messages are shown. Of a traceback, only the errors are kept. A
+    missing or empty error becomes "(no error was told)".
     """
     text = fn.substring(fn.coalesce(error, fn.lit("")), 1, LIMITS.text)
     errors_alone = fn.regexp_replace(
@@ -79,28 +79,20 @@ def message_of(error: Column) -> Column:
     for pattern, kind in _RULES:
         text = fn.regexp_replace(text, pattern, kind)
     text = fn.rtrim(fn.substring(fn.trim(text), 1, _LONGEST))
-    # `when` would evaluate all of it twice.
+    # Do not use `when` here, because it would evaluate the whole expression twice.
     return fn.regexp_replace(text, r"^\z", _NOTHING)
 
 
 def fingerprint_of(message: Column) -> Column:
-    """Return the identifier of a message: 16 hexadecimal digits, which depend on nothing else."""
+    """Return the fingerprint of a message: 16 hexadecimal digits, which depend on the message alone."""
     return fn.substring(fn.sha2(message, 256), 1, 16)
 
 
 def failures(transitions: DataFrame) -> DataFrame:
     """Return a row per failure and key, with failed attempts grouped by `message_of`.
 
-    An attempt failed if it was retried or dead-lettered, for any reason. Its error is the text that was recorded with
-    the end of the attempt; for a dead letter without one, the reason. Columns:
-
-    - ``fingerprint`` (of the message alone), ``key``, ``message``;
-    - ``attempts`` and ``share`` of the key's failed attempts; ``tasks``; of these, ``dead`` (now dead letters because
-      of this failure) and ``recovered`` (acked after it);
-    - ``first_seen``, ``last_seen``, and ``samples``: the ids of up to five tasks, always the first by name.
-
-    Losses and redeliveries are not failures of the task; `throughput` counts them. A task is identified by key and
-    id, over all its lives.
+    The section "Tables" of docs/pipeline.md describes the columns. Losses and redeliveries are not failures of a task;
+    `throughput` counts them. A task is identified by key and id, over all its lives.
     """
     tasks = {
         "attempts": "count(*)", "dead": "max(dead)", "recovered": "max(recovered)", "first_seen": "min(ts)",
@@ -131,8 +123,8 @@ def failures(transitions: DataFrame) -> DataFrame:
 def redrive_list(transitions: DataFrame, *fingerprints: str) -> DataFrame:
     """Return the dead letters that these failures caused, once each: key, task_id.
 
-    Without fingerprints, return all dead letters. The store may have fewer, because tasks may have been redriven in
-    the meantime. Raises `InvalidInput` for an invalid fingerprint.
+    Without fingerprints, return all dead letters. The store may have fewer, because tasks may have been redriven after
+    the last transition. Raises `InvalidInput` for an invalid fingerprint.
     """
     for fingerprint in fingerprints:
         if not _FINGERPRINT.fullmatch(fingerprint):

@@ -1,4 +1,4 @@
-"""Fairness: whether tenants get their shares of a queue's deliveries, and workers their shares of its work."""
+"""Fairness: how evenly the deliveries of a queue are shared among its tenants, or among its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskqueue_spark.pipeline.durations import MICROSECONDS, run_ends, seconds_o
 _BY = ("tenant", "worker")
 _MOST_SHARES = 100
 _LONGEST = 10_000
-"""maximum number of windows without an event through which a member is followed, in case a clock jumped"""
+"""maximum number of windows without an event in which a member is still counted, in case a clock jumped"""
 _MEMBERS = {
     "served": "sum(served)", "got": "sum(got)", "given": "sum(given)", "weighed": "sum(index * given)",
     "lowest": "min(index)", "windows": "count_if(counted)",
@@ -22,28 +22,24 @@ _MEMBERS = {
 def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute") -> DataFrame:
     """Return a row per key: how evenly its deliveries went to tenants, or to workers.
 
-    Fairness only has a meaning while members compete. A *tenant* competes in a window if tasks of the tenant waited
-    when the window began and when it ended, also if they waited for a limit or an ordering key. A *worker* competes in
-    a window if the key had such a backlog, the worker's first delivery of the key was before the window, and its last
-    one after it. A window is *contended* if at least two members competed in it, and got at least as many deliveries
-    as there were members.
+    Fairness is only measured while the members (tenants or workers) compete. A *tenant* competes in a window if tasks
+    of the tenant waited when the window began and when it ended, also if they waited for a limit or an ordering key. A
+    *worker* competes in a window if tasks of the key waited at both times, the worker's first delivery of the key was
+    before the window, and its last one after it. A window is *contended* if at least two members competed in it, and
+    got at least as many deliveries as there were members.
 
-    Jain's index of n members is (sum of x)² / (n * sum of x²), from 1/n (one member has everything) to 1 (all have the
-    same). x is the number of deliveries of a member, for a tenant divided by its weight in the last settings of the
-    queue (1 if the journal has no settings). Columns:
-
-    - ``windows``: number of contended windows; over these, ``jain`` (the mean index, weighted by deliveries),
-      ``jain_lowest``, and ``shares`` of the deliveries to competing members: an array of (member, deliveries, share)
-      with the largest hundred first. Without contended windows, null and an empty array;
-    - over all windows: ``members``, ``deliveries``, ``jain_total``, ``shares_total``.
-
-    A member without a name is "". Raises `InvalidInput` for an invalid ``by`` or window.
+    The section "Tables" of docs/pipeline.md describes the columns. Raises `InvalidInput` for an invalid ``by`` or
+    window.
     """
     if by not in _BY:
         raise InvalidInput("by", kind_of(by), " or ".join(_BY))
     length = seconds_of(window) * MICROSECONDS
     rows = steps(transitions).join(fn.broadcast(run_ends(transitions)), "run", "left")
-    changes = _of_workers(rows, length) if by == "worker" else _of_tenants(rows, length)
+    if by == "worker":
+        changes = _of_workers(rows, length)
+    else:
+        tenant = "coalesce(tenant, '')"
+        changes = _summed(rows, length, *_waiting(tenant), _delivered(tenant))
     windows = _windows_of(_weighed(_windows(changes), _weights(transitions), by), by)
     members = windows.groupBy("key", "member").agg(
         *(fn.expr(text).alias(name) for name, text in _MEMBERS.items())
@@ -77,16 +73,11 @@ def fairness(transitions: DataFrame, by: str = "tenant", window: str = "1 minute
     )
 
 
-def _of_tenants(rows: DataFrame, length: int) -> DataFrame:
-    """Return per key, tenant and window the change of the number of waiting tasks, and the deliveries."""
-    member = "coalesce(tenant, '')"
-    return _summed(rows, length, *_waiting(member), _delivered(member))
-
-
 def _of_workers(rows: DataFrame, length: int) -> DataFrame:
-    """Return the same for workers, which are present from the window of their first delivery to that of their last.
+    """Return per key, worker and window the change of the worker's presence (1 or -1), and the deliveries.
 
-    The waiting tasks of the key have the member null.
+    A worker is present from the window of its first delivery to that of its last. Rows without a member have the
+    change of the number of waiting tasks of the key.
     """
     queue = _waiting("cast(null as string)")
     changes = _summed(rows, length, *queue, _delivered("coalesce(worker, '')"))
@@ -110,6 +101,7 @@ def _change(member: str, at: str, change: str, served: str) -> str:
 
 
 def _summed(rows: DataFrame, length: int, *changes: str) -> DataFrame:
+    """Return per key, member and window the change of the number of waiting tasks, and the deliveries."""
     return (
         rows.where("event = 'delivered' or state = 'waiting'")
         .selectExpr("key", f"inline(array({', '.join(changes)}))")
@@ -120,9 +112,10 @@ def _summed(rows: DataFrame, length: int, *changes: str) -> DataFrame:
 
 
 def _windows(changes: DataFrame) -> DataFrame:
-    """Return the windows of each member: place, served, and whether the member was ``standing`` through all of it.
+    """Return the windows of each member: place, served, and whether the member was ``standing`` in the whole window.
 
-    A member that waits without any event, for example because it starves, has a row for each of these windows too.
+    A member that is standing but has no event in a window, for example because it starves, has a row for this window
+    too.
     """
     in_turn = "partition by key, member order by place"
     last = f"if(after > 0, least(next - 1, place + {_LONGEST}), place)"
@@ -144,7 +137,7 @@ def _windows(changes: DataFrame) -> DataFrame:
 
 
 def _weights(transitions: DataFrame) -> DataFrame:
-    """Return the weights of each key's tenants in its last settings."""
+    """Return for each key the weights of its tenants in its last settings."""
     weights = "from_json(get_json_object(settings, '$.weights'), 'map<string,double>') as weights"
     return (
         transitions.where("event = 'configured'")
@@ -155,7 +148,7 @@ def _weights(transitions: DataFrame) -> DataFrame:
 
 
 def _weighed(windows: DataFrame, weights: DataFrame, by: str) -> DataFrame:
-    """Add ``got``: the deliveries of each member divided by its weight."""
+    """Add the column ``got``: the deliveries of a member, divided by its weight."""
     if by == "worker":
         return windows.selectExpr("*", "cast(served as double) as got")
     result = windows.join(fn.broadcast(weights), "key", "left")
@@ -163,9 +156,9 @@ def _weighed(windows: DataFrame, weights: DataFrame, by: str) -> DataFrame:
 
 
 def _windows_of(windows: DataFrame, by: str) -> DataFrame:
-    """Return the windows of members, with ``given`` (deliveries) and ``index`` for those that are contended.
+    """Return the windows of members, with ``given`` (deliveries) and ``index`` if the window is contended.
 
-    ``counted`` is true once per contended window.
+    ``counted`` is true for one member per contended window, so that each window can be counted once.
     """
     together = "over (partition by key, place)"
     rival = "member is not null and standing"
@@ -196,12 +189,12 @@ def _windows_of(windows: DataFrame, by: str) -> DataFrame:
 
 
 def _largest(column: str) -> str:
-    """Return the members with the most of something, without those that have none recorded."""
+    """Return an SQL expression for the members with the highest values of a column, without nulls."""
     order = f"if({column} is not null, struct(-{column} as most, member), null)"
     return f"min_by(struct(member, {column} as deliveries), {order}, {_MOST_SHARES})"
 
 
 def _shares(largest: str, total: str) -> str:
-    """Return the largest members with their shares of a total."""
+    """Return an SQL expression for the members in an array, with their shares of a total."""
     share = f"try_divide(item.deliveries, {total}) as share"
     return f"transform({largest}, item -> struct(item.member as member, item.deliveries as deliveries, {share}))"

@@ -1,4 +1,4 @@
-"""The forecast for one key: the recorded arrivals, replayed with different numbers of slots. Plain Python and NumPy."""
+"""The forecast for one key: recorded arrivals, replayed with different numbers of slots. Uses Python and NumPy only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskqueue_spark.pipeline.queueing import (
 
 _RESAMPLES = 10
 _TICK = 1e-6
-"""resolution of a journal's times, in seconds"""
+"""resolution of the times in a journal, in seconds"""
 
 
 def advise(
@@ -39,9 +39,9 @@ def advise(
     Times are in seconds, in arrays of the same length of at least 2, in the order of ``arrived``. If no number of
     slots meets the target, ``unreachable`` gives the reason.
 
-    The slots must sustain the arrivals, so there are more than the load. If all arrivals are within the time that the
-    first one may take (target wait and running time), they are a single burst, and the rate of bursts is unknown. The
-    slots are then those for the burst, whose rate is taken over the time until it is processed.
+    The number of slots must exceed the load, so that the slots can process the arrivals. If all arrivals are within
+    the time that the first task may take (target wait and running time), they are a single burst, and the rate of
+    bursts is unknown. The recommendation is then for that burst, and the rate is that until the burst is processed.
     """
     held = np.maximum(ended - started, 0.0)
     count, mean = len(arrived), float(held.mean())
@@ -106,7 +106,7 @@ def advise(
 
 
 def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, int]:
-    """Return the median wait of tasks that found a free slot and no waiting task, and the maximum of busy slots."""
+    """Return the median wait of tasks that arrived with a slot free and no task waiting, and the most busy slots."""
     begun = np.searchsorted(np.sort(started), arrived, side="right")
     over = np.searchsorted(np.sort(ended), arrived, side="right")
     busy = begun - over
@@ -116,7 +116,7 @@ def _overhead(arrived: Floats, started: Floats, ended: Floats) -> tuple[float, i
 
 
 def _most_at_once(started: Floats, ended: Floats) -> int:
-    times = np.concatenate([ended, started])  # an end frees the slot for a start at the same time
+    times = np.concatenate([ended, started])  # an end frees its slot for a start at the same time
     steps = np.repeat([-1, 1], len(started))
     return int(np.cumsum(steps[np.argsort(times, kind="stable")]).max(initial=0))
 

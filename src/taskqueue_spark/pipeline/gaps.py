@@ -1,4 +1,4 @@
-"""Gaps in a journal, detected by its numbers.
+"""Gaps in a journal, which its numbers show.
 
 The transitions of a run and shard are numbered 1, 2, 3…, so a number without a row is a transition that no longer
 exists. Duplicate rows (of a copied file) count once; damaged entries count as missing.
@@ -7,12 +7,12 @@ exists. Duplicate rows (of a copied file) count once; damaged entries count as m
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 _MANY = 64
-"""maximum number of separate gaps of a shard; more are merged into one, from the first to the last"""
+"""maximum number of separate gaps of a shard; if there are more, one gap from the first to the last replaces them"""
 _BITS = 64
-"""number of bits of a word"""
+"""number of bits in a word of the bit set of existing numbers"""
 _COUNT = ("run", "shard")
 _NONE = "cast(array() as array<struct<first: bigint, last: bigint>>)"
 _SO_FAR = "partition by run, shard order by word"
@@ -29,7 +29,7 @@ _BITS_PER_WORD = {
 def gaps(transitions: DataFrame) -> DataFrame:
     """Return the ranges of missing numbers: ``run``, ``shard``, ``first``, ``last`` and their size (``missing``).
 
-    A gap after the last number is included if a row `missing` reports it.
+    A gap after the last number is included if the journal reports it by a row with the event `missing`.
     """
     result = _bit_words(transitions).select(*_COUNT, F.explode("holes").alias("hole"))
     missing = F.col("last") - F.col("first") + 1
@@ -37,10 +37,10 @@ def gaps(transitions: DataFrame) -> DataFrame:
 
 
 def spans(transitions: DataFrame) -> DataFrame:
-    """Return a row per ``run`` and ``shard``: its time span, its gaps, and whether it is over.
+    """Return a row per ``run`` and ``shard``: its time span, its gaps, and whether the run is over.
 
-    ``began``, ``ended``: its first and last time. ``holes``: a sorted array of ``first`` and ``last``, null without
-    gaps. ``over``: another run of the shard began after the last transition of this one.
+    ``began``, ``ended``: first and last time of the run. ``holes``: a sorted array of gaps (``first``, ``last``), null
+    if there are none. ``over``: another run of the shard began after the last transition of this run.
     """
     later = (
         "partition by shard order by began, run rows between 1 following and unbounded following"
@@ -59,31 +59,27 @@ def spans(transitions: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-class Holes:
-    """Expressions on the column ``holes`` of `spans`."""
+def missing_between(low: Column, high: Column) -> Column:
+    """Return whether the column ``holes`` has a missing number between two others. A bound that is null is infinite.
 
-    @staticmethod
-    def between(low: Column, high: Column) -> Column:
-        """Return whether a number between two others is missing; null means no bound.
+    Number 0 is the time before the transition with number 1.
+    """
+    least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
+    result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
+    return F.coalesce(result, F.expr("false"))
 
-        Number 0 is the time before number 1.
-        """
-        least, most = F.coalesce(low, F.lit(-1)), F.coalesce(high, F.lit(2**62))
-        result = F.exists("holes", lambda hole: (hole["last"] > least) & (hole["first"] < most))
-        return F.coalesce(result, F.expr("false"))
 
-    @staticmethod
-    def after(number: Column) -> Column:
-        """Return the first missing number after another; null if none is missing."""
-        later = F.filter("holes", lambda hole: hole["last"] > number)
-        return F.array_min(F.transform(later, lambda hole: F.greatest(hole["first"], number + 1)))
+def missing_after(number: Column) -> Column:
+    """Return the first missing number after ``number`` in the column ``holes``; null if none is missing."""
+    later = F.filter("holes", lambda hole: hole["last"] > number)
+    return F.array_min(F.transform(later, lambda hole: F.greatest(hole["first"], number + 1)))
 
 
 def _bit_words(transitions: DataFrame) -> DataFrame:
     """Return the existing numbers as words of 64 bits, so that duplicates count once.
 
-    ``holes``: the gaps before and within each word, and after the last word up to the number of a row `missing`, as an
-    array of ``first`` and ``last``.
+    ``holes``: an array of gaps (``first``, ``last``) before and within each word. For the last word, it includes the
+    gap up to the number that a row with the event `missing` reports.
     """
     return (
         transitions.where("event != 'damaged' and seq > 0")

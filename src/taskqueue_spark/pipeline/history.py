@@ -1,37 +1,16 @@
-"""The history check: the rules that every run must keep, checked on the journal.
+"""The history check: it tests the history of each run, as the journal records it, against rules.
 
-- R0: an id is not published while its task is live or dead, nor within its queue's ``dedupe_window`` after its end.
-- R1: the first event of a task is its publish; a task that an `audit` found ``lost`` breaks this rule too.
-- R2: a task that is acked, released or dead-lettered was in flight.
-- R3: no task is made available or delivered after its end, unless it was redriven or retried.
-- R4: no end and no release follows an end; only dead letters are redriven or discarded.
-- R5: receipts are not in the journal, but their effect is: a task has one delivery at a time, which the worker that
-  has the task settles.
-- R6: a retry raises the attempt by 1; a loss raises the losses by 1; the losses are at most ``max_losses`` at a
-  delivery.
-- R7: first deliveries of a queue and priority (and tenant, if the order was ever fair) are in the order in which the
-  tasks became available. A task with an ordering key may be late, but overtakes no other task.
-- R8: the next task of an ordering key is delivered after the previous one has ended, and first deliveries are in order.
-- R9: a scheduled task becomes available at its time (with 2 ms for rounding), and is not delivered earlier.
-- R10: no delivery exceeds ``max_inflight``, of the queue or of a tenant.
-- R11: in no time span are there more deliveries than burst + rate * span, counted from each change of settings.
-- R12: no delivery happens while the settings in force say ``paused``.
-- R13: deadlines are not in the journal, but ``expired`` events are: no task is delivered after that.
-
-The checker of the chaos tests allows for events that a client cannot see. The journal is exact, because numbers order
-the events of a partition, so only rounding is allowed for. R10 and R11 are reported once per limit and change of
-settings. A rule that looks back is silent if a transition in between is missing (see `gaps`), and a rule that needs
-settings if they may be missing; R7 then checks each tenant separately. The shards of a queue are separate queues: R8
-is not checked across a change of their number. Attempts beyond ``max_attempts`` are a matter of the retry policy, not
-of the store.
+The section "What the history check looks for" of docs/pipeline.md lists the rules R0 to R13. The checker of the chaos
+tests must tolerate events that a client cannot see. This check tolerates only rounding, because the numbers of the
+journal define the order of the events of a partition.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
-from taskqueue_spark.pipeline.gaps import Holes
+from taskqueue_spark.pipeline.gaps import missing_between
 from taskqueue_spark.pipeline.rules import per_lane, per_task
 from taskqueue_spark.pipeline.settings_history import settings
 from taskqueue_spark.pipeline.task_steps import OF_TASK, name_list, steps
@@ -47,7 +26,7 @@ _SPAN = (
 def violations(transitions: DataFrame, audited: DataFrame | None = None) -> DataFrame:
     """Return a row per violation: ``rule``, ``key``, ``task_id``, ``run``, ``shard``, ``seq`` and a ``text``.
 
-    ``audited``: an `audit` of the same transitions, whose lost tasks break R1.
+    ``audited``: an `audit` of the same transitions, whose lost tasks violate R1.
     """
     rows = _with_settings(steps(transitions), transitions)
     result = per_lane.broken(_entries(rows))
@@ -70,7 +49,7 @@ def violations(transitions: DataFrame, audited: DataFrame | None = None) -> Data
 
 
 def counts(result: DataFrame) -> DataFrame:
-    """Return ``rule`` and ``count`` for every rule, with 0 for a rule that was kept."""
+    """Return ``rule`` and ``count`` for every rule, with 0 for a rule without violations."""
     every = f"explode(array({name_list(RULES)})) as rule"
     number = result.groupBy("rule").agg(F.count("*").alias("count"))
     return (
@@ -84,8 +63,8 @@ def counts(result: DataFrame) -> DataFrame:
 def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
     """Add the owner of each task, and the settings of its queue: all of them (``spans``), and the last (``span``).
 
-    ``blind``: the last settings may be missing; ``unset``: the first ones may be missing. Versions grow by one, so the
-    next version shows that there was no change in between.
+    ``blind``: the last settings may be missing; ``unset``: the first ones may be missing. Versions of settings grow by
+    one, so the version of the next settings shows whether there was a change in between.
     """
     owner = f"last(if(begins, struct(tenant, ordering_key), null), true) over ({OF_TASK})"
     spans = (
@@ -99,9 +78,9 @@ def _with_settings(rows: DataFrame, transitions: DataFrame) -> DataFrame:
         .join(F.broadcast(spans), ["run", "key"], "left")
         .withColumn("span", F.try_element_at(in_force, F.lit(-1)))
         .withColumn("coming", F.expr("get(filter(spans, one -> one.seq > seq), 0)"))
-        .withColumn("blind", Holes.between(F.col("span.seq"), F.col("seq")) & ~_follows("span", "coming"))
+        .withColumn("blind", missing_between(F.col("span.seq"), F.col("seq")) & ~_follows("span", "coming"))
         .withColumn("first", F.expr("get(spans, 0)"))
-        .withColumn("unset", Holes.between(F.lit(None), F.least("seq", "first.seq")) & ~_follows(None, "first"))
+        .withColumn("unset", missing_between(F.lit(None), F.least("seq", "first.seq")) & ~_follows(None, "first"))
     )  # fmt: skip
 
 
@@ -111,12 +90,12 @@ def _follows(name: str | None, other: str) -> Column:
 
 
 def _entries(rows: DataFrame) -> DataFrame:
-    """Return the entries of all lanes. A step that breaks a rule by itself is the only entry of a lane."""
+    """Return the entries of all lanes. A step that breaks a rule by itself is the only entry of its lane."""
     kinds = per_lane.entries()
     for index, (rule, condition, text) in enumerate(per_task.broken()):
         lane = F.concat(F.lit(f"{index}/"), F.col("task_id"))
         kinds.append(per_lane.LaneEntry(rule, condition, {"lane": lane, "text": text}))
-    # Select the kinds of entries first, and compute their fields later: most steps are no entry.
+    # Select the kinds of entries first, and compute their fields later, because most steps have no entry.
     which = [F.when(kind.condition, F.lit(index)) for index, kind in enumerate(kinds)]
     result = rows.withColumn("kind", F.explode(F.array_compact(F.array(*which))))
     rules = F.array(*(F.lit(kind.rule) for kind in kinds))

@@ -1,4 +1,4 @@
-"""Latency: how long tasks waited, ran, and took from publish to end."""
+"""Latency: how long tasks waited, ran, and took from their publish to their end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from taskqueue_core.limits import kind_of
 from taskqueue_spark.pipeline.durations import MICROSECONDS, seconds_of, steps
 
 DURATIONS = {"queue_wait": "queue_wait", "run": "run_time", "end_to_end": "end_to_end"}
-"""the durations, and their columns in `steps`"""
+"""names of the durations, and their columns in the result of `steps`"""
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _ACCURACY = 10_000
-"""the rank of a percentile is exact to 1/10,000 of the number of values"""
+"""accuracy of a percentile: its rank is exact to 1/10,000 of the number of values"""
 _SPLIT = {"priority": "tinyint", "tenant": "string"}
 
 
@@ -28,17 +28,7 @@ def latency(
     """Return durations per key, priority, tenant and window. A duration belongs to the window in which it ended.
 
     ``window``: its length, as "1 minute" or "1 hour"; ``None``: no windows. ``by``: which of priority and tenant to
-    split by; the other column is null. The tenant is also null for a task without one.
-
-    A row has key, priority, tenant, window_start (null without windows), and
-
-    - ``tasks``: those whose first end is in the window; ``deliveries``: those whose wait is known; ``executions``:
-      those with a known outcome;
-    - for ``queue_wait``, ``run`` and ``end_to_end`` (see `durations.steps`) the p50, p95, p99 and the maximum, in
-      seconds: ``queue_wait_p50`` to ``end_to_end_max``; null without values. A percentile is one of the values, and
-      its rank is exact to 1/10,000 of their number;
-    - ``clamped``: how many of these durations were negative because a clock was set back. They count as 0.
-
+    split by; a column that is not named is null. The section "Tables" of docs/pipeline.md describes the columns.
     Raises `InvalidInput` for an invalid window or split.
     """
     seconds = None if window is None else seconds_of(window)

@@ -1,4 +1,4 @@
-"""Queueing for a number of slots: formulas, and the replay of recorded arrivals. Plain Python and NumPy.
+"""Queueing with a number of slots: formulas, and the replay of recorded arrivals. Uses Python and NumPy only.
 
 Times are in seconds, rates per second. A *slot* is one unit of concurrency, which ``max_inflight`` counts. ``held`` is
 the time for which a task occupies its slot, and ``overhead`` the time until a free slot is given to a task. ``scv`` is
@@ -23,7 +23,7 @@ def erlang_c(slots: int, load: float) -> float:
         return 0.0
     if load >= slots:
         return 1.0
-    inverse = 1.0  # of Erlang B, whose recursion is stable in this form
+    inverse = 1.0  # the inverse of Erlang B, whose recursion is numerically stable
     for number in range(1, slots + 1):
         inverse = 1.0 + inverse * number / load
     blocked = 1.0 / inverse
@@ -37,7 +37,8 @@ def wait_quantile(
     """Return a quantile of the wait by Allen and Cunneen's approximation of G/G/c; infinite with too few slots.
 
     The tail is assumed to be exponential, as with M/M/c, and its mean is scaled by the variation of arrivals and
-    running times. This is accurate for moderate variation, and a third or more too high for widely varying times.
+    running times. The result is accurate for moderate variation, and a third or more too high for widely varying
+    times.
     """
     load = rate * mean
     if load >= slots:
@@ -50,7 +51,7 @@ def wait_quantile(
 
 
 def scv(values: Floats) -> float:
-    """Return the squared coefficient of variation; 0 for a mean of 0."""
+    """Return the squared coefficient of variation; 0 if the mean is 0."""
     mean = float(values.mean()) if len(values) else 0.0
     return float(values.var()) / mean**2 if mean > 0 else 0.0
 
@@ -63,7 +64,7 @@ def replay(
     overhead: float = 0.0,
     priorities: npt.NDArray[np.int64] | None = None,
 ) -> Floats:
-    """Return the wait of each recorded task until its delivery, with a number of slots.
+    """Return how long each recorded task would wait for its delivery with this number of slots.
 
     ``arrived`` is sorted. Tasks are served by priority, the largest number first, and then in the order of arrival; a
     running task is not interrupted. Takes O(n log n).
@@ -75,7 +76,7 @@ def replay(
     waits = []
     for arrival, time in zip(arrived.tolist(), held.tolist(), strict=True):
         freed = free[0]
-        start = (freed if freed > arrival else arrival) + overhead  # noqa: FURB136 - twice as fast as max
+        start = (freed if freed > arrival else arrival) + overhead  # noqa: FURB136 - takes half the time of max()
         take(free, start + time)
         waits.append(start - arrival)
     return np.array(waits)
@@ -107,13 +108,13 @@ def _by_priority(
 
 
 def least(fits: Callable[[int], bool], at_least: int, at_most: int) -> int | None:
-    """Return the smallest number that fits from ``at_least`` to ``at_most``; ``None`` if ``at_most`` does not fit.
+    """Return the smallest number from ``at_least`` to ``at_most`` that fits; ``None`` if ``at_most`` does not fit.
 
     If a number fits, all larger ones must fit too.
     """
     low, step = at_least, 1
     high = min(low, at_most)
-    while not fits(high):  # grow the steps, because the result is mostly near the start
+    while not fits(high):  # start with small steps, because the result is mostly near the start
         if high >= at_most:
             return None
         low, high, step = high + 1, min(high + step, at_most), step * 2
@@ -129,7 +130,7 @@ def least(fits: Callable[[int], bool], at_least: int, at_most: int) -> int | Non
 def resampled(
     arrived: Floats, held: Floats, times: int, *, seed: int
 ) -> Iterator[tuple[Floats, Floats]]:
-    """Yield bootstrap samples of a record: blocks of it, drawn with replacement.
+    """Yield bootstrap samples of a record: sequences of its blocks, drawn with replacement.
 
     A block has √n tasks, so that bursts and correlations between neighbours are preserved.
     """

@@ -1,9 +1,9 @@
-"""The settings of queues in the journal, and the times when a queue wrote no journal."""
+"""The settings of queues that the journal records, and the times when a queue wrote no journal."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_core.rate_limit import IntervalUnit
 
@@ -19,8 +19,8 @@ _OF_KEY = "partition by run, key order by seq"
 def settings(transitions: DataFrame) -> DataFrame:
     """Return each change of settings: ``run``, ``key``, ``seq``, ``ts``, ``until`` and the settings.
 
-    ``until``: the number of the queue's next change, or null. A rate is given by tokens (``burst``) and tokens per
-    second (``rate``).
+    ``until``: the number of the queue's next change; null for the last change. A rate limit is given by its tokens
+    (``burst``) and its tokens per second (``rate``).
     """
     chosen = ["run", "shard", "key", "seq", "ts"]
     limits = [
@@ -47,9 +47,10 @@ def settings(transitions: DataFrame) -> DataFrame:
 def switches(transitions: DataFrame) -> DataFrame:
     """Return ``run`` and ``key`` of queues that did not write a journal all the time, and when.
 
-    ``dark``: an array of the first and last numbers of those times. First settings with a version other than 1 show
-    that the queue existed before its journal. Settings with the journal switched off begin such a time, unless later
-    transitions exist. A missing version shows that the journal was switched off in between.
+    ``dark``: an array of the first and last numbers of each time without a journal. If the first settings have a
+    version other than 1, the queue existed before its journal. If the last settings switch the journal off, and no
+    later transition exists, the journal is off from then on. A missing version means that the journal was off when the
+    settings changed.
     """
     changes = settings(transitions).selectExpr(
         "*",
@@ -78,6 +79,6 @@ def switches(transitions: DataFrame) -> DataFrame:
 
 
 def _seconds(name: str) -> str:
-    """Return the length of a limit's unit in seconds."""
+    """Return an SQL expression for the length in seconds of the interval unit of a rate limit."""
     units = " ".join(f"when '{unit.value}' then {float(unit.seconds)}D" for unit in IntervalUnit)
     return f"case {name}rate_limit.interval_unit {units} end"

@@ -1,8 +1,8 @@
-"""Tables in a folder. Readers see the former or the new version of a table as a whole, even if its writer is killed.
+"""Tables in a folder. A reader sees the old or the new version of a table as a whole, even if its writer is killed.
 
 A table is a symbolic link to one of its versions. A new version is written to its own folder, and one rename replaces
-the link. The former version is deleted by the next write, so that its readers can finish. All Spark workers must see
-the folder under the same path: on a local disk, or on a shared file system.
+the link. The old version is deleted by the next write, so that its readers can finish. All Spark workers must see the
+folder under the same path: on a local disk, or on a shared file system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DateType
 
@@ -31,9 +31,9 @@ from taskqueue_spark.columns import TRANSITIONS
 
 @contextmanager
 def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
-    """Hold a file lock, which the system releases when the process ends in any way.
+    """Hold a file lock, which the operating system releases even if the process is killed.
 
-    Raises `ConfigurationError` if another process holds it. ``other``: description of that process before the folder.
+    Raises `ConfigurationError` if another process holds the lock. ``other``: how the error describes that process.
     """
     with lock.open("w") as file:
         try:
@@ -46,7 +46,7 @@ def alone(folder: Path, lock: Path, other: str) -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file by one rename, so that readers see the former content or all of the new one."""
+    """Write a file by one rename, so that readers see either the old or the new content, and never a part."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         with temporary.open("wb") as file:
@@ -60,7 +60,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def first_rows(frame: DataFrame, *order: str, most: int = 1000) -> list[dict[str, Any]]:
-    """Return the first rows in an order. ``-name`` orders by a column from the highest value."""
+    """Return the first rows in the given order. ``-name`` orders by a column from the highest value down."""
     columns = [
         frame[name[1:]].desc_nulls_last() if name.startswith("-") else frame[name].asc_nulls_last()
         for name in order
@@ -72,20 +72,26 @@ def first_rows(frame: DataFrame, *order: str, most: int = 1000) -> list[dict[str
 
 _VERSIONS = ".versions"
 _GLOB = frozenset("*?[]{}\\")
-"""characters that Spark treats as a pattern"""
+"""characters that Spark treats as part of a pattern"""
 _DAMAGED = "damaged"
 _TRANSITIONS = "transitions"
 
 
+def distinct(transitions: DataFrame) -> DataFrame:
+    """Return the transitions without duplicates, for example if a folder contains a journal file and its copy."""
+    # The reason distinguishes damaged entries, which have no number; copies of a transition have the same reason.
+    return transitions.dropDuplicates(["run", "shard", "seq", "reason"])
+
+
 class Snapshot(msgspec.Struct, frozen=True):
-    """The numbers of rows of a snapshot."""
+    """The numbers of rows in the tables of a snapshot."""
 
     transitions: int
     damaged: int
 
 
 def folder(path: str | Path) -> Path:
-    """Return a folder for tables, and create it if necessary. Raises `InvalidInput` and `ConfigurationError`."""
+    """Create a folder for tables if necessary, and return its path. Raises `InvalidInput` and `ConfigurationError`."""
     place = Path(path).expanduser().absolute()
     if _GLOB & set(str(place)):
         raise InvalidInput("out", "a path with one of *?[]{}\\", "a path without them")
@@ -99,10 +105,10 @@ def folder(path: str | Path) -> Path:
 
 
 def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
-    """Write a journal as the tables ``transitions``, by date, and ``damaged``. The journal is read once.
+    """Write a journal as the tables ``transitions``, by date, and ``damaged``.
 
-    All commands on a snapshot use the same state of the journal. Raises `ConfigurationError` if this process does not
-    see the files of the Spark workers.
+    The journal is read once, so all commands on a snapshot use the same state of the journal. Raises
+    `ConfigurationError` if this process does not see the files of the Spark workers.
     """
     path = folder(out)
     kind = F.when(F.col("event") == _DAMAGED, _DAMAGED).otherwise(_TRANSITIONS)
@@ -126,7 +132,7 @@ def snapshot(transitions: DataFrame, out: str | Path) -> Snapshot:
 
 
 def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
-    """Write a new version of a table, and return the table. Raises like `snapshot`."""
+    """Write a new version of a table, and return the table as read back. Raises like `snapshot`."""
     path = folder(out)
     with _locked(path):
         version = _version(path, name)
@@ -137,7 +143,7 @@ def write(table: DataFrame, out: str | Path, name: str) -> DataFrame:
 
 
 def read(spark: SparkSession, out: str | Path, name: str) -> DataFrame:
-    """Read a table. Raises `ConfigurationError` if it does not exist."""
+    """Return a table of a folder. Raises `ConfigurationError` if it does not exist."""
     return spark.read.parquet(_uri(_existing_path(out, name)))
 
 
@@ -147,12 +153,13 @@ def read_transitions(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> DataFrame:
-    """Read the transitions of a snapshot, or of an archive with the same layout.
+    """Return the transitions of a snapshot, or of an archive with the same layout.
 
-    ``since``: the first included time; ``until``: the first excluded time. Raises `ConfigurationError` if there are
-    none.
+    ``since``: earliest included time; ``until``: time from which on transitions are excluded. Raises
+    `ConfigurationError` if the folder has no transitions.
     """
-    result = _journal(spark, _existing_path(out, _TRANSITIONS))
+    schema = from_arrow_schema(TRANSITIONS).add("date", DateType())
+    result = spark.read.schema(schema).parquet(_uri(_existing_path(out, _TRANSITIONS)))
     if since is not None:
         result = result.where((F.col("date") >= F.to_date(F.lit(since))) & (F.col("ts") >= since))
     if until is not None:
@@ -160,43 +167,23 @@ def read_transitions(
     return result.select(*TRANSITIONS.names)
 
 
-def read_damaged(spark: SparkSession, out: str | Path) -> DataFrame:
-    """Read the damaged entries of a snapshot; no rows without a snapshot."""
-    if not there(out, _DAMAGED):
-        return spark.createDataFrame([], from_arrow_schema(TRANSITIONS))
-    return _journal(spark, _existing_path(out, _DAMAGED)).select(*TRANSITIONS.names)
-
-
-def there(out: str | Path, name: str) -> bool:
-    """Return whether a table exists."""
-    return (Path(out).expanduser() / name).is_dir()
-
-
 def rows(out: str | Path, name: str) -> int:
-    """Return the number of rows of a table, from the metadata of its files."""
-    return _rows(Path(out).expanduser() / name)
-
-
-def _rows(path: Path) -> int:
+    """Return the number of rows of a table, from the metadata of its files; 0 if the table does not exist."""
+    path = Path(out).expanduser() / name
     return int(ds.dataset(path, format="parquet").count_rows()) if path.is_dir() else 0
 
 
 def _writing(table: DataFrame, path: Path, version: Path, *by: str) -> None:
-    """Write a version, and check that this machine sees all of it, because other machines may have written it."""
+    """Write a version, and check that this machine sees all of it, even the parts that other machines have written."""
     observed = Observation()
     result = table.observe(observed, F.count(F.lit(1)).alias("rows"))
     result.write.partitionBy(*by).parquet(_uri(version))
-    written, match = observed.get["rows"], _rows(version)
+    written, match = observed.get["rows"], rows(version, "")
     if written != match:
         raise ConfigurationError(
             f"of {written:,} rows that were written, {match:,} are in {path}; use a folder that every machine of "
             "Spark sees under the same path"
         )
-
-
-def _journal(spark: SparkSession, path: Path) -> DataFrame:
-    schema = from_arrow_schema(TRANSITIONS).add("date", DateType())
-    return spark.read.schema(schema).parquet(_uri(path))
 
 
 def _existing_path(out: str | Path, name: str) -> Path:
@@ -205,7 +192,7 @@ def _existing_path(out: str | Path, name: str) -> Path:
         raise ConfigurationError(
             f"there is no table {name} in {path.parent}: `taskqueue pipeline snapshot --out` creates such a folder"
         )
-    return path.resolve()  # the current version, even if a new one replaces it
+    return path.resolve()  # the version that is current now, even if the link changes later
 
 
 def _version(path: Path, name: str) -> Path:
@@ -213,7 +200,7 @@ def _version(path: Path, name: str) -> Path:
 
 
 def _put(path: Path, name: str, version: Path) -> None:
-    """Make a version the current one, by one rename."""
+    """Make a version the current one, by one rename of the link."""
     link = path / _VERSIONS / f"{name}.link"
     link.unlink(missing_ok=True)
     link.symlink_to(version.relative_to(path), target_is_directory=True)
@@ -226,7 +213,7 @@ def _put(path: Path, name: str, version: Path) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """Remove old versions: all but the newest two of each table."""
+    """Remove the versions of each table except the newest two."""
     current = {path.resolve() for path in place.iterdir() if path.is_symlink()}
     spare: set[str] = set()
     versions = [path for path in (place / _VERSIONS).iterdir() if path.is_dir()]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
-from taskqueue_spark.pipeline.gaps import Holes, spans
+from taskqueue_spark.pipeline.gaps import missing_between, spans
 from taskqueue_spark.pipeline.settings_history import switches
 
 OVER = ("done", "expired", "cancelled", "discarded")
-"""states after which an id may be published again"""
+"""states in which the id of a task may be published again"""
 ENDED = (*OVER, "dead")
 TASK = ("run", "key", "task_id")
 OF_TASK = "partition by task_hash, run, key, task_id order by seq"
-"""the window of a task's steps within a run, in order; the hash is sorted faster than names"""
+"""the SQL window of a task's steps within a run, in order; sorting by the hash is faster than by names"""
 
 
 def name_list(names: tuple[str, ...]) -> str:
-    """Return names as a list in an expression."""
+    """Return names as a list in an SQL expression."""
     return ", ".join(f"'{name}'" for name in names)
 
 
@@ -29,9 +29,9 @@ _READMITTED = f"coalesce(before_state in ({name_list(OVER)}), false)"
 def in_order(transitions: DataFrame) -> DataFrame:
     """Return the transitions of tasks, each once, with columns of the previous and the next one of the same task.
 
-    ``before_seq`` etc. and ``after_seq`` etc. are null if there is none. ``begins``: a life begins with this
-    transition. A key belongs to one shard of a run, so the number defines the order, even if a clock was set back.
-    Rows are partitioned by key and id.
+    The columns ``before_…`` and ``after_…`` are null if there is no such transition. ``begins``: a life begins with
+    this transition. A key belongs to one shard of a run, so the number defines the order, even if a clock was set
+    back. Rows are partitioned by key and id.
     """
     before, after = (
         [f"{poll}({name}) over ({OF_TASK}) as {side}_{name}" for name in names]
@@ -42,7 +42,7 @@ def in_order(transitions: DataFrame) -> DataFrame:
         .repartition("key", "task_id")
         .selectExpr("*", "xxhash64(run, key, task_id) as task_hash")
         .selectExpr("*", *before)
-        # Duplicates are equal, so removing one changes nothing for later transitions.
+        # Removing a duplicate changes nothing for later transitions, because both rows are equal.
         .where("before_seq is null or before_seq != seq")
         .selectExpr(
             "*", *after, f"event = 'published' or (event = 'retried' and {_READMITTED}) as begins"
@@ -54,8 +54,8 @@ def steps(transitions: DataFrame) -> DataFrame:
     """Return the rows of `in_order` with the lives of each task and the gaps.
 
     ``life``: number of the life within the run, from 1. ``began``, ``over`` and ``holes``: see `gaps`; ``holes``
-    includes the times when the queue wrote no journal. ``hidden``: a number between the previous transition (or the
-    beginning) and this one is missing.
+    includes the times when the queue wrote no journal. ``hidden``: a transition between the previous one of the task
+    (or the beginning) and this one may be missing.
     """
     life = f"count_if(begins or before_seq is null) over ({OF_TASK}) as life"
     rows = in_order(transitions).selectExpr("*", life)
@@ -64,14 +64,14 @@ def steps(transitions: DataFrame) -> DataFrame:
     rows = rows.selectExpr(
         "* except (holes, dark)", "coalesce(concat(holes, dark), holes, dark) as holes"
     )
-    return rows.withColumn("hidden", Holes.between(F.col("before_seq"), F.col("seq")))
+    return rows.withColumn("hidden", missing_between(F.col("before_seq"), F.col("seq")))
 
 
 def code_of(column: str, names: tuple[str, ...]) -> str:
-    """Return the position of a name in a list, from 1; 0 for another name. Numbers are aggregated faster than names."""
+    """Return an SQL expression that encodes names as numbers, which Spark aggregates faster; 0 for another name."""
     return f"array_position(array({name_list(names)}), {column})"
 
 
 def name_of(code: str, names: tuple[str, ...]) -> str:
-    """Return the name at a position; null for 0."""
+    """Return an SQL expression that decodes a number of `code_of` to a name; null for 0."""
     return f"if({code} > 0, element_at(array({name_list(names)}), cast({code} as int)), null)"

@@ -22,17 +22,12 @@ _GROUPS = {"key": ("key",), "worker": ("key", "worker")}
 def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataFrame:
     """Return how often each event happened, per key and window.
 
-    ``window``: its length, as "1 minute"; ``None``: no windows. A row has key, window_start and seconds (the length
-    of the window; without windows null and the time from the key's first event to its last), a count per event by its
-    name, and ``poisoned``: the part of dead_lettered that was lost too often, so that losses are ``lost + poisoned``.
-    Each count per second follows, for example ``acked_per_second``; null if seconds is 0. A window without events has
-    no row. Rows of the journal that were read twice count twice, because they are not grouped by task. Refused
-    publishes are not in the journal.
-
-    Raises `InvalidInput` for an invalid window.
+    ``window``: its length, as "1 minute"; ``None``: no windows. The section "Tables" of docs/pipeline.md describes the
+    columns. Rows of the journal that were read twice count twice, because they are not grouped by task. Raises
+    `InvalidInput` for an invalid window.
     """
     length = None if window is None else seconds_of(window)
-    rows = _of_tasks(transitions)
+    rows = transitions.where("task_id != ''").select("key", "ts", "event", "reason")
     if length is None:
         counted = rows.groupBy("key").agg(
             *_counts(), fn.expr("unix_micros(max(ts)) - unix_micros(min(ts)) as span")
@@ -41,22 +36,18 @@ def throughput(transitions: DataFrame, window: str | None = "1 minute") -> DataF
     else:
         counted = rows.groupBy("key", fn.window("ts", f"{length} seconds")).agg(*_counts())
         start, seconds = fn.col("window.start"), fn.lit(float(length))
+    names = (*TASK_EVENTS, "poisoned")
+    rates = [fn.try_divide(fn.col(name), seconds).alias(f"{name}_per_second") for name in names]
     return counted.select(
-        "key", start.alias("window_start"), seconds.alias("seconds"), *_output_columns(seconds)
+        "key", start.alias("window_start"), seconds.alias("seconds"), *names, *rates
     )
 
 
 def concurrency(transitions: DataFrame, by: str = "key", *, step: str = "1 minute") -> DataFrame:
-    """Return how many executions ran at once: key, worker, executions, peak, mean, p99, since, until.
+    """Return how many executions ran at once. The section "Tables" of docs/pipeline.md describes the columns.
 
-    ``by``: "key", or "worker" for each worker of each key; else worker is null. Over the time from the first delivery
-    (since) to the last end (until), ``peak`` is the maximum, ``mean`` the average, and ``p99`` the smallest number
-    that was not exceeded in 99 % of the time; mean and p99 are null if that time is 0. An execution without an end in
-    the journal lasts to the task's next event, or else to the last event of the run. An execution that ends in the
-    microsecond in which another begins does not overlap it.
-
-    Rows are only sorted by time within a ``step``; a smaller one spreads a busy key over more cores. Raises
-    `InvalidInput`.
+    ``by``: "key", or "worker" for each worker of each key; with "key", the column worker is null. Rows are only sorted
+    by time within a ``step``; a smaller one spreads a busy key over more cores. Raises `InvalidInput`.
     """
     if by not in _GROUPS:
         raise InvalidInput("by", kind_of(by), "key or worker")
@@ -115,11 +106,11 @@ def _levels(edges: DataFrame, group: list[str]) -> DataFrame:
     in_time = f"partition by {names}, step order by at"
     rows = edges.selectExpr(
         "*",
-        # A range counts all changes of one microsecond together.
+        # A window of type "range" counts all changes in the same microsecond together.
         f"sum(change) over ({in_time} range unbounded preceding) as here",
         f"lead(at) over ({in_time}) as next_at",
     )
-    # A worker may be null.
+    # Compare with <=>, because a worker may be null.
     same = " and ".join(f"a.{name} <=> b.{name}" for name in (*group, "step"))
     return (
         rows.alias("a")
@@ -134,18 +125,8 @@ def _levels(edges: DataFrame, group: list[str]) -> DataFrame:
     )
 
 
-def _of_tasks(transitions: DataFrame) -> DataFrame:
-    return transitions.where(fn.col("task_id") != "").select("key", "ts", "event", "reason")
-
-
 def _counts() -> list[Column]:
     event = fn.col("event")
     poisoned = (event == "dead_lettered") & (fn.col("reason") == POISONED)
     counts = [fn.count_if(event == name).alias(name) for name in TASK_EVENTS]
     return [*counts, fn.count_if(poisoned).alias("poisoned")]
-
-
-def _output_columns(seconds: Column) -> list[Column]:
-    names = (*TASK_EVENTS, "poisoned")
-    rates = [fn.try_divide(fn.col(name), seconds).alias(f"{name}_per_second") for name in names]
-    return [*map(fn.col, names), *rates]

@@ -1,15 +1,15 @@
-"""All tables of the pipeline. Each is written when it is created, and read back for the next ones."""
+"""The tables of the pipeline. Each is written when it is created, and read back for the tables that depend on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_spark.batch_reader import read_journal
 from taskqueue_spark.pipeline import tables
@@ -26,41 +26,29 @@ from taskqueue_spark.report.outcome import LIVE
 from taskqueue_spark.store_tables import ledgers, live_states
 
 _THERE = (*LIVE, "dead_lettered")
-"""verdicts of tasks that the store still has"""
+"""verdicts of tasks that should still be in the store"""
 _CHUNK = 8
-"""maximum number of Spark tasks that query the store at once, because it has other work"""
+"""maximum number of Spark tasks that query the store at the same time, to limit its load"""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of the tables. Raises `InvalidInput`."""
+    """Parameters for creating the tables. Raises `InvalidInput`."""
 
     window: str = "1 minute"
-    """length of the windows for values over time"""
+    """length of the windows, for tables with values over time"""
     target_wait: float = 1.0
     percentile: float = 0.95
     grace: float = 60.0
     whole: bool = True
-    """whether the transitions contain everything of their runs"""
+    """whether the transitions contain everything of their runs, not only some keys or events"""
     store: dict[str, str] | None = None
     """options to query the store for its current content; ``None``: do not query it"""
     behind: dict[str, str] | None = None
-    """options to read the part of the journal that follows the transitions; ``None``: there is none"""
+    """options of the data source for the transitions after the given ones; ``None``: there are none"""
 
     def __post_init__(self) -> None:
-        """Check the parameters, before some of them are used late."""
         seconds_of(self.window)
         check_target(self.target_wait, self.percentile)
-
-
-class _Note(Protocol):
-    note: str
-
-
-class StageDisplay(Protocol):
-    """A display of stages."""
-
-    def stage(self, name: str) -> AbstractContextManager[_Note]:
-        """Show a stage while the context is open."""
 
 
 class ReportBuild:
@@ -80,27 +68,25 @@ class ReportBuild:
         self.made: dict[str, DataFrame] = {}
 
     def table(self, name: str) -> DataFrame:
-        """Return a table. Create and write it at the first call."""
+        """Return a table by its name. At the first call, create and write it."""
         if name not in self.made:
             self.made[name] = tables.write(self.select(TABLES[name](self)), self.out, name)
         return self.made[name]
 
-    def all(self, progress: StageDisplay) -> Mapping[str, DataFrame]:
-        """Create every table, in order."""
-        for name in self._names():
-            with progress.stage(name.replace("_", " ")) as stage:
+    def all(self, stage: Callable[[str], AbstractContextManager[Any]]) -> Mapping[str, DataFrame]:
+        """Create every table. ``stage`` returns a context that shows progress, whose ``note`` is set."""
+        for name in TABLES:
+            if self.wishes.store is None and name in {"asked", "live", "ledgers"}:
+                continue
+            with stage(name.replace("_", " ")) as shown:
                 self.table(name)
                 rows = tables.rows(self.out, name)
-                stage.note = f"{rows:,} row{'' if rows == 1 else 's'}"
+                shown.note = f"{rows:,} row{'' if rows == 1 else 's'}"
         return self.made
-
-    def _names(self) -> Iterator[str]:
-        requested = ("asked", "live", "ledgers")
-        return (name for name in TABLES if self.wishes.store is not None or name not in requested)
 
 
 def audited(build: ReportBuild) -> DataFrame:
-    """Return the audit, with the current states of unfinished tasks from the store, if it is to be queried."""
+    """Return the audit. If the store is to be queried, it includes the current states of unfinished tasks."""
     grace = build.wishes.grace
     if build.wishes.store is None:
         return audit(build.transitions, grace_seconds=grace)
@@ -114,10 +100,10 @@ def _live_states_of(build: ReportBuild) -> DataFrame:
 
 
 def _live(build: ReportBuild) -> DataFrame:
-    """Return the states from the store, and for tasks that it does not have, the later states in the journal.
+    """Return the states from the store, and for tasks that the store does not have, the later states in the journal.
 
-    A task that ended after the transitions may be forgotten before the store is queried. If that part of the journal
-    has gaps, the state is ``unknown``.
+    A task that ended after the last of the transitions may be forgotten before the store is queried. Its end is then
+    in the later part of the journal. If that part has gaps, the state is ``unknown``.
     """
     requested = build.table("asked")
     absent = requested.where("state is null").select("key", "task_id")
@@ -133,7 +119,7 @@ def _live(build: ReportBuild) -> DataFrame:
 
 
 def _has_gaps(transitions: DataFrame, later: DataFrame) -> bool:
-    """Return whether a number is missing between the last of some transitions and the last of later ones."""
+    """Return whether a number is missing between the last of the transitions and the last of the later ones."""
     ends = transitions.groupBy("run", "shard").agg(F.max("seq").alias("end"))
     counts = (
         later.where("event != 'damaged'")
@@ -147,7 +133,7 @@ def _has_gaps(transitions: DataFrame, later: DataFrame) -> bool:
 def _ledgers(build: ReportBuild) -> DataFrame:
     stored = ledgers(build.transitions.sparkSession, **build.wishes.store or {})
     result = against(build.table("conservation"), stored)
-    # A queue that the audit does not know has no journal; a queue without a ledger is shown.
+    # Leave out queues that the audit does not know, because they have no journal. Show queues without a ledger.
     return result.where("coalesce(ledger_published != more_published, true)")
 
 
@@ -195,4 +181,4 @@ TABLES: dict[str, Callable[[ReportBuild], DataFrame]] = {
     "failures": lambda build: failures(build.transitions),
     "capacity": _capacity,
 }
-"""by name, each after the tables that it depends on"""
+"""functions that create the tables, by name; each comes after the tables that it depends on"""

@@ -1,4 +1,4 @@
-"""The content of a report: the rows of the tables that fit on a page, as plain values."""
+"""The content of a report: rows of the tables that fit on a page, as plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_spark.pipeline.audit import ANOMALIES
 from taskqueue_spark.pipeline.durations import steps
@@ -20,12 +20,12 @@ from taskqueue_spark.report.outcome import COUNTED, LIVE, Outcome, outcome_of
 _MOST = 200
 """maximum number of rows of a table in the report"""
 _KEYS = 8
-"""maximum number of queues with values over time, the busiest"""
+"""maximum number of queues for which values over time are shown; the busiest are chosen"""
 _POINTS = 80
-"""maximum number of points of a plot"""
+"""maximum number of points of one plot"""
 _DAY = 86_400
 _BEGINS = ("published", "redriven", "discarded")
-"""events that follow on no live state"""
+"""events before which a task is not live"""
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """The length of the time span."""
+        """The length of the time span in seconds."""
         if self.since is None or self.until is None:
             return 0.0
         return (self.until - self.since).total_seconds()
@@ -49,12 +49,12 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     """The results of the audit."""
 
     total: dict[str, Any]
-    """over all queues: their number (``queues``), counts, and whether all are ``balanced`` and ``complete``"""
+    """totals of all queues: their number (``queues``), counts, and whether all are ``balanced`` and ``complete``"""
     conservation: list[dict[str, Any]]
-    """rows of some queues: first those with a fault, then the busiest"""
+    """rows of the conservation table: first queues with a fault, then the busiest"""
     anomalies: dict[str, int]
     lost: list[dict[str, Any]]
-    """the first lost tasks"""
+    """the first lost tasks, by key and id"""
     gaps: list[dict[str, Any]]
     missing: int
     damaged: int
@@ -62,10 +62,10 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
     """whether the store was queried"""
     ledgers: list[dict[str, Any]] = []
     short: int = 0
-    """number of published tasks in the journal that the ledgers do not have"""
+    """number of published tasks in the journal that the ledgers of the store do not have"""
 
     def outcome(self, rules: Iterable[Mapping[str, Any]] = ()) -> Outcome:
-        """Return the outcome of the checks."""
+        """Return the outcome of all checks. ``rules``: each rule with its ``count`` of violations."""
         return outcome_of(
             self.total,
             rules=rules,
@@ -78,13 +78,13 @@ class AuditContent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def length_of(seconds: float, points: int = _POINTS, *, least: float = 0.05) -> float:
-    """Return a length of windows, at least ``least`` seconds, so that there are at most ``points`` windows."""
+    """Return a length of windows in seconds, at least ``least``, with which ``seconds`` fit into ``points`` windows."""
     fitting = (step for step in STEPS if step >= least and seconds / step <= points)
     return next(fitting, _DAY * -(-seconds // (points * _DAY)))
 
 
 def extent(transitions: DataFrame) -> Extent:
-    """Return the time span and size of the transitions of tasks."""
+    """Return the time span and size of the transitions that concern tasks."""
     rows = transitions.where(F.col("task_id") != "")
     result = rows.agg(
         F.min("ts").alias("since"),
@@ -97,7 +97,7 @@ def extent(transitions: DataFrame) -> Extent:
 
 
 def audit_content(build: ReportBuild, damaged: int) -> AuditContent:
-    """Run the audit, and return the values for its outcome."""
+    """Run the audit, and return its results. ``damaged``: number of damaged entries of the journal."""
     table = build.table("conservation")
     total = _only_row(
         table.agg(
@@ -132,9 +132,9 @@ def audit_content(build: ReportBuild, damaged: int) -> AuditContent:
 def report_content(
     build: ReportBuild, damaged: int, source: str, where: str = ""
 ) -> dict[str, Any]:
-    """Return the report. Every value is text, a number, a time, a list or a mapping.
+    """Return the content of the report. Every value is text, a number, a time, a list or a mapping.
 
-    ``source``: the source of the transitions, as text; ``where``: the same as options of a command.
+    ``source``: the source of the transitions, as text; ``where``: the same source, as options of a command.
     """
     result = extent(build.select(build.transitions))
     account = audit_content(build, damaged)
@@ -167,7 +167,6 @@ def report_content(
 
 
 def _headline_metrics(build: ReportBuild) -> dict[str, Any]:
-    """Return the headline figures over all queues."""
     latency = _whole(build.table("latency")).agg(
         F.coalesce(F.sum("executions"), F.lit(0)).alias("executions"),
         F.max("queue_wait_p95").alias("wait_p95"),
@@ -181,7 +180,7 @@ def _headline_metrics(build: ReportBuild) -> dict[str, Any]:
 
 
 def _concurrency(build: ReportBuild) -> list[dict[str, Any]]:
-    """Return the rows of queues and then of workers, each with its own limit."""
+    """Return the rows of queues and then of workers, with a maximum number for each of the two."""
     workers = build.table("concurrency").where("worker is not null")
     return [
         *_rows(_of_queues(build), "-executions", "key"),
@@ -194,14 +193,14 @@ def _of_queues(build: ReportBuild) -> DataFrame:
 
 
 def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the number of tasks that were published and ended per window, over all queues and for the busiest."""
+    """Return the number of tasks that were published and ended per window, in total and for the busiest queues."""
     if result.since is None:
         return {"seconds": 1.0, "start": None, "windows": 0, "all": _series({}, 0), "keys": []}
     length = length_of(result.seconds)
     origin = result.since.timestamp() // length * length
     position = F.floor((F.unix_micros("ts") / 1e6 - origin) / length).cast("int")
     event, before = F.col("event"), F.col("before_state")
-    # A task whose first event is not its beginning was live before.
+    # A task whose first event is not its beginning was live before that event.
     was = F.coalesce(before.isin(*LIVE), ~event.isin(*_BEGINS))
     counted = (
         build.select(steps(build.transitions))
@@ -219,15 +218,12 @@ def _flow(build: ReportBuild, result: Extent, keys: Sequence[str]) -> dict[str, 
     )
     rows = counted.toArrow().to_pylist()
     windows = max((row["place"] for row in rows), default=0) + 1
-    by_key = {
-        key: {row["place"]: row for row in rows if row["key"] == key} for key in [*keys, None]
-    }
+    by_key = {key: {row["place"]: row for row in rows if row["key"] == key} for key in keys}
     total: dict[int, dict[str, Any]] = {}
-    for series in by_key.values():
-        for at, row in series.items():
-            into = total.setdefault(at, dict.fromkeys(_SERIES, 0))
-            for name in _SERIES:
-                into[name] += row[name]
+    for row in rows:
+        into = total.setdefault(row["place"], dict.fromkeys(_SERIES, 0))
+        for name in _SERIES:
+            into[name] += row[name]
     return {
         "seconds": length,
         "start": datetime.fromtimestamp(origin, UTC),
@@ -241,7 +237,7 @@ _SERIES = ("published", "completed", "failed", "redelivered", "change", "earlier
 
 
 def _series(rows: Mapping[int, Mapping[str, Any]], windows: int) -> dict[str, list[int]]:
-    """Return for each name a list with a value per window, and the backlog at the end of each window."""
+    """Return for each name a list with one value per window, and the backlog at the end of each window."""
     fields = {name: [int(rows.get(n, {}).get(name, 0)) for n in range(windows)] for name in _SERIES}
     level = sum(fields.pop("earlier"))
     return fields | {"backlog": [level := level + change for change in fields.pop("change")]}
@@ -264,7 +260,6 @@ def _sum(frame: DataFrame, expression: str) -> int:
 
 
 def _only_row(frame: DataFrame) -> dict[str, Any]:
-    """Return the row of a table with one row."""
     row: dict[str, Any] = frame.toArrow().to_pylist()[0]
     return row
 

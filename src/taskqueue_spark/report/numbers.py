@@ -1,5 +1,5 @@
-"""Readable numbers, and the marks of axes."""
-# ruff: noqa: PLR2004 - this module is about magnitudes
+"""Numbers as readable text, and the marks of axes."""
+# ruff: noqa: PLR2004 - the limits of units and the numbers of digits are clear where they are used
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ STEPS = (
     0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600,
     43_200, 86_400,
 )  # fmt: skip
-"""seconds that are readable as steps of an axis"""
+"""lengths in seconds that are readable as steps of a time axis"""
 _DAY = 86_400
 _NONE = "-"
 
 
 def count(number: float | None) -> str:
-    """Return a whole number: 1,234."""
+    """Return a number as text without decimals: 1,234."""
     return _NONE if number is None else f"{number:,.0f}"
 
 
 def short(number: float) -> str:
-    """Return a number for an axis: 0.5, 20, 1.5k, 3M."""
+    """Return a number as short text for an axis: 0.5, 20, 1.5k, 3M."""
     for least, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(number) >= least:
             return f"{number / (1e3 if unit == 'k' else least):g}{unit}"
@@ -30,7 +30,7 @@ def short(number: float) -> str:
 
 
 def seconds(number: float | None) -> str:
-    """Return a duration: 0, 0.4 ms, 12 ms, 1.24 s, 2 m 05 s, 3 h 10 m, 2 d 4 h."""
+    """Return a duration as text: 0 s, 0.4 ms, 12 ms, 1.24 s, 2 m 05 s, 3 h 10 m, 2 d 04 h."""
     if number is None:
         return _NONE
     if number <= 0:
@@ -49,7 +49,7 @@ def seconds(number: float | None) -> str:
 
 
 def brief(number: float) -> str:
-    """Return a duration for an axis: 0, 200 ms, 1.5 s, 20 s, 3 m, 2 h, 4 d."""
+    """Return a duration as short text for an axis: 0, 200 ms, 1.5 s, 20 s, 3 m, 2 h, 4 d."""
     for size, unit in ((_DAY, "d"), (3600, "h"), (60, "m"), (1, "s")):
         if number >= size and (number >= 3 * size or size == 1 or number % size == 0):
             return f"{round(number / size, 2):g} {unit}"
@@ -57,7 +57,7 @@ def brief(number: float) -> str:
 
 
 def rate(number: float | None) -> str:
-    """Return a rate per second, minute or hour."""
+    """Return a rate as text, per second, minute or hour. ``number``: per second."""
     if number is None:
         return _NONE
     for size, unit in ((1, "s"), (60, "min"), (3600, "h")):
@@ -68,7 +68,7 @@ def rate(number: float | None) -> str:
 
 
 def percent(number: float | None) -> str:
-    """Return a share: 12 %, 0.3 %."""
+    """Return a share from 0 to 1 as text: 12 %, 0.3 %."""
     if number is None:
         return _NONE
     value = number * 100
@@ -76,7 +76,7 @@ def percent(number: float | None) -> str:
 
 
 def clock(moment: datetime | None, *, day: bool = True, fine: bool = False) -> str:
-    """Return a time in UTC: with its date unless ``day`` is false, with milliseconds if ``fine``."""
+    """Return a time in UTC as text: with its date unless ``day`` is false, with milliseconds if ``fine``."""
     if moment is None:
         return _NONE
     moment = moment.astimezone(UTC)
@@ -85,7 +85,7 @@ def clock(moment: datetime | None, *, day: bool = True, fine: bool = False) -> s
 
 
 def marks(top: float, most: int = 4) -> list[float]:
-    """Return the marks of an axis that begins at 0: at round numbers, the last at ``top`` or above."""
+    """Return the marks of an axis from 0: at round numbers, the last one at ``top`` or above."""
     if top <= 0:
         return [0.0, 1.0]
     size = 10.0 ** math.floor(math.log10(top / most))

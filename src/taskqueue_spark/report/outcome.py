@@ -1,4 +1,4 @@
-"""The outcome of all checks, in plain sentences."""
+"""The outcome of all checks of a journal, as a title and plain sentences."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 Kind = Literal["lost", "unbalanced", "violated", "unknown", "balanced", "empty"]
 _ENDS = ("completed", "dead_lettered", "discarded", "expired", "cancelled")
 LIVE = ("waiting", "scheduled", "in_flight")
-"""verdicts of unfinished tasks, which are the names of their states"""
+"""verdicts of unfinished tasks, which are also the names of their states"""
 COUNTED = ("published", "earlier", *_ENDS, *LIVE, "unknown", "lost")
-"""the counts of the conservation table"""
+"""names of the counts in the conservation table"""
 _TITLES: dict[Kind, str] = {
     "lost": "Tasks were lost",
     "unbalanced": "The counts do not balance",
@@ -21,8 +21,7 @@ _TITLES: dict[Kind, str] = {
     "balanced": "Every task is accounted for",
     "empty": "There are no tasks to check",
 }
-
-
+_STATES = {"dead_lettered": "given up (dead letters)", "in_flight": "in flight"}
 _ODD = {
     "orphan": "never published",
     "duplicate_ack": "completed twice",
@@ -42,7 +41,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether no check found a fault. Unknown results are no fault."""
+        """Whether no check found a fault. An unknown result is not a fault."""
         return self.kind not in {"lost", "unbalanced", "violated"}
 
 
@@ -91,15 +90,14 @@ def outcome_of(
 
 def _describe_balance(total: Mapping[str, int], *, store_checked: bool) -> Iterable[str]:
     begun = total["published"] + total["earlier"]
-    ends = [_many(total[name], _state_name(name)) for name in _ENDS if total[name]]
-    yield f"Of {_tasks(begun)}, {_listed(ends) or 'none has ended'}."
-    if live := [_many(total[name], _state_name(name)) for name in LIVE if total[name]]:
+    yield f"Of {_tasks(begun)}, {_listed(total, _ENDS) or 'none has ended'}."
+    if live := _listed(total, LIVE):
         observed = (
             "according to the store"
             if store_checked
             else "according to their last transitions; the store was not queried"
         )
-        yield f"{_listed(live).capitalize()}: {observed}."
+        yield f"{live.capitalize()}: {observed}."
 
 
 def _faults(
@@ -130,14 +128,6 @@ def _missing(total: Mapping[str, int], gaps: int, damaged: int, *, complete: boo
         yield "Their content is unknown: no loss was found, but tasks may have been lost."
 
 
-def _state_name(name: str) -> str:
-    return {"dead_lettered": "given up (dead letters)", "in_flight": "in flight"}.get(name, name)
-
-
-def _many(count: int, name: str) -> str:
-    return f"{count:,} {name}"
-
-
 def _tasks(count: int) -> str:
     return f"{count:,} task{'' if count == 1 else 's'}"
 
@@ -146,5 +136,6 @@ def _is(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _listed(parts: Sequence[str]) -> str:
+def _listed(total: Mapping[str, int], names: Sequence[str]) -> str:
+    parts = [f"{total[name]:,} {_STATES.get(name, name)}" for name in names if total[name]]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -1,4 +1,4 @@
-"""The page: one self-contained file without scripts, for screens of any size, light or dark."""
+"""The HTML page of a report: one self-contained file without scripts, for light and dark screens of any size."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _VERDICTS = (
     ("completed", 2), ("waiting", 1), ("scheduled", 6), ("in_flight", 5), ("dead_lettered", 4), ("expired", 3),
     ("cancelled", 7), ("discarded", 8), ("unknown", 9), ("lost", 10),
 )  # fmt: skip
-"""verdicts and their colours in the style sheet"""
+"""verdicts, and the numbers of their colours in the style sheet"""
 _HALF_A_DAY = 43_200
 _ALWAYS = ("published", "completed")
 _LINES = 5
-"""maximum number of queues in one plot"""
+"""maximum number of queues shown in one plot"""
 _SPREAD = ("p50", "p95", "p99")
 
 
 def page(fields: Mapping[str, Any]) -> str:
-    """Return the page for the result of `content.report_content`. All texts in it are escaped."""
+    """Return the HTML page for the result of `content.report_content`. All texts in it are escaped."""
     return _template().render(
         report=fields,
         rules=[row | {"what": _RULES.get(row["rule"], "")} for row in fields["rules"]],
@@ -77,7 +77,7 @@ def _template() -> Template:
 
 
 def _tiles(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the headline figures: a value, its name, and a remark."""
+    """Return the headline figures: for each a value, a name, and a remark."""
     total, figures = fields["account"]["total"], fields["figures"]
     seconds, workers = fields["extent"]["seconds"], fields["extent"]["workers"]
     of = "of the slowest queue" if total["queues"] > 1 else ""
@@ -95,19 +95,15 @@ def _tiles(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _part(share: float | None, number: int) -> str:
-    return f"{numbers.percent(share)}, {number:,}"
-
-
 def _shares(total: Mapping[str, Any]) -> list[tuple[str, int, float, int]]:
-    """Return each verdict with its count, its share in percent and its colour."""
+    """Return each verdict with its count, its share in percent and the number of its colour."""
     totals = [(name, total[name], colour) for name, colour in _VERDICTS]
     whole = sum(total for _, total, _ in totals) or 1
     return [(name, total, 100 * total / whole, colour) for name, total, colour in totals if total]
 
 
 def _flow(flow: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the plots of all queues together, and of each of the busiest if there are several."""
+    """Return the plots of all queues together, and of each of the busiest queues if there are several."""
     if flow["start"] is None:
         return []
     several = flow["keys"] if len(flow["keys"]) > 1 else []
@@ -149,7 +145,7 @@ def _per_second(number: float) -> str:
 
 
 def _spreads(fields: Mapping[str, Any]) -> list[tuple[str, Markup]]:
-    """Return a plot of waiting times and one of running times, with a range per queue."""
+    """Return a plot of waiting times and a plot of running times, with a range per queue."""
     plots = []
     for column, title, colour in (("queue_wait", "Waiting", 1), ("run", "Running", 2)):
         rows = [
@@ -168,7 +164,7 @@ def _spreads(fields: Mapping[str, Any]) -> list[tuple[str, Markup]]:
 
 
 def _trends(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return plots of waiting and running over time: three percentiles of one queue, or the p95 of several."""
+    """Return plots of waiting and running over time: three percentiles of a single queue, or the p95 of several."""
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for row in fields["latency_over_time"]:
         by_key.setdefault(row["key"], []).append(row)
@@ -177,7 +173,7 @@ def _trends(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     moments = [row["window_start"] for rows in by_key.values() for row in rows]
     start, step = min(moments), float(fields["window"].split()[0])
     number = int((max(moments) - start).total_seconds() / step) + 1
-    if number < 3 or number > 2000:  # noqa: PLR2004 - a line needs some points, and the page has limited room
+    if number < 3 or number > 2000:  # noqa: PLR2004 - a line needs some points, and a page has limited room
         return []
     matches = []
     for column, title in (("queue_wait", "Waiting"), ("run", "Running")):
@@ -211,7 +207,7 @@ def _placed(
 
 
 def _workers(rows: Sequence[Mapping[str, Any]]) -> Markup | None:
-    """Return a bar per worker: the average number of tasks that it ran at once."""
+    """Return a plot with a bar per worker: the average number of tasks that it ran at once."""
     matches = [row for row in rows if row["worker"] is not None and row["mean"] is not None]
     matches.sort(key=lambda row: -row["executions"])
     if not matches:
@@ -247,15 +243,19 @@ def _advised(row: Mapping[str, Any]) -> str:
 
 
 def _fairness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the plots of queues with more than one member."""
+    """Return the fairness of queues with more than one member, each with a plot."""
     matches = []
     for row in rows:
-        if row["members"] < 2:  # noqa: PLR2004 - no member to compare with
+        if row["members"] < 2:  # noqa: PLR2004 - a single member has no other to compare with
             continue
         contended = bool(row["windows"])
         shares = row["shares"] if contended else row["shares_total"]
         shown = [
-            (share["member"] or f"(no {row['by']})", share["share"] or 0, _part(share["share"], share["deliveries"]))
+            (
+                share["member"] or f"(no {row['by']})",
+                share["share"] or 0,
+                f"{numbers.percent(share['share'])}, {share['deliveries']:,}",
+            )
             for share in shares[:12]
         ]  # fmt: skip
         title = f"Share of deliveries by {row['by']}, {row['key']}"

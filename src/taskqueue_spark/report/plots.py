@@ -1,7 +1,7 @@
-"""Plots as SVG within a page, whose style sheet defines their colours and fonts.
+"""Plots as SVG in an HTML page, whose style sheet defines their colours and fonts.
 
 Each plot is drawn twice, for wide and for narrow screens, so that letters have the same size on both; the style sheet
-shows one of them. The title and the description of a plot contain its values as text.
+shows one of the two. The title and the description of a plot contain its values as text.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _WIDE, _NARROW = 960, 400
 _BAR, _GAP = 22, 12
 _DAY = 86_400
 _LETTER = 6.8
-"""approximate width of a letter of 12 px"""
+"""approximate width of a letter, in pixels at a font size of 12"""
 Text = Callable[[float], str]
 
 
 class Series(msgspec.Struct, frozen=True):
-    """A series of values, one per window; ``None`` for a window without a value."""
+    """A series with one value per window; ``None`` for a window without a value."""
 
     name: str
     values: Sequence[float | None]
     colour: int = 1
-    """number of a colour of the style sheet"""
+    """number of a colour in the style sheet"""
     area: bool = False
 
 
@@ -44,12 +44,15 @@ def over_time(
     unit: Text = short,
     half: bool = False,
 ) -> Markup:
-    """Draw lines over time: the values of a window (``step`` seconds) at its middle. ``half``: for half the width."""
+    """Draw lines over time, with the value of each window (``step`` seconds) at its middle.
+
+    ``half``: draw the plot for half the width of the page.
+    """
     sizes = ((480 if half else _WIDE, 250, "wide"), (_NARROW, 230, "narrow"))
     return _both(title, about, sizes, lambda w, h: _lines(series, w, h, start, step, unit))
 
 
-def _lines(  # noqa: PLR0917 - as it is drawn
+def _lines(  # noqa: PLR0917 - a private function with the parameters of `over_time`
     series: Sequence[Series], width: int, height: int, start: datetime, step: float, unit: Text
 ) -> Iterator[str]:
     number = max((len(series.values) for series in series), default=0)
@@ -57,7 +60,7 @@ def _lines(  # noqa: PLR0917 - as it is drawn
     ticks = marks(max(known, default=0))
     remaining = 14 + _LETTER * max(
         7, *(len(unit(tick)) for tick in ticks)
-    )  # mostly equal, so that plots are aligned
+    )  # a minimum, so that the axes of most plots are aligned
     right, top, bottom = width - 12, 12, height - 26
     across = (right - remaining) / max(number * step, 1e-9)
 
@@ -89,7 +92,7 @@ def _lines(  # noqa: PLR0917 - as it is drawn
                 yield f'<circle class="dot c{item.colour}" cx="{run[0][0]:.1f}" cy="{run[0][1]:.1f}" r="2.5"/>'
             else:
                 yield f'<polyline class="line c{item.colour}" points="{path}"/>'
-    for place in range(number):  # areas that show the values under the pointer
+    for place in range(number):  # transparent areas that show values under the pointer
         values = [(series.name, series.values[place]) for series in series]
         results = [f"{name} {unit(value)}" for name, value in values if value is not None]
         moment = clock(start + timedelta(seconds=place * step), day=step >= _DAY, fine=step < 1)
@@ -101,7 +104,7 @@ def _lines(  # noqa: PLR0917 - as it is drawn
 
 
 def _runs(points: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[float, float]]]:
-    """Yield the stretches without a missing value."""
+    """Yield the points between two missing values."""
     run: list[tuple[float, float]] = []
     for point in [*points, None]:
         if point is not None:
@@ -112,7 +115,7 @@ def _runs(points: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[f
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]], *, colour: int = 1) -> Markup:
-    """Draw a bar per row, with its label above and its value at the end. A row has a label, a value and its text."""
+    """Draw a bar per row, with its label above and its text at the end. A row has a label, a value and a text."""
     most = max((value for _, value, _ in rows), default=0) or 1
     pitch = _BAR + _GAP + 10
 
@@ -133,7 +136,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], *, colour: int = 1)
 def ranges(
     title: str, rows: Sequence[tuple[str, Sequence[float], str]], *, unit: Text, colour: int = 1
 ) -> Markup:
-    """Draw for each row a range over its values (p50, p95, p99), darker towards the first, with one axis for all."""
+    """Draw a range for each row from 0 to its values (p50, p95, p99), the first one darkest, with a common axis."""
     most = max((values[-1] for _, values, _ in rows if values), default=0)
     ticks = marks(most, 4)
 
@@ -176,14 +179,14 @@ def _both(
     sizes: Sequence[tuple[int, int, str]],
     draw: Callable[[int, int], Iterator[str]],
 ) -> Markup:
-    """Return a plot in both sizes: width, height and class."""
+    """Return a plot in each of two sizes, which are given by width, height and CSS class."""
     return Markup("").join(_svg(title, about, size, draw(*size[:2])) for size in sizes)
 
 
 def _svg(title: str, about: str, size: tuple[int, int, str], parts: Iterator[str]) -> Markup:
     width, height, kind = size
     name = f"p{crc32(f'{title} {kind}'.encode('utf-8', 'replace')):08x}"
-    return Markup(  # noqa: S704 - every text within was escaped
+    return Markup(  # noqa: S704 - every text in it is escaped
         f'<svg class="plot {kind}" viewBox="0 0 {width} {height}" role="img" aria-labelledby="{name}t {name}d">'
         f'<title id="{name}t">{escape(title)}</title><desc id="{name}d">{escape(about)}</desc>'
         f"{''.join(parts)}</svg>"

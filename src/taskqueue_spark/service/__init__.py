@@ -1,17 +1,8 @@
-"""The streaming service: archives a journal as it grows, stores metrics of windows, and raises alerts.
+"""The streaming service: it archives a journal as it grows, stores metrics of time windows, and raises alerts.
 
 `batches` processes a batch (archive, aggregate, commit), with `aggregate` in Spark and `update` in plain Python.
-`process` is the process around them, and `alerts` reports conditions.
-
-::
-
-    OUT/transitions/batch=…/date=…/  every transition, once; a batch is visible as a whole or not at all
-    OUT/damaged/batch=…/             entries that could not be read
-    OUT/metrics/date=…/HH.parquet    metrics per queue and window
-    OUT/stream/alerts.jsonl          start and end of each episode
-    OUT/stream/status.json           the progress
-    OUT/stream/state.json, open/     the state, and the live tasks
-    OUT/stream/checkpoint/           the checkpoint of Spark
+`process` runs the query and reports its progress, and `alerts` reports conditions. The section "The streaming service"
+of docs/pipeline.md lists the files that they write.
 """
 
 from taskqueue_spark.service.options import StreamOptions

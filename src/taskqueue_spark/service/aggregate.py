@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_spark.columns import DAMAGED, MISSING
+from taskqueue_spark.pipeline.task_steps import name_list
 from taskqueue_spark.service.state import ENDS, LIVE, Position, Probe
 from taskqueue_spark.service.windows import CLASSES_PER_E, LEAST
 
@@ -24,7 +25,7 @@ OPEN = (
     "key string, task_id string, state string, since timestamp, published_at timestamp, attempt int, "
     "tenant string, worker string, shard int, run string, seq bigint"
 )
-"""the schema of the live tasks; ``since`` is the time of the last change of state"""
+"""the schema of the table of live tasks; ``since`` is the time of the last change of state"""
 _POSITIONS = pa.schema(
     [
         ("run", pa.string()),
@@ -37,53 +38,53 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Read(NamedTuple):
-    """The transitions of a run and shard in a batch."""
+    """A summary of the transitions of one run and shard in a batch."""
 
     shard: int
     run: str
     first: int
     last: int
-    """the last number that was read, whether its transition exists or is missing"""
+    """the last number, of a transition or of a row with the event `MISSING`"""
     different: int
-    """number of transitions"""
+    """number of different transitions"""
     since: float
     until: float
 
 
 class Beginning(NamedTuple):
-    """The first transition of a queue in a batch."""
+    """Facts about the first transition of a queue in a batch."""
 
     shard: int
     whole: bool
-    """whether it can be the first one of the queue"""
+    """whether this transition can be the first one of the queue"""
     dark: bool
-    """whether the journal of the queue was switched off"""
+    """whether the settings in the batch switch the queue's journal off"""
 
 
 class EventCount(NamedTuple):
-    """The count of an event of a queue in a window."""
+    """A count of events of a queue in a window."""
 
     key: str
     window: int
     name: str
     position: int | None
-    """the class of a duration"""
+    """the class of a duration, see `windows.seconds_of`; ``None`` for other counts"""
     number: int
 
 
 def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: float) -> DataFrame:
-    """Return the transitions that were not read before, by their numbers.
+    """Return the transitions whose numbers were not read before.
 
     A known number with a later time than all known transitions was used again, so it is included, unless its time is
     after ``ahead`` (Unix seconds).
     """
     if not positions:
         return batch
-    rows = [
-        (*_parted(position), item.last, _time_of(item.until))
-        for position, item in positions.items()
-    ]
-    columns = zip(*rows, strict=True)
+    runs, _, shards = zip(*(position.rpartition("/") for position in positions), strict=True)
+    lasts, times = zip(
+        *((item.last, _time_of(item.until)) for item in positions.values()), strict=True
+    )
+    columns = (runs, map(int, shards), lasts, times)
     known = pa.table([*map(pa.array, columns, _POSITIONS.types)], schema=_POSITIONS)
     read = F.broadcast(batch.sparkSession.createDataFrame(known))
     fresh = (
@@ -95,15 +96,8 @@ def without_known(batch: DataFrame, positions: Mapping[str, Position], ahead: fl
     return batch.join(read, ["run", "shard"], "left").where(fresh).select(*batch.columns)
 
 
-def unseen_damage(batch: DataFrame, known: DataFrame) -> DataFrame:
-    """Return a batch without damage that is already known, by its ``reason``."""
-    result = F.broadcast(known.select(F.col("reason").alias("known")).distinct())
-    same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("known"))
-    return batch.join(result, same, "left_anti")
-
-
 def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
-    """Return the contents of a batch by run and shard, ordered by time, and the beginning of each queue."""
+    """Return summaries of a batch by run and shard, ordered by time, and the beginning of each queue."""
     there = f"if(event != '{MISSING}', seq, null)"
     settings = "if(event = 'configured', reason, null)"
     version = f"cast(get_json_object({settings}, '$.version') as int)"
@@ -127,7 +121,7 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
         read[position] = item._replace(
             first=min(item.first, row.first),
             last=max(item.last, row.last),
-            different=item.different + row.different,  # each number belongs to one queue
+            different=item.different + row.different,  # each number belongs to a single queue
             since=min(item.since, row.since),
             until=max(item.until, row.until),
         )
@@ -147,31 +141,18 @@ def reads(transitions: DataFrame) -> tuple[list[Read], dict[str, Beginning]]:
 
 
 def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
-    """Return each transition with the former state of its task (``before``, ``since``); ``ends`` marks its last row.
+    """Return each transition with the former state of its task (``before``, ``since``).
 
-    ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0. A task belongs to one run: the same id
-    in another run is another task.
+    ``ends`` marks the last row of a task. ``live`` has the schema `OPEN`; its tasks become rows too, with ``fresh`` 0.
+    A task belongs to one run: the same id in another run is another task.
     """
     task = "partition by key, task_id, run, shard order by fresh, seq"
-    columns = (
-        "key",
-        "task_id",
-        "state",
-        "ts",
-        "published_at",
-        "attempt",
-        "tenant",
-        "worker",
-        "shard",
-        "run",
-        "seq",
-    )
-    known = live.withColumnRenamed("since", "ts").selectExpr(*columns, "'' as event", "0 as fresh")
+    known = live.withColumnRenamed("since", "ts").selectExpr("*", "'' as event", "0 as fresh")
     fresh = (
         transitions.where("task_id != ''")
         .dropDuplicates(["shard", "run", "seq"])
         .selectExpr("*", "if(event = 'published', ts, null) as published_at", "1 as fresh")
-        .select(*columns, "event", "fresh")
+        .select(known.columns)
     )
     return known.unionByName(fresh).selectExpr(
         "*",
@@ -184,7 +165,11 @@ def steps(transitions: DataFrame, live: DataFrame) -> DataFrame:
 
 
 def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFrame:
-    """Return the live tasks after `steps`. ``here`` is false for tasks of a run that another one has replaced."""
+    """Return the live tasks after a batch, from the result of `steps`.
+
+    ``here`` is false for tasks of a run that a later run has replaced. ``current``: the runs of each shard that may
+    continue.
+    """
     conditions = [
         (F.col("shard") == shard) & F.col("run").isin(*runs) for shard, runs in current.items()
     ]
@@ -196,48 +181,43 @@ def following(result: DataFrame, current: Mapping[int, Sequence[str]]) -> DataFr
 
 
 def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCount]:
-    """Return the counts of the fresh rows of `steps`, per key and window.
+    """Return the counts of the new transitions in the result of `steps`, per key and window.
 
     Names: ``event:…``; ``published``, ``adopted``, ``doubled`` and the final states; ``waits`` and ``runs`` with the
-    class of the duration; with the prefixes ``low:`` and ``high:``, the counts up to the first and second bound of a
-    probe.
+    class of the duration. The prefixes ``low:`` and ``high:`` mark counts up to the first and second bound of a probe.
     """
-    before, state, event = F.col("before"), F.col("state"), F.col("event")
-    over = before.isNull() | before.isin(*ENDS)
-    begins = (event == "published") | ((event == "retried") & over)
-    balance = [
-        _named("published", begins),
-        _named("adopted", ~begins & over),
-        _named("doubled", begins & before.isin(*LIVE)),
-        F.when(state.isin(*ENDS), _entry(state)),
+    over = f"(before is null or before in ({name_list(ENDS)}))"
+    begins = f"(event = 'published' or (event = 'retried' and {over}))"
+    ended = f"state in ({name_list(ENDS)})"
+    took = "(unix_micros(ts) - unix_micros(since)) / 1e6D"
+    duration = f"floor(ln(greatest({took}, {LEAST}D) / {LEAST}D) * {CLASSES_PER_E}D)"
+    entries = [
+        _entry("concat('event:', event)"),
+        _entry("'published'", begins),
+        _entry("'adopted'", f"not {begins} and {over}"),
+        _entry("'doubled'", f"{begins} and before in ({name_list(LIVE)})"),
+        _entry("state", ended),
+        _entry("'waits'", "before = 'waiting' and event = 'delivered'", duration),
+        _entry("'runs'", "before = 'in_flight' and state != 'in_flight'", duration),
     ]
-    took = (F.unix_micros("ts") - F.unix_micros("since")) / 1e6
-    times = [
-        F.when(
-            (before == "waiting") & (event == "delivered"), _entry(F.lit("waits"), _class(took))
-        ),
-        F.when(
-            (before == "in_flight") & (state != "in_flight"), _entry(F.lit("runs"), _class(took))
-        ),
-    ]
-    happened = [_entry(F.concat(F.lit("event:"), event)), *balance, *times]
     if probe is not None:
-        for side, limits in (("low:", probe.before), ("high:", probe.after)):
-            of_shard = F.col("shard").cast("string")
-            run = _of_each({str(shard): run for shard, run in probe.runs.items()})[of_shard]
-            inside = (F.col("run") == run) & (F.col("seq") <= _at(limits))
-            counters = [F.when(begins, _entry(F.lit("published"))), balance[-1]]
-            happened += [
-                F.when(inside & entry.isNotNull(), _entry(F.concat(F.lit(side), entry["name"])))
-                for entry in counters
-            ]
+        for side, limits in (("low", probe.before), ("high", probe.after)):
+            of_shards = (
+                (F.col("shard") == shard)
+                & (F.col("run") == run)
+                & (F.col("seq") <= limits.get(shard, 0))
+                for shard, run in probe.runs.items()
+            )
+            inside = reduce(or_, of_shards, F.lit(False))  # noqa: FBT003 - a constant of SQL
+            entries.append(F.when(inside, _entry(f"'{side}:published'", begins)))
+            entries.append(F.when(inside, _entry(f"concat('{side}:', state)", ended)))
     start = F.floor(F.unix_micros("ts") / (window * 1e6)) * window
     rows = (
         result.where(F.col("fresh") == 1)
         .select(
             "key",
             start.alias("window"),
-            F.explode(F.array_compact(F.array(*happened))).alias("entry"),
+            F.explode(F.array_compact(F.array(*entries))).alias("entry"),
         )
         .groupBy("key", "window", "entry.name", "entry.place")
         .count()
@@ -246,34 +226,11 @@ def counted(result: DataFrame, window: int, probe: Probe | None) -> list[EventCo
     return [EventCount(*row) for row in rows]
 
 
-def _entry(name: Column, position: Column | None = None) -> Column:
-    return F.struct(
-        name.alias("name"),
-        (F.lit(None) if position is None else position).cast("int").alias("place"),
-    )
-
-
-def _named(name: str, when: Column) -> Column:
-    return F.when(when, _entry(F.lit(name)))
-
-
-def _class(seconds: Column) -> Column:
-    return F.floor(F.log(F.greatest(seconds, F.lit(LEAST)) / LEAST) * CLASSES_PER_E)
-
-
-def _parted(position: str) -> tuple[str, int]:
-    run, _, shard = position.rpartition("/")
-    return run, int(shard)
+def _entry(name: str, condition: str = "true", position: str = "null") -> Column:
+    """Return an entry of a row, from SQL expressions; null if the row does not meet the condition."""
+    entry = f"struct({name} as name, cast({position} as int) as place)"
+    return F.expr(f"if({condition}, {entry}, null)")
 
 
 def _time_of(seconds: float) -> datetime:
     return _EPOCH + timedelta(microseconds=round(seconds * 1e6))
-
-
-def _of_each(values: Mapping[str, int | str]) -> Column:
-    return F.create_map(*(F.lit(name) for item in values.items() for name in item))
-
-
-def _at(limits: Mapping[int, int]) -> Column:
-    values = _of_each({str(shard): number for shard, number in limits.items()})
-    return F.coalesce(values[F.col("shard").cast("string")], F.lit(0))

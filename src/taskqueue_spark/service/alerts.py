@@ -1,4 +1,4 @@
-"""Alerts: conditions of the state, and the file that records each episode once."""
+"""Alerts: conditions that the state of the service shows, and the file that records each episode once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from taskqueue_spark.service.state import FailureTrend, QueueCounts, ServiceStat
 from taskqueue_spark.service.windows import failed
 
 _RISES = 100
-"""maximum number of rises in the state, besides those that have not ended"""
+"""maximum number of ended episodes of rising failures in the state"""
 
 
 def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> None:
-    """Check the finished windows that were not checked before, in order, and record where failures rise.
+    """Check finished windows that were not checked before, in order, and record in which of them failures rise.
 
     ``as_of``: the time (Unix seconds) up to which all transitions are known.
     """
     last = int(as_of // options.window - 1) * options.window
     open_ones = {rise.key: rise for rise in state.rises if not rise.over}
     for key, windows in sorted(state.windows.items()):
-        # The window after one with events may be empty, which ends an episode.
+        # Also check the window after one with events: it may be empty, which ends an episode.
         due = {start for window in windows for start in (window, window + options.window)}
         for start in sorted(start for start in due if state.checked < start <= last):
             trend = _rise(key, windows, start, options)
@@ -49,7 +49,7 @@ def check_windows(state: ServiceState, options: StreamOptions, as_of: float) -> 
 def _rise(
     key: str, windows: dict[int, WindowCounts], start: int, options: StreamOptions
 ) -> FailureTrend | None:
-    """Return a rise if the share of failures in a window is larger than before."""
+    """Return a rise if the share of failures in a window is larger than before; ``None`` otherwise."""
     bad, all_of_them = failed(windows.get(start, WindowCounts()))
     share = bad / all_of_them if all_of_them else 0.0
     if all_of_them < options.failure_least or share < options.failure_share:
@@ -78,18 +78,18 @@ _log = logging.getLogger("taskqueue.pipeline")
 
 
 class Condition(NamedTuple):
-    """A condition that an operator should know. ``kind`` and ``of`` identify it."""
+    """A condition that an operator should know. ``kind`` and ``of`` together identify it."""
 
     kind: str
-    """imbalance, missing, reset, stuck, waiting or failing"""
+    """one of imbalance, missing, reset, stuck, waiting and failing"""
     of: str
-    """a queue, or a part of a journal"""
+    """the key of a queue, or a part of a journal"""
     text: str
     details: Mapping[str, Any]
     passing: bool = False
-    """whether it is a single event, without an end"""
+    """whether the condition is a single event, which has no end"""
     episode: int = 0
-    """number of the episode, if known: higher than those of earlier ones"""
+    """number of the episode, higher than those of earlier episodes; 0 if unknown"""
     over: bool = False
     """whether the episode has ended"""
 
@@ -130,7 +130,7 @@ def conditions(state: ServiceState, options: StreamOptions, as_of: float) -> lis
 
 
 def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condition]:
-    """Return a condition per queue with tasks that have been in a state for too long; the oldest are samples."""
+    """Return a condition per queue with tasks that are in ``state`` for too long; the oldest tasks are samples."""
     limit = dt.datetime.fromtimestamp(as_of - seconds, dt.UTC)
     old = ds.dataset(opened, format="parquet").to_table(
         columns=["key", "task_id", "since", "worker"],
@@ -143,12 +143,11 @@ def stuck(opened: Path, state: str, seconds: float, as_of: float) -> list[Condit
         of_key = old.filter(pc.equal(old["key"], key)).sort_by("since")
         rows = of_key.slice(0, _SAMPLES).to_pylist()
         age = as_of - rows[0]["since"].timestamp()
-        kind = "stuck" if state == "in_flight" else "waiting"
         is_are = "task is" if len(of_key) == 1 else "tasks are"
-        how = "in flight" if state == "in_flight" else "waiting"
+        how = state.replace("_", " ")
         matches.append(
             Condition(
-                kind,
+                "stuck" if state == "in_flight" else "waiting",
                 key,
                 f"{len(of_key)} {is_are} {how} for more than {seconds:g} s, the oldest for {age:.0f} s",
                 {
@@ -181,16 +180,15 @@ def _imbalance(key: str, books: QueueCounts, differing: str | None) -> list[Cond
 
 
 class Alerts:
-    """The recorder of alerts: a line of JSON and a log message at the start and at the end of each episode.
+    """The recorder of alerts: it writes a line of JSON and a log message at the start and end of each episode.
 
-    The file is its only state, so a new process repeats no alert. An incomplete last line is removed.
+    The file is the only state of this class, so a new process repeats no alert. An incomplete last line is removed.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file."""
         self._path = path
         self.current: dict[tuple[str, str], str] = {}
-        """texts of the current episodes"""
+        """texts of the current episodes, by kind and subject"""
         self.reported: list[str] = []
         """texts of the single events that this process has reported"""
         self._passed: set[tuple[str, str]] = set()
@@ -213,7 +211,7 @@ class Alerts:
                 self._passed.add(position)
 
     def report(self, matches: Iterable[Condition], now: float) -> int:
-        """Record new and ended episodes; return the number of lines."""
+        """Record new and ended episodes; return the number of lines that were written."""
         lines: list[dict[str, Any]] = []
         lasting = set()
         for condition in matches:
@@ -229,7 +227,7 @@ class Alerts:
                 condition.episode < value
                 or (condition.episode == value and position not in self.current)
             ):
-                continue  # the episode was reported and has ended
+                continue  # the episode was reported, and has ended
             if position in self.current and condition.episode > value:
                 lines.append(self._end(position, now))
             if position not in self.current:

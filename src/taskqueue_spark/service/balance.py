@@ -1,8 +1,8 @@
-"""Comparing the journal with the ledgers of a store, which continues to work while both are read.
+"""Comparing the journal with the ledgers of a store that is in use while both are read.
 
 A ledger is read between two reads of the journal's end. Its counts must therefore be between those of the journal up
-to the first and up to the second end; this needs no clock and no pause. The comparison uses how much both have grown,
-because the journal of a queue may begin after its first task.
+to the first end and those up to the second end; this needs no clock and no pause. The comparison uses how much both
+have grown, because the journal of a queue may begin after its first task.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_redis import RedisBackend
@@ -21,44 +20,39 @@ from taskqueue_spark.sink.store import SparkStore
 _COUNTERS = ("published", *ENDS)
 
 
-@dataclass(frozen=True)
-class RedisLedgers:
-    """A query for the ledgers of the Redis store whose journal is read."""
+def read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
+    """Return the ledgers of a Redis store; ``None`` if it is unavailable, or was reset during the query."""
+    return asyncio.run(_read_ledgers(store, keys))
 
-    store: SparkStore
 
-    def __call__(self, keys: Sequence[str]) -> Probe | None:
-        """Return the ledgers; ``None`` if the store is unavailable, or was reset in between."""
-        return asyncio.run(self._query(keys))
-
-    async def _query(self, keys: Sequence[str]) -> Probe | None:
-        settings = self.store.redis_settings()
-        try:
-            async with RedisJournalReader(settings) as reader:
-                number = len(await reader.discover())
-                backend = RedisBackend(settings=settings.model_copy(update={"partitions": number}))
-                async with contextlib.aclosing(backend):
-                    before = [await reader.span(partition) for partition in reader.partitions]
-                    ledgers = await asyncio.gather(*(backend.control.ledger(key) for key in keys))
-                    after = [await reader.span(partition) for partition in reader.partitions]
-        except BackendUnavailable:
-            return None
-        if [span.epoch for span in before] != [span.epoch for span in after]:
-            return None
-        return Probe(
-            runs={shard: span.epoch for shard, span in enumerate(before)},
-            names=dict(enumerate(reader.partitions)),
-            before={shard: span.last for shard, span in enumerate(before)},
-            after={shard: span.last for shard, span in enumerate(after)},
-            ledgers={
-                key: {name: getattr(ledger, name) for name in ("published", *ENDS, *LIVE)}
-                for key, ledger in zip(keys, ledgers, strict=True)
-            },
-        )
+async def _read_ledgers(store: SparkStore, keys: Sequence[str]) -> Probe | None:
+    settings = store.redis_settings()
+    try:
+        async with RedisJournalReader(settings) as reader:
+            number = len(await reader.discover())
+            backend = RedisBackend(settings=settings.model_copy(update={"partitions": number}))
+            async with contextlib.aclosing(backend):
+                before = [await reader.span(partition) for partition in reader.partitions]
+                ledgers = await asyncio.gather(*(backend.control.ledger(key) for key in keys))
+                after = [await reader.span(partition) for partition in reader.partitions]
+    except BackendUnavailable:
+        return None
+    if [span.epoch for span in before] != [span.epoch for span in after]:
+        return None
+    return Probe(
+        runs={shard: span.epoch for shard, span in enumerate(before)},
+        names=dict(enumerate(reader.partitions)),
+        before={shard: span.last for shard, span in enumerate(before)},
+        after={shard: span.last for shard, span in enumerate(after)},
+        ledgers={
+            key: {name: getattr(ledger, name) for name in ("published", *ENDS, *LIVE)}
+            for key, ledger in zip(keys, ledgers, strict=True)
+        },
+    )
 
 
 def probe(state: ServiceState, pending: Probe) -> None:
-    """Store ledgers until the journal has been read up to their time; compare them at once if it has."""
+    """Store ledgers in the state until the journal has been read up to the time of their query, then compare them."""
     counters = {
         key: {"published": books.published, **books.ended} for key, books in state.books.items()
     }
@@ -69,7 +63,7 @@ def probe(state: ServiceState, pending: Probe) -> None:
 
 
 def resolve(state: ServiceState) -> None:
-    """Compare the stored ledgers, once the journal has been read far enough."""
+    """Compare the stored ledgers with the journal, once the journal has been read far enough."""
     pending = state.probe
     if pending is None:
         return
@@ -94,7 +88,7 @@ def resolve(state: ServiceState) -> None:
         if base is None or base.runs != now.runs or ledger["published"] < base.ledger["published"]:
             state.baselines[key] = base = now
             if ledger["published"] > now.high.get("published", 0):
-                state.books[key].whole = False  # the journal began after the first task
+                state.books[key].whole = False  # the journal began after the queue's first task
         text = _ledger_fault(ledger) or _difference(base, now)
         if text:
             state.differing[key] = text

@@ -1,7 +1,8 @@
-"""Processing a batch: archive it, update the state, commit.
+"""Processing a batch: write it to the archive, update the state, and commit.
 
-All files of a batch are complete before the state is replaced, which is the step that commits the batch. If a process
-ends earlier, Spark repeats the batch, which finds its transitions in the archive and reaches the same result.
+All files of a batch are complete before the state is replaced, which is the step that commits the batch. If the
+process ends earlier, Spark repeats the batch. The repeated batch finds its transitions in the archive, and has the
+same result.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from pathlib import Path
 import msgspec
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_spark.columns import DAMAGED
 from taskqueue_spark.offsets import Offsets
+from taskqueue_spark.pipeline.tables import rows
 from taskqueue_spark.service import aggregate
 from taskqueue_spark.service.alerts import check_windows
 from taskqueue_spark.service.balance import probe, resolve
@@ -37,13 +39,13 @@ from taskqueue_spark.service.windows import write_hours
 
 @dataclass(frozen=True)
 class Batches:
-    """The function that Spark calls with each batch. All state is in files, so the process may change in between."""
+    """The function that Spark calls with each batch. Its state is in files, so each call may be in another process."""
 
     options: StreamOptions
     ledgers: Callable[[Sequence[str]], Probe | None] | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Process a batch. A repeated batch changes nothing."""
+        """Process a batch. A batch that was committed before changes nothing."""
         state, now = load(self.options.state), time.time()
         query = msgspec.json.decode((self.options.checkpoint / "metadata").read_bytes())["id"]
         if number <= state.queries.get(query, -1):
@@ -51,7 +53,7 @@ class Batches:
         if query not in state.queries:
             sweep(self.options, state, query)
         batch = aggregate.without_known(batch, state.positions, horizon_of(now))
-        if state.queries.keys() - {query}:  # a checkpoint was lost
+        if state.queries.keys() - {query}:  # an earlier query has lost its checkpoint
             batch = self._unseen(batch)
         name = _name(query, number)
         self._archive(batch, name)
@@ -65,23 +67,26 @@ class Batches:
                 probe(state, requested)
         save(self.options.state, state)
         for folder in (self.options.folder / "open").iterdir():
-            if folder.name not in {state.open, former}:  # a reader may still use the former folder
+            if folder.name not in {state.open, former}:  # the previous one may be read
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _unseen(self, batch: DataFrame) -> DataFrame:
-        known = self.options.out / DAMAGED
-        if not known.exists():
+        """Return a batch without the damaged entries that the archive already has, by their ``reason``."""
+        folder = self.options.out / DAMAGED
+        if not folder.exists():
             return batch
-        result = batch.sparkSession.read.schema(batch.schema).parquet(str(known))
-        return aggregate.unseen_damage(batch, result)
+        archived = batch.sparkSession.read.schema(batch.schema).parquet(str(folder))
+        known = F.broadcast(archived.select(F.col("reason").alias("known")).distinct())
+        same = (F.col("event") == DAMAGED) & (F.col("reason") == F.col("known"))
+        return batch.join(known, same, "left_anti")
 
     def _archive(self, batch: DataFrame, name: str) -> None:
-        """Write the transitions to a staging folder, then rename it, so that readers see all of them or none."""
+        """Write the transitions to a temporary folder and rename it, so that readers see all of them or none."""
         paths = {
             "transitions": self.options.archive / f"batch={name}",
             DAMAGED: self.options.out / DAMAGED / f"batch={name}",
         }
-        if paths["transitions"].exists():  # the last step of this method
+        if paths["transitions"].exists():  # the batch was archived completely before
             return
         staging = self.options.folder / "staging"
         shutil.rmtree(staging, ignore_errors=True)
@@ -97,10 +102,10 @@ class Batches:
         shutil.rmtree(staging, ignore_errors=True)
 
     def _update(self, batch: DataFrame, name: str, state: ServiceState, now: float) -> None:
-        """Update the state with a batch, whose transitions are read from the archive."""
+        """Update the state with a batch. Its transitions are read from the archive."""
         spark = batch.sparkSession
         archived = self.options.archive / f"batch={name}"
-        lines = _rows(self.options.out / DAMAGED / f"batch={name}")
+        lines = rows(self.options.out / DAMAGED, f"batch={name}")
         if not archived.exists():
             state.damaged += lines
             resolve(state)
@@ -138,7 +143,7 @@ class Batches:
 def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
     """Remove a batch that another query has archived but not committed, because it will not be repeated.
 
-    Raises `ConfigurationError` if the archive has more batches that the state does not know.
+    Raises `ConfigurationError` if the archive has more than one batch that the state does not list.
     """
     known = {
         _name(other, number) for other, last in state.queries.items() for number in range(last + 1)
@@ -162,7 +167,7 @@ def sweep(options: StreamOptions, state: ServiceState, query: str) -> None:
 
 
 def ended(path: Path) -> dict[str, int]:
-    """Return the end of a batch, by run and name of each shard; empty for the offsets of another source."""
+    """Return the end of a batch, by run and name of each shard; empty if the source has other offsets."""
     try:
         value = msgspec.json.decode(path.read_text().splitlines()[-1])
         indexes = Offsets.of(value).plain
@@ -190,7 +195,3 @@ def _alive(opened: Path) -> list[Alive]:
     return [
         Alive(row["key"], row["state"], row["here"], row["count_all"]) for row in counts.to_pylist()
     ]
-
-
-def _rows(folder: Path) -> int:
-    return ds.dataset(folder, format="parquet").count_rows() if folder.exists() else 0

@@ -10,40 +10,40 @@ from pathlib import Path
 from taskqueue_core.errors import InvalidInput
 
 _LONGEST = 1e9
-"""seconds, some 30 years, which dates and Spark can still subtract"""
+"""maximum duration in seconds, about 30 years, which dates and Spark can still subtract"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """What to read, where to store it and when to raise an alert. Raises `InvalidInput`."""
+    """Options of the streaming service. Raises `InvalidInput`."""
 
     out: Path
-    """a folder that all machines of the cluster see under this path"""
+    """folder for the results, which all machines of the cluster see under this path"""
     source: Mapping[str, str] = field(default_factory=dict)
-    """options of the source; see docs/pipeline.md"""
+    """options of the data source; see docs/pipeline.md"""
     format: str = "taskqueue"
     trigger: float = 10.0
     """seconds between the starts of two batches"""
     once: bool = False
-    """read the current journal, then stop"""
+    """whether to stop after the current journal was read"""
     max_events: int | None = 500_000
     """maximum number of transitions in a batch; ``None``: no limit"""
     window: int = 60
-    """seconds"""
+    """length of a window, in seconds"""
     stuck_after: float = 600.0
-    """seconds in flight after which a task is stuck"""
+    """seconds in flight after which a task is reported as stuck"""
     waiting_after: float | None = None
     """seconds of waiting after which a task is reported; ``None``: never"""
     failure_share: float = 0.1
-    """share of failed executions in a window from which on failures may be reported"""
+    """minimum share of failed executions in a window for a report of rising failures"""
     failure_growth: float = 2.0
-    """factor by which the share must exceed that of earlier windows"""
+    """minimum ratio of that share to the share in earlier windows, for such a report"""
     failure_least: int = 20
-    """minimum number of executions in a window for a report"""
+    """minimum number of executions in a window for such a report"""
     keep: int = 120
-    """number of windows that shares are compared with, and that can still change"""
+    """number of earlier windows that shares are compared with, and that can still change"""
     ledger: bool = True
-    """compare with the ledgers of the store, if it has any"""
+    """whether to compare the journal with the ledgers of the store, if the store has any"""
 
     def __post_init__(self) -> None:
         if {"events", "keys", "endingtimestamp"} & {name.lower() for name in self.source}:
@@ -65,17 +65,17 @@ class StreamOptions:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint of Spark."""
+        """The folder of Spark's checkpoint."""
         return self.folder / "checkpoint"
 
     @property
     def state(self) -> Path:
-        """The file that commits a batch."""
+        """The file with the state; replacing it commits a batch."""
         return self.folder / "state.json"
 
     @property
     def archive(self) -> Path:
-        """The folder of the transitions."""
+        """The folder of the archived transitions."""
         return self.out / "transitions"
 
 

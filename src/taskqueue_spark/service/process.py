@@ -1,4 +1,4 @@
-"""The streaming service as a process: one query, which runs until it ends or is stopped."""
+"""The streaming service as a process: it runs one query until the query ends or is stopped."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import datetime as dt
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,21 +19,21 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_spark.options import ReadOptions
 from taskqueue_spark.pipeline.tables import alone, replace_file
 from taskqueue_spark.service.alerts import Alerts, Condition, conditions
-from taskqueue_spark.service.balance import RedisLedgers
+from taskqueue_spark.service.balance import read_ledgers
 from taskqueue_spark.service.batches import Batches
 from taskqueue_spark.service.options import StreamOptions
-from taskqueue_spark.service.state import ServiceState, load
+from taskqueue_spark.service.state import Probe, ServiceState, load
 
 _TICK = 0.2
 _DEFAULTS = {"startingOffsets": "earliest", "failOnDataLoss": "false"}
-"""missing transitions raise an alert and do not stop the service"""
+"""default options of the source; missing transitions raise an alert and do not stop the service"""
 _SINCE = "startingtimestamp"
 _TIMES = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-"""a type that all readers of Parquet know, and that can be used to skip files, unlike Spark's default"""
+"""a type for times that all readers of Parquet know, and by which they can skip files, unlike Spark's default"""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run of the service."""
+    """The result of one run of the service."""
 
     batches: int
     """number of batches in this run"""
@@ -60,11 +60,12 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> Summary:
-    """Archive and watch a journal until SIGTERM, SIGINT or ``stop``, or with ``once`` until all of it is read.
+    """Archive a journal and raise alerts, until SIGTERM, SIGINT or ``stop``; with ``once``, until all of it is read.
 
-    ``say`` is called with a line per batch. The service finishes the current batch before it stops. If the process
-    ends earlier, the next run continues from the same position, and no transition is lost or repeated. Raises Spark's
-    error if the query fails, and `ConfigurationError` if the folder is not one of the service, or is in use.
+    ``say`` is called with a text for each batch. The service finishes the current batch before it stops. If the
+    process ends earlier, the next run continues from the same position, and no transition is lost or repeated. Raises
+    Spark's error if the query fails, and `ConfigurationError` if the folder was not written by the service, or is in
+    use.
     """
     for folder in (options.archive, options.folder / "open"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,12 +73,13 @@ def run(
         raise ConfigurationError(
             f"{options.archive}: contains a snapshot; use another folder for the service"
         )
-    with _locked(options.folder), _stop_requested(stop or threading.Event()) as stopping:
+    lock = alone(options.folder, options.folder / "lock", "service is using")
+    with lock, _stop_requested(stop or threading.Event()) as stopping:
         watch = _Watch(options, say)
         query = _start(spark, options)
         try:
             while query.isActive and not stopping.is_set():
-                query.awaitTermination(_TICK)  # type: ignore[arg-type] # any number of seconds will do
+                query.awaitTermination(_TICK)  # type: ignore[arg-type] # Spark accepts fractions too
                 watch.update(query)
             _finish(query)
             if (failed := query.exception()) is not None:
@@ -87,17 +89,13 @@ def run(
         return watch.end(query, whole=options.once and not stopping.is_set())
 
 
-def _locked(folder: Path) -> AbstractContextManager[None]:
-    return alone(folder, folder / "lock", "service is using")
-
-
 def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     spark.conf.set(*_TIMES)
     settings = dict(options.source)
     if options.format == "taskqueue":
         settings = _DEFAULTS | settings
-        if _has_state(options):
-            # --since only applies to the first run; a later one must not skip transitions.
+        if options.state.exists() or any((options.checkpoint / "offsets").glob("*")):
+            # The option --since only applies to the first run; a later run must not skip transitions.
             settings = {name: value for name, value in settings.items() if name.lower() != _SINCE}
         if options.max_events is not None:
             settings.setdefault("maxEventsPerTrigger", str(options.max_events))
@@ -109,31 +107,24 @@ def _start(spark: SparkSession, options: StreamOptions) -> StreamingQuery:
     return writer.trigger(processingTime=f"{round(options.trigger * 1000)} milliseconds").start()
 
 
-def _has_state(options: StreamOptions) -> bool:
-    offsets = options.checkpoint / "offsets"
-    return options.state.exists() or (offsets.is_dir() and any(offsets.iterdir()))
-
-
-def _ledgers(options: StreamOptions) -> RedisLedgers | None:
-    """Return the query for ledgers, if the source is a store that has them."""
+def _ledgers(options: StreamOptions) -> Callable[[Sequence[str]], Probe | None] | None:
+    """Return a function that reads the ledgers; ``None`` if the source is not a store with ledgers."""
     if options.format != "taskqueue" or not options.ledger:
         return None
     result = ReadOptions.of(options.source)
-    if result.backend != "redis":
-        return None
-    return RedisLedgers(result.store)
+    return partial(read_ledgers, result.store) if result.backend == "redis" else None
 
 
 def _finish(query: StreamingQuery) -> None:
-    """Wait for the end of the current batch, so that the query can stop before the next one."""
+    """Wait for the end of the current batch, so that the query can be stopped before the next one."""
     before = _latest(query)
     while query.isActive and query.status["isTriggerActive"] and _latest(query) == before:
-        query.awaitTermination(_TICK)  # type: ignore[arg-type] # as above
+        query.awaitTermination(_TICK)  # type: ignore[arg-type] # Spark accepts fractions too
 
 
 @contextmanager
 def _stop_requested(stop: threading.Event) -> Iterator[threading.Event]:
-    """Set the event at SIGTERM and SIGINT, if this is the main thread."""
+    """Set the event on SIGTERM and SIGINT, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -149,13 +140,13 @@ def _stop_requested(stop: threading.Event) -> Iterator[threading.Event]:
 
 
 def _latest(query: StreamingQuery) -> dict[str, Any] | None:
-    """Return the last progress of the query, which it reports after each batch, and from time to time while idle."""
+    """Return the last progress of the query, which Spark updates after each batch, and from time to time while idle."""
     progress = query.lastProgress
     return None if progress is None else msgspec.json.decode(progress.json)
 
 
 class _Watch:
-    """An observer of a query: it prints a line per batch, and writes status.json and alerts."""
+    """An observer of the query: it prints a line per batch, and writes status.json and alerts."""
 
     def __init__(self, options: StreamOptions, say: Callable[[str], None]) -> None:
         self._options = options
@@ -167,11 +158,11 @@ class _Watch:
         self._last = -1
         self._lag: int | None = None
         self._known_to: float | None = None
-        """time at which the journal had been read completely, if it has"""
+        """Unix time up to which all transitions are known, if the whole journal has been read"""
         self._metrics: dict[str, Any] = {}
 
     def update(self, query: StreamingQuery) -> None:
-        """Process new progress of the query. Without progress, nothing is known about the present."""
+        """Process new progress of the query, and write the status. Without new progress, do nothing."""
         if self._progress(query):
             self._report(running=True)
 
@@ -253,7 +244,7 @@ class _Watch:
         return state
 
     def _read_state(self) -> tuple[ServiceState, list[Condition]]:
-        """Return the state and its conditions. Retry if a batch is committed in between, because it deletes files."""
+        """Return the state and its conditions. Retry if a batch is committed in between, because this deletes files."""
         while True:
             state = load(self._options.state)
             try:
@@ -265,7 +256,7 @@ class _Watch:
 
 
 def _lag(fields: dict[str, Any], former: int | None) -> int | None:
-    """Return how much of the journal was not read, in the unit of the source; the former value if unknown."""
+    """Return how much of the journal was not read yet, in the unit of the source; the former value if unknown."""
     source = fields["sources"][0] if fields["sources"] else {}
     end, latest = (_json(source.get(name)) for name in ("endOffset", "latestOffset"))
     if not (isinstance(end, dict) and isinstance(latest, dict)):

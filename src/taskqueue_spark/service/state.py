@@ -12,28 +12,28 @@ from taskqueue_spark.pipeline.tables import replace_file
 
 VERSION = 1
 LIVE = ("waiting", "scheduled", "in_flight", "dead")
-"""states of tasks that the store still has"""
+"""states in which a task is still in the store"""
 ENDS = ("done", "expired", "cancelled", "discarded")
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """How far the transitions of a run and shard were read."""
+    """A record of how far the transitions of a run and shard were read."""
 
     last: int
-    """the highest number"""
+    """the highest number that was read"""
     missing: int = 0
     """how many lower numbers are missing"""
     since: float
-    """time of the first transition that was read"""
+    """Unix time of the first transition that was read"""
     until: float
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """A break in a journal."""
+    """An interruption of the numbers of a journal."""
 
     kind: Literal["missing", "reset", "back"]
-    """``missing``: missing transitions; ``reset``: another run of the shard, because the store was emptied; ``back``:
-    numbers that were used again, because the store was restored without its latest transitions"""
+    """``missing``: transitions are missing; ``reset``: another run of the shard began, because the store was emptied;
+    ``back``: numbers were used again, because the store was restored without its latest transitions"""
     shard: int
     run: str
     first: int
@@ -45,7 +45,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueCounts(msgspec.Struct, kw_only=True):
-    """The counts of a queue's tasks in the journal. Each life of a task counts."""
+    """The counts of a queue's tasks in the journal. Each life of a task counts separately."""
 
     published: int = 0
     adopted: int = 0
@@ -58,11 +58,11 @@ class QueueCounts(msgspec.Struct, kw_only=True):
     live: dict[str, int] = {}
     events: dict[str, int] = {}
     whole: bool = True
-    """whether the journal contains this queue from its first task on"""
+    """whether the journal contains the whole history of this queue"""
 
     @property
     def imbalance(self) -> int:
-        """The number of published tasks that are in no other count."""
+        """The number of published tasks that no other count contains."""
         return self.published - sum(self.ended.values()) - sum(self.live.values()) - self.expired
 
     @property
@@ -83,36 +83,38 @@ class WindowCounts(msgspec.Struct, kw_only=True):
 
 
 class FailureTrend(msgspec.Struct, kw_only=True):
-    """A time in which a larger share of a queue's executions failed than before."""
+    """An episode in which a larger share of a queue's executions failed than before."""
 
     key: str
     window: int
-    """the first window"""
+    """start of the first window of the episode (Unix seconds)"""
     share: float
     usual: float
-    """the share of earlier windows"""
+    """the share of failures in earlier windows"""
     executions: int
     over: bool = False
 
 
 class Probe(msgspec.Struct, kw_only=True):
-    """The ledgers at a time up to which the journal has not been read yet."""
+    """Ledgers of a store, stored until the journal has been read up to the time of their query."""
 
     runs: dict[int, str]
-    """by shard"""
+    """the run of each shard"""
     names: dict[int, str]
-    """names of shards in the source"""
+    """the names that the source gives to the shards"""
     before: dict[int, int]
-    """by shard, the last number before the ledgers were read"""
+    """by shard, the last number in the journal before the ledgers were read"""
     after: dict[int, int]
+    """by shard, the last number in the journal after the ledgers were read"""
     ledgers: dict[str, dict[str, int]]
     low: dict[str, dict[str, int]] = {}
     """by key and counter, the count in the journal up to ``before``"""
     high: dict[str, dict[str, int]] = {}
+    """by key and counter, the count in the journal up to ``after``"""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue's ledger, with bounds of the journal's counts at that time."""
+    """A queue's ledger at one time, with bounds for the journal's counts at that time."""
 
     runs: dict[int, str]
     ledger: dict[str, int]
@@ -121,44 +123,44 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceState(msgspec.Struct, kw_only=True):
-    """The state after a batch."""
+    """The state of the service after a batch."""
 
     version: int = VERSION
     queries: dict[str, int] = {}
-    """the last batch of each query; a lost checkpoint leads to a second query"""
+    """number of the last batch of each query; a lost checkpoint leads to a second query"""
     open: str = ""
-    """the folder of the live tasks"""
+    """name of the folder with the live tasks"""
     transitions: int = 0
     damaged: int = 0
     frontier: float = 0.0
-    """time of the last transition that was read, without times in the future"""
+    """Unix time of the last transition that was read, without times in the future"""
     positions: dict[str, Position] = {}
-    """by ``run/shard``"""
+    """how far each run was read, by ``run/shard``"""
     offsets: dict[str, int] = {}
-    """by ``run/name``, the end of the last batch, if the source has such offsets"""
+    """end of the last batch by ``run/name`` of a shard, if the source has such offsets"""
     books: dict[str, QueueCounts] = {}
     windows: dict[str, dict[int, WindowCounts]] = {}
-    """by key and start, the latest windows"""
+    """the latest windows, by key and start"""
     gaps: list[Gap] = []
-    """the latest of them"""
+    """the latest gaps"""
     horizon: int = 0
-    """windows that began earlier are closed"""
+    """start (Unix seconds) before which windows are closed"""
     late: int = 0
     """number of transitions of closed windows: they are in the archive, but in no window"""
     rises: list[FailureTrend] = []
-    """the latest of them"""
+    """the latest episodes of rising failures"""
     checked: int = msgspec.field(default=0, name="judged")
-    """the last window that was checked for rising failures"""
+    """start of the last window that was checked for rising failures"""
     probe: Probe | None = None
     baselines: dict[str, Baseline] = {}
     differing: dict[str, str] = {}
     """by key, how the ledger of the store differs from the journal"""
 
     def current(self) -> dict[int, list[str]]:
-        """Return by shard the runs that may continue: no other run began after their last transition.
+        """Return the runs of each shard that may continue: no other run began after their last transition.
 
-        A store that was emptied and a process that was restarted begin a new run, and the live tasks of the former
-        run are gone.
+        A store that was emptied and a process that was restarted begin a new run, and the live tasks of the former run
+        are gone.
         """
         of: dict[int, list[tuple[str, Position]]] = {}
         for location, position in self.positions.items():
@@ -171,12 +173,12 @@ class ServiceState(msgspec.Struct, kw_only=True):
         }
 
     def position(self, run: str, shard: int) -> Position | None:
-        """Return how far a run was read."""
+        """Return how far a run of a shard was read; ``None`` if nothing of it was read."""
         return self.positions.get(f"{run}/{shard}")
 
 
 def load(path: Path) -> ServiceState:
-    """Return the saved state, or an empty one. Raises `ConfigurationError` for a file of another kind."""
+    """Return the saved state, or an empty state without a file. Raises `ConfigurationError` for an invalid file."""
     try:
         state = msgspec.json.decode(path.read_bytes(), type=ServiceState)
     except FileNotFoundError:
@@ -191,5 +193,5 @@ def load(path: Path) -> ServiceState:
 
 
 def save(path: Path, state: ServiceState) -> None:
-    """Replace the state by one rename, durably."""
+    """Replace the saved state by one rename, so that it survives a crash."""
     replace_file(path, msgspec.json.encode(state))

@@ -19,13 +19,13 @@ from taskqueue_spark.service.state import (
 
 _HOUR = 3600
 _GAPS = 100
-"""maximum number of gaps in the state"""
+"""maximum number of gaps that are kept in the state"""
 _AHEAD = 60.0
 """seconds by which the clock of a store may be ahead of the local one"""
 
 
 class Alive(msgspec.Struct, frozen=True):
-    """The number of tasks of a queue in a state. ``here`` is false for tasks of a store that was reset."""
+    """The number of a queue's tasks in a state. ``here`` is false for tasks of a store that was reset."""
 
     key: str
     state: str
@@ -34,7 +34,7 @@ class Alive(msgspec.Struct, frozen=True):
 
 
 def horizon_of(now: float) -> float:
-    """Return the latest possible time of a transition (Unix seconds), with tolerance for a clock that is ahead."""
+    """Return the latest plausible time of a transition (Unix seconds), with tolerance for a clock that is ahead."""
     return now + _AHEAD
 
 
@@ -46,7 +46,9 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
         position = f"{item.run}/{item.shard}"
         known = state.positions.get(position)
         former = any(other.endswith(f"/{item.shard}") for other in state.positions)
-        lacking = _lacking(item, known)
+        expected = known.last + 1 if known else 1
+        within = item.last - item.first + 1 - item.different
+        lacking = max(0, item.first - expected) + max(0, within)
         again = known is not None and item.different > 0 and item.first <= known.last
         cut |= lacking > 0 or again
         if known is not None and again:
@@ -55,12 +57,12 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
                 number=min(item.different, known.last - item.first + 1), at=item.since,
             )  # fmt: skip
             state.gaps.append(back)
-        # Transitions that were removed before the first read are no new gap.
+        # Transitions that were removed before the first read of a shard are not reported as a gap.
         if lacking and former:
-            _missing(state, item, known, lacking)
+            _missing(state, item, expected, lacking)
         heard = (
             item if item.different or known is None else known
-        )  # missing transitions have no time
+        )  # a report of missing transitions has no time
         since, until = min(heard.since, ahead), min(heard.until, ahead)
         state.positions[position] = Position(
             last=item.last if again or known is None else max(item.last, known.last),
@@ -72,14 +74,13 @@ def note_positions(state: ServiceState, read: Sequence[Read], now: float) -> boo
     return cut
 
 
-def _missing(state: ServiceState, item: Read, known: Position | None, lacking: int) -> None:
-    expected = known.last + 1 if known else 1
+def _missing(state: ServiceState, item: Read, expected: int, lacking: int) -> None:
     gap = Gap(
         kind="missing", shard=item.shard, run=item.run, first=min(expected, item.first), last=item.last,
         number=lacking, at=item.since,
     )  # fmt: skip
     latest = state.gaps[-1] if state.gaps else None
-    # Extend the latest gap.
+    # Extend the latest gap if this one directly follows it.
     if (
         latest is not None
         and (latest.kind, latest.run, latest.shard, latest.last + 1)
@@ -103,7 +104,8 @@ def advance(
 ) -> set[int]:
     """Update the state with a batch, after `note_positions`. Return the hours whose windows changed.
 
-    Hours are the Unix seconds of their beginnings. ``cut``: transitions are missing, so no queue's counts are complete.
+    An hour is given as the Unix time of its beginning. ``cut``: transitions are missing, so no queue's counts are
+    complete.
     """
     torn = {
         shard
@@ -157,12 +159,6 @@ def without_old_windows(state: ServiceState, seconds: int, keep: int) -> None:
         }
         if not state.windows[key]:
             del state.windows[key]
-
-
-def _lacking(item: Read, known: Position | None) -> int:
-    expected = known.last + 1 if known else 1
-    within = item.last - item.first + 1 - item.different
-    return max(0, item.first - expected) + max(0, within)
 
 
 def _count(books: QueueCounts, count: EventCount) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of windows: counts, rates, waiting and running times, in one Parquet file per hour."""
+"""Metrics of time windows: counts, rates, waiting and running times, in one Parquet file per hour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ LEAST = 0.001
 """upper limit of the first class of durations, in seconds"""
 _GROWTH = 1.1
 CLASSES_PER_E = 1 / math.log(_GROWTH)
-"""durations are counted in classes, each 10 % longer than the previous one, so that counts of batches can be added"""
+"""number of classes by which a duration rises if it grows by the factor e. Each class is 10 % longer than the previous
+one. Durations are counted in classes, so that the counts of batches can be added up"""
 _HOUR = 3600
 
 METRICS = pa.schema(
@@ -36,16 +37,16 @@ METRICS = pa.schema(
         ),
     ]
 )
-"""one row per queue and window with events; rates are per second, durations in seconds"""
+"""schema of one row per queue and window with events; rates are per second, durations in seconds"""
 
 
 def seconds_of(index: int) -> float:
-    """Return the middle of a class of durations, which is within 5 % of all of them."""
+    """Return the middle of a class of durations in seconds, which is within 5 % of every duration in the class."""
     return LEAST * math.exp((index + 0.5) / CLASSES_PER_E)
 
 
 def quantile(classes: Mapping[int, int], share: float) -> float | None:
-    """Return a quantile of durations (seconds); ``None`` without durations."""
+    """Return a quantile of durations in seconds; ``None`` if there are no durations."""
     due = share * sum(classes.values())
     for index in sorted(classes):
         due -= classes[index]
@@ -55,7 +56,7 @@ def quantile(classes: Mapping[int, int], share: float) -> float | None:
 
 
 def failed(window: WindowCounts) -> tuple[int, int]:
-    """Return the number of failed executions of a window, and of all."""
+    """Return the number of failed executions in a window, and of all executions in it."""
     bad = window.events.get("retried", 0) + window.events.get("dead_lettered", 0)
     return bad, bad + window.events.get("acked", 0)
 
@@ -66,7 +67,7 @@ def write_hours(
     seconds: int,
     hours: Iterable[int],
 ) -> None:
-    """Replace the files of some hours, which are given by the Unix seconds of their beginnings."""
+    """Replace the files of the given hours. An hour is the Unix time of its beginning."""
     for hour in hours:
         rows = [
             _row(key, start, seconds, window)

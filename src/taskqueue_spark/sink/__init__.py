@@ -1,1 +1,1 @@
-"""Publishing the rows of a DataFrame as tasks; `writer` is the entry point."""
+"""Publishing the rows of a DataFrame as tasks. `writer` has the public functions."""

@@ -1,4 +1,4 @@
-"""Publishing the tasks of one partition: in order, with waiting for full queues, and with retries."""
+"""Publishing the tasks of one partition in order, with waits for full queues and with retries."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from taskqueue_spark.sink.options import SinkOptions
 _HELD = 10_000
 """maximum number of tasks that wait for full queues; beyond it, no further rows are read"""
 _HELD_BYTES = 64 * 1024 * 1024
-"""maximum size of their payloads"""
+"""maximum size in bytes of the payloads of tasks that wait for full queues"""
 _CHUNK_BYTES = 1024 * 1024
-"""maximum size of the payloads in one publish, unless it has a single task"""
+"""maximum size in bytes of the payloads in one publish, unless it has a single task"""
 _SLICE = 30.0
-"""seconds of waiting for a full queue, after which progress is checked"""
+"""seconds of waiting for a full queue after which progress is checked"""
 _PAUSE = RetryPolicy(base=0.1, cap=5.0)
 _log = logging.getLogger("taskqueue.spark")
 _RESET = "queue_reset"
-"""code of the error of a store that has lost its data"""
+"""error code of a store that has lost its data"""
 
 
 class Feed:
-    """A publisher of chunks of tasks. An async context manager, which has published all tasks when it ends.
+    """A publisher of chunks of tasks. As an async context manager, it has published all tasks when the context ends.
 
-    The tasks of a queue are stored in the order in which they arrive (those of a tenant, if only a tenant's limit was
-    reached). Therefore only one chunk is in progress at a time, while the next one is prepared. Tasks that a full
-    queue refuses wait, and so do later tasks of the same queue.
+    The tasks of a queue are stored in the order in which they arrive; if only the limit of a tenant is reached, this
+    holds for the tasks of each tenant. Therefore only one chunk is published at a time, while the caller prepares the
+    next one. If a full queue refuses tasks, they wait, and so do later tasks of the same queue.
     """
 
     def __init__(self, backend: Backend, options: SinkOptions) -> None:
-        """Publish to ``backend``, which the caller owns."""
+        """Publish to ``backend``, which the caller must close."""
         self.counts: Counter[Published] = Counter()
-        """results of the tasks; `Published.REFUSED` counts tasks that had to wait for a full queue"""
+        """number of tasks by result; `Published.REFUSED` counts tasks that had to wait for a full queue"""
         self._backend = backend
         self._queue = Queue(backend)
         self._options = options
@@ -74,7 +74,7 @@ class Feed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for the tasks in progress. The first failure stops everything, and is raised."""
+        """Wait until all tasks are published. The first failure stops everything, and is raised."""
         try:
             await self._group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as failures:
@@ -83,7 +83,7 @@ class Feed:
     async def send(self, tasks: Sequence[Task]) -> None:
         """Publish tasks after all earlier ones. Return once the last chunk was sent.
 
-        A failure of these or of earlier tasks cancels the caller; leaving the context raises it.
+        If publishing these or earlier tasks fails, the caller is cancelled, and leaving the context raises the error.
         """
         start = 0
         while start < len(tasks):
@@ -99,7 +99,6 @@ class Feed:
             await asyncio.sleep(0)  # send the chunk before the caller prepares the next one
 
     async def _wait_for_rate(self, number: int) -> None:
-        """Wait until the rate limit allows this number of tasks."""
         if self._options.rate is None:
             return
         now = asyncio.get_running_loop().time()
@@ -130,7 +129,7 @@ class Feed:
         self.counts[Published.REFUSED] += 1
 
     async def _wait_for_room(self, key: str) -> None:
-        """Publish the waiting tasks of a full queue as it accepts them."""
+        """Publish the waiting tasks of a full queue as the queue accepts them."""
         held, loop = self._held[key], asyncio.get_running_loop()
         stuck = loop.time()
         while held:
@@ -174,7 +173,7 @@ class Feed:
             attempt += 1
 
     def _settle(self, tasks: Sequence[Task], answers: Sequence[Confirmation]) -> list[Task]:
-        """Count the results. Return the refused tasks to retry; raise for tasks that cannot be accepted later."""
+        """Count the results. Return the refused tasks to retry; raise an error if a task will never be accepted."""
         refused: list[Task] = []
         for task, answer in zip(tasks, answers, strict=True):
             if answer.status is Published.REFUSED:
@@ -193,7 +192,7 @@ class Feed:
 
 
 async def check_window(backend: Backend, key: str, horizon: float | None) -> None:
-    """Raise `ConfigurationError` if a queue forgets ids earlier than a replay may happen."""
+    """Raise `ConfigurationError` if a queue forgets ids before ``horizon`` seconds have passed."""
     if horizon is None or not has(backend, Capability.CONTROL):
         return
     window = (await control_of(backend).settings(key)).dedupe_window
@@ -205,7 +204,7 @@ async def check_window(backend: Backend, key: str, horizon: float | None) -> Non
 
 
 def _chunk(tasks: Sequence[Task], start: int, number: int) -> list[Task]:
-    """Return the next chunk from an index on, with at least one task."""
+    """Return the next chunk from the index ``start`` on, with at least one task and at most ``number``."""
     chunk: list[Task] = []
     remaining = _CHUNK_BYTES
     for task in islice(tasks, start, start + number):
@@ -237,7 +236,7 @@ _TYPES = {"int": "long", "str": "string"}
 def messages_of(
     df: DataFrame, write: Callable[[Iterator[pa.RecordBatch]], Any], kind: type[M]
 ) -> list[M]:
-    """Write every partition and return its messages, which are dataclasses with numbers and text."""
+    """Write every partition, and return the messages of ``write``, which are dataclasses with numbers and text."""
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([asdict(write(batches))])

@@ -24,23 +24,23 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     store: SparkStore
     queue: str | None = None
-    """the key of rows without one"""
+    """the key of rows that have no key"""
     chunk: int = 250
     """maximum number of tasks in one publish, so that other clients wait for a few milliseconds only"""
     wait: float = 3600.0
-    """how long to wait without progress for a full queue, or for a store that is unavailable"""
+    """seconds to wait without progress for a full queue, or for a store that is unavailable"""
     rate: float | None = None
-    """tasks per second that one partition may publish"""
+    """maximum number of tasks per second that one partition publishes"""
     replay_horizon: float | None = None
-    """how long after its end a task's id must still be known; older rows are not published again"""
+    """seconds after its end for which a queue must remember a task's id, so that a replay publishes nothing twice"""
     on_invalid: Literal["fail", "skip"] = "fail"
     invalid_path: str | None = None
-    """a folder for the skipped rows, each with its reason"""
+    """folder for the skipped rows, each with the reason"""
     on_conflict: Literal["fail", "count"] = "fail"
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
-        """Read options. Raises `InvalidInput` or `ConfigurationError`, which name the option and never its value."""
+        """Convert the options that Spark passes. Raises `InvalidInput` or `ConfigurationError`."""
         given = OptionValues(options, (*SINK_OPTIONS, *STORE_OPTIONS))
         rate, writers = given.number("rateLimit", 0.001, _YEAR), given.whole("writers", 1, 100_000)
         if (rate is None) != (writers is None):
@@ -70,14 +70,14 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     store: SparkStore
     queue: str | None = None
-    """the key of rows without one"""
+    """the key of rows that have no key"""
     action: Literal["redrive", "discard"] = "redrive"
     chunk: int = 100
-    """number of dead letters in one call"""
+    """maximum number of dead letters in one call"""
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Self:
-        """Read options, as `SinkOptions.read` does."""
+        """Convert the options that Spark passes, as `SinkOptions.read` does."""
         given = OptionValues(options, (*REDRIVE_OPTIONS, *STORE_OPTIONS))
         return cls(
             store=SparkStore.read(options),
@@ -85,8 +85,3 @@ class RedriveOptions(msgspec.Struct, frozen=True, kw_only=True):
             action=cast("Literal['redrive', 'discard']", given.choice("action", "redrive", "discard")),
             chunk=given.whole("chunkSize", 1, 1000) or 100,
         )  # fmt: skip
-
-
-def resource_of(options: Mapping[str, str]) -> str:
-    """Return the resource to write: ``tasks`` (publish) or ``dead_letters`` (redrive or discard)."""
-    return OptionValues(options).choice("resource", "tasks", "dead_letters")

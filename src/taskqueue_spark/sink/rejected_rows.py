@@ -1,15 +1,15 @@
-"""Rows that are not valid tasks, written to Parquet files with their reasons, so that they can be corrected.
+"""Rows that are not valid tasks, written to Parquet files with the reasons, so that they can be corrected.
 
-A partition writes a hidden file (its name begins with a dot). The commit of the job renames it, so there is one file
-per partition, even if Spark retried a task. All other files of the job, for example of a killed task, are removed.
+A partition writes a hidden file, whose name begins with a dot. The commit of the job renames it, so there is one file
+per partition, even if Spark retried a task. All other hidden files of the job, for example of a killed task, are
+removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,13 +20,8 @@ from taskqueue_core.errors import ConfigurationError
 REASON = "reason"
 
 
-class _RejectedPath(NamedTuple):
-    system: fs.FileSystem
-    path: str
-
-
 class RejectedRows:
-    """A writer for the rejected rows of one partition. A context manager, which removes the file after an error."""
+    """A writer for the rejected rows of one partition. As a context manager, it removes the file after an error."""
 
     def __init__(self, folder: str | None, job: str) -> None:
         """Write into ``folder``, a path that the driver sees too, or a URI for Arrow; ``None``: write nothing."""
@@ -37,39 +32,32 @@ class RejectedRows:
         """name of the hidden file; empty until the first row is written"""
 
     def put(self, batch: pa.RecordBatch, rows: list[int], reasons: list[str]) -> None:
-        """Write some rows of a batch with their reasons."""
+        """Write the rows of a batch that ``rows`` lists by index, with their reasons."""
         if self._folder is None or not rows:
             return
         part = batch.take(pa.array(rows, pa.int64()))
         part = part.append_column(REASON, pa.array(reasons, pa.string()))
         if self._writer is None:
-            position = _path_of(self._folder)
-            position.system.create_dir(position.path, recursive=True)
+            folder = _opened(self._folder)
+            folder.base_fs.create_dir(folder.base_path, recursive=True)
             self.name = f".{self._job}-{secrets.token_hex(8)}.parquet"
-            path = f"{position.path}/{self.name}"
-            self._writer = pq.ParquetWriter(path, part.schema, filesystem=position.system)
+            self._writer = pq.ParquetWriter(self.name, part.schema, filesystem=folder)
         self._writer.write_batch(part)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._writer is not None:
             self._writer.close()
-        if error is not None and self._folder is not None and self.name:
-            _delete(_path_of(self._folder), self.name)
+        if kind is not None and self._folder is not None and self.name:
+            _delete(_opened(self._folder), self.name)
 
 
 def reveal(folder: str, hidden: str, name: str) -> None:
-    """Rename a hidden file, and replace a file of that name. A file that was already renamed is left alone."""
-    position = _path_of(folder)
+    """Rename a hidden file, and replace a file of the new name. Do nothing if it was renamed already."""
     with contextlib.suppress(FileNotFoundError):
-        position.system.move(f"{position.path}/{hidden}", f"{position.path}/{name}.parquet")
+        _opened(folder).move(hidden, f"{name}.parquet")
 
 
 def job_of(hidden: str) -> str:
@@ -78,23 +66,25 @@ def job_of(hidden: str) -> str:
 
 
 def sweep(folder: str, job: str) -> None:
-    """Remove the hidden files of a job."""
-    position = _path_of(folder)
-    for file in position.system.get_file_info(fs.FileSelector(position.path, allow_not_found=True)):
+    """Remove all hidden files of a job."""
+    system = _opened(folder)
+    for file in system.get_file_info(fs.FileSelector("", allow_not_found=True)):
         if file.base_name.startswith(f".{job}-"):
-            _delete(position, file.base_name)
+            _delete(system, file.base_name)
 
 
-def _delete(position: _RejectedPath, name: str) -> None:
+def _delete(system: fs.FileSystem, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        position.system.delete_file(f"{position.path}/{name}")
+        system.delete_file(name)
 
 
-def _path_of(folder: str) -> _RejectedPath:
+def _opened(folder: str) -> fs.SubTreeFileSystem:
+    """Return a file system with ``folder`` as its root. Raises `ConfigurationError`."""
     if "://" not in folder:
-        return _RejectedPath(fs.LocalFileSystem(), folder.rstrip("/"))
+        return fs.SubTreeFileSystem(folder, fs.LocalFileSystem())
     try:
-        return _RejectedPath(*fs.FileSystem.from_uri(folder))
+        system, path = fs.FileSystem.from_uri(folder)
+        return fs.SubTreeFileSystem(path, system)
     except (pa.ArrowException, OSError) as error:
         raise ConfigurationError(
             f"option invalidPath: cannot be used ({type(error).__name__}); allowed: a path or a URI that Arrow supports"

@@ -32,7 +32,7 @@ _opening = threading.Lock()
 
 
 class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend by its name, and the settings that differ from those in the environment. It holds no secret."""
+    """The name of a backend, and the settings that differ from those in the environment. It contains no secret."""
 
     name: str = _REDIS
     url: str | None = None
@@ -42,7 +42,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, options: Mapping[str, str], name: str | None = None) -> Self:
-        """Read the options of `STORE_OPTIONS`. ``name``: the backend, in place of the option.
+        """Convert the options that `STORE_OPTIONS` lists. ``name``: the backend, in place of the option ``backend``.
 
         Raises `InvalidInput` or `ConfigurationError`.
         """
@@ -70,7 +70,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
         return cls(name=name, url=url, url_env=variable, prefix=prefix, partitions=partitions)
 
     def redis_settings(self) -> RedisSettings:
-        """Return the settings of this Redis store. Raises `ConfigurationError`."""
+        """Return the settings of this Redis store. Raises `ConfigurationError` for another backend."""
         if self.name != _REDIS:
             raise ConfigurationError("option backend: not supported here; allowed: redis")
         with self._environment():
@@ -80,7 +80,8 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
     async def opened(self) -> AsyncIterator[Backend]:
         """Open the backend as every process does, with its shards, hooks and migration, and close it at the end.
 
-        Raises `ConfigurationError`, also for a backend of a single process: no other process would see its tasks.
+        Raises `ConfigurationError`, also for a backend of a single process, because no other process would see its
+        tasks.
         """
         with self._environment():
             backend = open_backend(self.name)
@@ -96,7 +97,7 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
-        """Set the options as environment variables, for a backend that is opened in this context."""
+        """Set the options as environment variables while the context is open, for a backend that is opened in it."""
         url = self.url
         if self.url_env is not None:
             url = os.environ.get(self.url_env)
@@ -112,20 +113,18 @@ class SparkStore(msgspec.Struct, frozen=True, kw_only=True):
         }
         names = {name: value for name, value in fields.items() if value is not None}
         with _opening:
-            before = {name: os.environ.get(name) for name in names}
+            before = {name: os.environ[name] for name in names if name in os.environ}
             os.environ.update(names)
             try:
                 yield
             finally:
-                for name, value in before.items():
-                    if value is None:
-                        del os.environ[name]
-                    else:
-                        os.environ[name] = value
+                for name in names:
+                    del os.environ[name]
+                os.environ.update(before)
 
 
 def positions_of(backend: Backend) -> Control:
-    """Return the control that names queues as a journal does: each shard by its own name."""
+    """Return the control of a backend in which each shard is a queue with its own name, as in a journal."""
     inner = getattr(backend, "inner", backend)
     if isinstance(inner, ShardedBackend):
         return inner.members[0].control

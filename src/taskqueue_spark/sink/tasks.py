@@ -1,4 +1,4 @@
-"""Rows to tasks: the allowed columns, and a fast conversion of Arrow batches."""
+"""Conversion of rows to tasks: the allowed columns, and a fast conversion of Arrow batches."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ COLUMNS: dict[str, tuple[type[spark.DataType], ...]] = {
 }
 """the columns of tasks and their types. A time is a timestamp or Unix seconds; a payload is JSON text"""
 _DEFAULTS = {"payload": b"null", "priority": DEFAULT_PRIORITY}
-"""values in place of null"""
+"""values that replace null, by column"""
 _ALWAYS = ("id", "key", "payload")
 _MICROSECONDS = 1_000_000
 
 
 class Rows(NamedTuple):
-    """The tasks and the invalid rows of a batch."""
+    """The result of converting a batch: its tasks and its invalid rows."""
 
     tasks: list[Task]
     bad: list[int]
     """indexes of the rows that are not valid tasks"""
     errors: list[InvalidInput]
-    """their errors, which do not quote values"""
+    """the error of each invalid row, which quotes no values"""
 
 
 def check_columns(
@@ -52,7 +52,7 @@ def check_columns(
     allowed: dict[str, tuple[type[spark.DataType], ...]],
     needed: Sequence[str],
 ) -> None:
-    """Raise `InvalidInput` if a schema lacks a column, or has a column of another name or type."""
+    """Raise `InvalidInput` if a schema lacks a column in ``needed``, or has a column that is not in ``allowed``."""
     for field in schema.fields:
         if field.name not in allowed:
             raise InvalidInput(
@@ -78,21 +78,21 @@ def check_columns(
 
 
 class TaskReader(msgspec.Struct, frozen=True):
-    """A converter of rows with one schema to tasks."""
+    """A converter to tasks, for rows of one schema."""
 
     names: tuple[str, ...]
     queue: str | None
 
     @classmethod
     def of(cls, schema: spark.StructType, queue: str | None) -> TaskReader:
-        """Check a schema. ``queue`` is the key of rows without one. Raises `InvalidInput`."""
+        """Return a converter for a schema. ``queue``: the key of rows that have no key. Raises `InvalidInput`."""
         check_columns(schema, COLUMNS, ["task_id"] if queue else ["task_id", "key"])
         if queue is not None:
             check_name("option queue", queue)
         return cls(tuple(schema.names), queue)
 
     def read(self, batch: pa.RecordBatch) -> Rows:
-        """Return the tasks and the invalid rows of a batch."""
+        """Convert a batch to tasks, and report its invalid rows."""
         number = batch.num_rows
         columns = {name: self._column(name, batch) for name in COLUMNS if name in self.names}
         columns["id"] = columns.pop("task_id")
@@ -104,7 +104,6 @@ class TaskReader(msgspec.Struct, frozen=True):
             return _one_by_one(columns)
 
     def _column(self, name: str, batch: pa.RecordBatch) -> list[Any]:
-        """Return the values of a column as a task takes them."""
         column = batch.column(self.names.index(name))
         if name in {"deadline", "not_before"}:
             return _seconds(column)
@@ -120,7 +119,7 @@ class TaskReader(msgspec.Struct, frozen=True):
 def _tasks(columns: dict[str, list[Any]]) -> list[Task]:
     id_, key, payload = (columns[name] for name in ("id", "key", "payload"))
     more = {name: values for name, values in columns.items() if name not in _ALWAYS}
-    if not more:  # the most frequent case
+    if not more:  # the most frequent case, for which this is faster
         return [
             Task(id=item, key=queue, payload=text)
             for item, queue, text in zip(id_, key, payload, strict=True)

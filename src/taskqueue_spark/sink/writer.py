@@ -1,12 +1,8 @@
-"""The sink: publishes rows as tasks through the backend's publisher, which enforces limits and writes the journal.
+"""The sink: it publishes rows as tasks through the backend's publisher, which enforces limits and writes the journal.
 
-Publishing is idempotent by key and id while the task exists and for the ``dedupe_window`` of its queue afterwards.
-A Spark task that is retried or executed speculatively, and a micro-batch that is replayed after a crash or with a new
-checkpoint, therefore publish each task once, although they send it several times. The option ``replayHorizon`` is the
-maximum age of a replay; the sink checks that every queue remembers ids for that long.
-
-A published task stays published even if the job fails, because a worker may already have it. `TaskWriter.abort`
-therefore withdraws nothing; write the same rows again instead.
+Spark may send a row several times. This has no effect while the task exists and for the ``dedupe_window`` of its queue
+afterwards; the option ``replayHorizon`` checks that the window is long enough. A published task stays published even if
+the job fails, because a worker may already have it. `TaskWriter.abort` therefore withdraws nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +25,10 @@ from pyspark.sql.types import StructType
 
 from taskqueue_core.errors import BackendUnavailable, ConfigurationError
 from taskqueue_core.tasks import Published
+from taskqueue_spark.option_values import OptionValues
 from taskqueue_spark.redrive import RedriveWriter
 from taskqueue_spark.sink.feed import Feed, check_window, messages_of
-from taskqueue_spark.sink.options import SinkOptions, resource_of
+from taskqueue_spark.sink.options import SinkOptions
 from taskqueue_spark.sink.rejected_rows import RejectedRows, job_of, reveal, sweep
 from taskqueue_spark.sink.tasks import TaskReader
 
@@ -42,23 +39,22 @@ _BATCH = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Sent(WriterCommitMessage):
-    """The results of writing one partition, or all: each row is in one of the first four counts."""
+    """The counts of rows in one partition, or in all. Each row is in one of the first four counts."""
 
     confirmed: int = 0
     duplicate: int = 0
-    """published before, mostly by an earlier attempt to write the same rows"""
+    """number of rows that were published before, mostly by an earlier attempt to write the same rows"""
     conflict: int = 0
-    """rows whose ids belong to tasks with another payload"""
+    """number of rows whose ids belong to tasks with another payload"""
     invalid: int = 0
-    """rows that are not valid tasks"""
+    """number of rows that are not valid tasks"""
     refused: int = 0
-    """how many of the rows above had to wait for a full queue"""
+    """number of rows, among those counted above, that had to wait for a full queue"""
     partition: int = 0
     query: str = ""
     hidden: str = ""
 
     def __add__(self, other: Sent) -> Sent:
-        """Sum the counts."""
         return Sent(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
 
 
@@ -69,7 +65,6 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """A writer that publishes the rows of a DataFrame, or of the micro-batches of a stream."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        """Check the schema. Raises `InvalidInput`."""
         self._options = options
         self._reader = TaskReader.of(schema, options.queue)
         self._job = secrets.token_hex(8)
@@ -77,7 +72,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     async def check_store(self) -> None:
         """Raise `BackendUnavailable` if the store is unavailable, `ConfigurationError` if its queue does not fit.
 
-        Writing waits for a store that was available before; this check reports a wrong address at once.
+        Writing waits for a store during an outage; this check reports a wrong address at once.
         """
         queue = self._options.queue
         async with self._options.store.opened() as backend:
@@ -91,17 +86,16 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
                 await check_window(backend, queue, self._options.replay_horizon)
 
     def check_from_executor(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Check the store from the process that will write to it."""
+        """Check the store from the Spark worker that will write to it."""
         for _ in iterator:
             asyncio.run(self.check_store())
         return Sent()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        """Publish the rows of one partition."""
         context = TaskContext.get()
         with asyncio.Runner() as runner:
             if context is not None and context.getLocalProperty(_BATCH) == "0":
-                # Later batches of a stream wait for a store that was available before.
+                # Check only the first batch of a stream; later batches wait for a store that is unavailable.
                 runner.run(self.check_store())
             return runner.run(self._publish(iterator))
 
@@ -138,7 +132,6 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Show the files of rejected rows, and log the counts."""
         sent = [message for message in messages if isinstance(message, Sent)]
         batch = self._job if batchId is None else str(batchId)
         if self._options.invalid_path is not None:
@@ -150,14 +143,10 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         total = sum(sent, Sent())
         _log.info("published: %s", ", ".join(f"{getattr(total, n):,} {n}" for n in _COUNTS))
 
-    def abort(
-        self,
-        messages: list[WriterCommitMessage | None],
-        batchId: int | None = None,  # noqa: ARG002, N803 - Spark's name
-    ) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], *_: object) -> None:
         """Remove hidden files, but no task: workers may have it. Spark also calls this after a failed commit."""
         hidden = [item.hidden for item in messages if isinstance(item, Sent) and item.hidden]
-        # Spark may use another writer for this call than for the tasks.
+        # Spark may call this method of another writer than the one that wrote the rows.
         self._sweep({self._job, *map(job_of, hidden)})
 
     def _sweep(self, jobs: set[str]) -> None:
@@ -175,18 +164,18 @@ async def _arriving(batches: Iterator[pa.RecordBatch]) -> AsyncIterator[pa.Recor
 def writer(
     options: Mapping[str, str],
     schema: StructType,
-    overwrite: bool,  # noqa: FBT001 - Spark's call
+    overwrite: bool,  # noqa: FBT001 - Spark passes it by position
     *,
     stream: bool = False,
 ) -> TaskWriter | RedriveWriter:
-    """Return the writer of a DataFrame or stream. Raises `InvalidInput` or `ConfigurationError`, and writes nothing."""
+    """Return the writer for a DataFrame or stream. Raises `InvalidInput` or `ConfigurationError`; writes nothing."""
     if overwrite:
         raise ConfigurationError(
             "mode overwrite: a queue cannot be overwritten, because its tasks may be "
             "running; use append. To remove waiting tasks, purge the queue"
         )
-    if resource_of(options) == "dead_letters":
-        return RedriveWriter.of(options, schema)
+    if OptionValues(options).choice("resource", "tasks", "dead_letters") == "dead_letters":
+        return RedriveWriter(options, schema)
     result = TaskWriter(SinkOptions.read(options), schema)
     if not stream:
         asyncio.run(result.check_store())
@@ -194,7 +183,7 @@ def writer(
 
 
 def publish(df: DataFrame, **options: str) -> Sent:
-    """Publish the rows of ``df`` and return the counts of the results.
+    """Publish the rows of ``df``, and return the counts of the results.
 
     ``options`` and columns: as for ``df.write.format("taskqueue")``. The tasks of a queue are published in the order
     of the rows of each partition. Raises `InvalidInput` or `ConfigurationError` before anything is written, and

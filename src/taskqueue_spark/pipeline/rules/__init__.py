@@ -1,1 +1,1 @@
-"""The rules that a history must keep, as expressions on the steps of tasks."""
+"""The rules that a history must keep, as SQL expressions on the steps of tasks."""

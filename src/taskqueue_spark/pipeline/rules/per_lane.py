@@ -1,6 +1,7 @@
-"""Rules about the order of deliveries: R7, R8, R10 and R11. Each compares the entries of a lane.
+"""Rules about the order of deliveries: R7, R8, R10 and R11. Each compares the entries of one lane.
 
-An entry of a lane is a delivery or its end, at a ``position`` in the order of the lane.
+A lane is a group of entries to compare, for example those of one priority. An entry is a delivery or its end, at a
+``position`` in the order of the lane.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
-from taskqueue_spark.pipeline.gaps import Holes
+from taskqueue_spark.pipeline.gaps import missing_after
 from taskqueue_spark.pipeline.rules.per_task import ROUNDING
 from taskqueue_spark.pipeline.task_steps import ENDED
 
@@ -18,25 +19,25 @@ LANE = ("run", "shard", "key", "rule", "lane")
 _DUST = 1e-6
 FIELDS = {
     "lane": "string",
-    "part": "long",  # part of a lane, for a rule that is reported once per part
+    "part": "long",  # section of a lane, if the rule is reported once per section
     "position": "long",
-    "step": "int",  # change of the number in flight; for R8, -1 for an end
-    "value": "long",  # number of the delivery; for R8, of the next missing transition
-    "behind": "boolean",  # it may be late, but overtakes no other entry
+    "step": "int",  # change of the number of tasks in flight; for R8, -1 for an end
+    "value": "long",  # number of the delivery; for R8, number of the next missing transition
+    "behind": "boolean",  # whether the entry may be late; it must still not overtake others
     "limit": "double",
     "rate": "double",
-    "at": "double",  # seconds since the limit was set
+    "at": "double",  # time in seconds since the limit was set
     "text": "string",
 }
 
 
 class LaneEntry(NamedTuple):
-    """An entry of a step in a lane."""
+    """A kind of entry: the rule, the condition on a step, and the fields of the entry."""
 
     rule: str
     condition: Column
     fields: dict[str, Column]
-    """some of `FIELDS`; the others are null"""
+    """some of `FIELDS`; all other fields are null"""
 
 
 def _entry(rule: str, condition: Column, **fields: Column) -> LaneEntry:
@@ -47,7 +48,7 @@ def entries() -> list[LaneEntry]:
     """Return the kinds of entries, for the rows of `steps` with the columns that `history` adds."""
     given, seq = F.col("event") == "delivered", F.col("seq")
     tenant, entity = F.coalesce("owner.tenant", F.lit("")), F.col("owner.ordering_key")
-    # The first delivery of a task directly follows the event that made it available.
+    # The first delivery of a task directly follows the event that made the task available.
     came = F.col("before_event").isin("published", "available") & (F.col("before_attempt") == 1)
     first = given & came & (F.col("attempt") == 1) & F.col("owner").isNotNull() & ~F.col("hidden")
     fair = F.coalesce(F.exists("spans.order", lambda order: order == "fair"), F.expr("false"))
@@ -61,7 +62,7 @@ def entries() -> list[LaneEntry]:
         _entry("R8", first & entity.isNotNull(), lane=row, behind=F.expr("false"), **order),
         _entry(
             "R8", given & entity.isNotNull(), lane=turn, position=seq, step=F.lit(1),
-            value=Holes.after(seq),
+            value=missing_after(seq),
         ),
         _entry("R8", ended, lane=turn, position=seq, step=F.lit(-1)),
         *_limits("", given, F.lit("")),
@@ -73,8 +74,8 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[LaneEntry]:
     span, seq = F.col("span"), F.col("seq")
     most, rate = f"{prefix}max_inflight", f"{prefix}rate"
     ever = F.exists(f"spans.{most}", lambda limit: limit > 0)
-    remaining = F.least(F.col("after_seq"), Holes.after(seq))
-    # Tasks that a tenant had in flight when its limit was set do not count.
+    remaining = F.least(F.col("after_seq"), missing_after(seq))
+    # Tasks that a tenant had in flight when its limit was set do not count towards the limit.
     held = F.concat(lane, F.lit("/"), span["seq"].cast("string")) if prefix else lane
     limited = given & (span[most] > 0 if prefix else ever)
     part = {"part": span["seq"]}
@@ -92,7 +93,7 @@ def _limits(prefix: str, given: Column, lane: Column) -> list[LaneEntry]:
 
 
 def broken(result: DataFrame) -> DataFrame:
-    """Return the entries that break their rule, with ``text``. An entry that already has a text breaks it too."""
+    """Return the entries that break their rule, with a ``text``. An entry that already has a text is included too."""
     lane = f"partition by {', '.join(LANE)} order by position, step"
     before, until = (
         f"{lane} rows between unbounded preceding and 1 preceding",

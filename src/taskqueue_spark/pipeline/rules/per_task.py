@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as F  # noqa: N812 - Spark's documentation uses this name
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_spark.pipeline.task_steps import ENDED, OVER, name_list
 
 ROUNDING = 0.002
-"""seconds: a store may keep times in milliseconds"""
+"""tolerance in seconds, because a store may round times to milliseconds"""
 _DEFAULTS = QueueSettings()
 _RELEASED = ("redelivered", "lost")
 _SETTLED = f"event in ({name_list(('acked', 'dead_lettered', *_RELEASED))})"
@@ -30,14 +30,14 @@ _MAX_LOSSES = f"coalesce(array_max(spans.max_losses), {_DEFAULTS.max_losses})"
 
 
 class _Rule(NamedTuple):
-    """A way to break a rule, as expressions of SQL over the rows of `steps` and the settings of their queues."""
+    """A way to break a rule, as SQL expressions on the rows of `steps` and the settings of their queues."""
 
     name: str
     condition: str
     text: str
-    """what happened, with ``{expressions}``"""
+    """description of the violation, with SQL expressions in braces"""
     looks_back: bool = True
-    """whether the rule needs to know that nothing is hidden before the step"""
+    """whether the rule compares with earlier transitions, so that none may be missing before the step"""
 
 
 _RULES = (
@@ -97,10 +97,10 @@ _RULES = (
 
 
 def broken() -> list[tuple[str, Column, Column]]:
-    """Return each way to break a rule: the rule, a condition on a row, and a text.
+    """Return each way to break a rule: the name of the rule, a condition on a row, and a text.
 
-    The rows are those of `steps` with what `history` adds of their queue's settings. A rule that looks back is silent
-    if something is hidden before the step.
+    The rows are those of `steps` with the columns that `history` adds for the settings of their queues. A rule that
+    looks back is not checked if a transition before the step may be missing.
     """
     return [
         (
@@ -113,7 +113,7 @@ def broken() -> list[tuple[str, Column, Column]]:
 
 
 def _text_of(text: str) -> Column:
-    """Return a text with the values of its expressions in braces."""
+    """Return a text as a column, with the SQL expressions in braces replaced by their values."""
     parts = text.replace("}", "{").split("{")
     columns = [
         F.expr(part).cast("string") if n % 2 else F.lit(part) for n, part in enumerate(parts)
