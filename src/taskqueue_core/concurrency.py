@@ -1,4 +1,4 @@
-"""Running several coroutines as one, so that none is ever left behind."""
+"""Running coroutines concurrently, so that none is still running after the call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
-    """Return or raise what the first to end ends with; cancel and await the others.
+    """Return the result, or raise the exception, of the first coroutine that ends; cancel the others and await them.
 
-    Where several end in one turn the one named first counts.
+    If several end at the same time, the first of the arguments counts.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Return what each call answers, in their order. Raises, once all have ended, what the first to fail has raised."""
+    """Return the results of all calls, in order. If calls fail, raise the first one's exception when all have ended."""
     answers: list[Answer] = []
     failure: BaseException | None = None
     for outcome in await asyncio.gather(*calls, return_exceptions=True):

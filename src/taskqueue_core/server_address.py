@@ -1,4 +1,4 @@
-"""The address of a server, and paths below it."""
+"""The address of a server, and the paths of its HTTP API."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     loopback: bool
     tls: bool
     has_credentials: bool
-    """whether the address has a user and a password, which are sent in place of a token"""
+    """whether the address contains a user and a password, which are sent instead of a token"""
 
     def __repr__(self) -> str:
-        """Show no credentials."""
         return f"ServerAddress({self.shown!r})"
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read ``http[s]://host[:port][/prefix]``; ``ws[s]`` works too. Raises `ConfigurationError`."""
+        """Parse a URL ``http[s]://host[:port][/prefix]``; ``ws[s]`` is allowed too. Raises `ConfigurationError`."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -64,7 +63,7 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path(collection: str, key: str, *rest: str) -> str:
-    """Return a path under ``/v1``. Raises `InvalidInput` for an invalid key or id."""
+    """Return the path of a resource under ``/v1``, quoted for a URL. Raises `InvalidInput` for an invalid key or id."""
     check_name("key", key)
     for part in rest:
         check_name("id", part)

@@ -1,4 +1,4 @@
-"""Reach a capability, or learn early and clearly that the backend does not have it."""
+"""Typed access to the capabilities of a backend, with a clear error for a missing one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HasSlots(Protocol):
 
 
 def has(backend: Backend, capability: Capability) -> bool:
-    """Whether the backend declares the capability."""
+    """Return whether the backend declares the capability."""
     return capability in backend.capabilities.names
 
 
@@ -78,19 +78,19 @@ def dead_letters_of(backend: Backend) -> DeadLetters:
 
 
 def dead_lettering_of(backend: Backend, subscription: Subscription) -> DeadLettering:
-    """Return the subscription as one that can dead-letter, or raise `CapabilityMissing`."""
+    """Return the subscription, typed as `DeadLettering`, or raise `CapabilityMissing`."""
     _require(backend, Capability.DEAD_LETTERS)
     return cast("DeadLettering", subscription)
 
 
 def handover_of(backend: Backend, subscription: Subscription) -> Handover:
-    """Return the subscription as one that can adopt, or raise `CapabilityMissing`."""
+    """Return the subscription, typed as `Handover`, or raise `CapabilityMissing`."""
     _require(backend, Capability.HANDOVER)
     return cast("Handover", subscription)
 
 
 def revocation_of(backend: Backend, subscription: Subscription) -> Revocation:
-    """Return the subscription as one that reports revocations, or raise `CapabilityMissing`."""
+    """Return the subscription, typed as `Revocation`, or raise `CapabilityMissing`."""
     _require(backend, Capability.REVOCATION)
     return cast("Revocation", subscription)
 

@@ -1,4 +1,4 @@
-"""``slots``: fenced leases on the jobs that endpoints run at once.
+"""The capability ``slots``: leases with fencing tokens, which limit the number of jobs that an endpoint runs at once.
 
 An *endpoint* is one model on one server. It has a number of *slots*; a client acquires the lease of a slot before it
 sends a job. A lease is in one of three states:
@@ -16,7 +16,7 @@ still valid. If the server does not report its running jobs, the lease ends when
 
 Laws, which the kit checks:
 
-* A slot has at most one holder, and a job at most one lease: assigning a job that already has a lease takes that over.
+* A slot has at most one holder, and a job at most one lease. Assigning a job that has a lease transfers that lease.
 * Each lease has a token of its own, with an increasing fence. A stale token changes nothing.
 * ``held + free == slots`` for each endpoint at every instant (``held`` may be larger after the slots were reduced).
 * No slot is lost: a slot that is not released becomes free when it expires, or by `SlotPool.reconcile`.
@@ -65,6 +65,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     server: str
     """any printable text; a server may run several models"""
     url: str
+    """HTTP address for jobs of the model"""
     slots: int
     """number of the model's jobs that the server runs at once"""
     priority: int = 5
@@ -99,7 +100,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     removed: bool = False
     """like ``draining``; the endpoint is deleted with its last lease"""
     resting_until: float | None = None
-    """time before which it gets no jobs"""
+    """time before which it gets no jobs, in Unix seconds"""
     unassigned: int = 0
     assigned: int = 0
     """number of leases that are bound to a job, expired ones included"""
@@ -144,9 +145,9 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     switched: bool = False
     """whether the server's previous job was of another model, so that it may have to load this one"""
     resumed: bool = False
-    """whether the job had this slot before; another holder may already have sent it to the server"""
+    """whether the job already had this lease; an earlier holder may have sent the job to the server"""
     note: bytes | None = None
-    """a note for the holder: see `SlotPool.leave`"""
+    """a note for the holder, stored by `SlotPool.leave`"""
 
     def __repr__(self) -> str:
         """Return a text without the token, which is a secret, and without the note."""
@@ -180,7 +181,7 @@ class Left(StrEnum):
     """The result of `SlotPool.leave`."""
 
     TAKEN = "taken"
-    """the holder gets it with its next renewal"""
+    """the holder receives the note with its next renewal"""
     LATE = "late"
     """the token is no longer the job's: the note is stored as late, and changes nothing"""
 
@@ -202,7 +203,10 @@ class SlotPool(Protocol):
         ...
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """Give an endpoint no more jobs and end its unassigned leases, or undo that. Return False if it is unknown."""
+        """Give an endpoint no more jobs and end its unassigned leases, or, with ``draining=False``, use it again.
+
+        Return False if the endpoint does not exist.
+        """
         ...
 
     async def remove(self, model: str, server: str) -> bool:
@@ -264,7 +268,7 @@ class SlotPool(Protocol):
         ...
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Let jobs run on without their holder, for ``ttl``; return ``None`` for a stale lease, or one without a job.
+        """Let jobs continue without their holder, for ``ttl``; return ``None`` for a stale lease, or one without a job.
 
         The tokens stay valid: a client with a token may renew and release the lease, and leave notes for it.
         """

@@ -1,4 +1,4 @@
-"""The maintenance loop of the store. Any number of replicas may run it."""
+"""The loop that runs the maintenance of the store. Any number of servers and workers may run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(control: Control) -> None:
-    """Run a pass every two seconds, plus or minus a quarter, until cancelled. Log the first of several failures."""
+    """Run maintenance about every two seconds until cancelled. Of several failures in a row, log only the first."""
     failing = False
     unclaimed, results = set[str](), set[str]()
     while True:

@@ -21,13 +21,15 @@ OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
 class OutageRetry:
-    """Repeats store calls during an outage. All calls of one consumer share it, so that an outage is reported once."""
+    """Repeats store calls during an outage. All calls of one consumer share it, so that an outage is reported once.
+
+    When an outage starts or ends, ``report`` is called: whether the store is available, and the error code.
+    """
 
     def __init__(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
-        """Call ``report`` when an outage starts or ends: whether the store is available, and the error code."""
         self._report = report
         self.down = False
-        """whether the last answer was that the store is unavailable"""
+        """whether the last call failed because the store was unavailable"""
 
     async def retry_until_available(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call, with backoff, until the store is available; return its result. Other errors are raised."""
@@ -44,7 +46,7 @@ class OutageRetry:
             else:
                 if self.down:
                     self.down = False
-                    await self._report(True, "")  # noqa: FBT003 - as above
+                    await self._report(True, "")  # noqa: FBT003 - whether it is available
                 return answer
 
 

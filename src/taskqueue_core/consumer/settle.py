@@ -62,9 +62,9 @@ async def _retry(
 
 
 _BYTES = 4 * 1024 * 1024
-"""bytes of results in one call, unless a single result is larger"""
+"""maximum bytes of results in one call, unless a single result is larger"""
 _MAX_CONCURRENT = 100
-"""retries and dead letters that are sent to the store at the same time"""
+"""maximum number of retries and dead letters that are sent to the store at the same time"""
 _DEFAULT_POLICY = RetryPolicy()
 
 Done = tuple[Delivery, bytes | None]
@@ -73,11 +73,11 @@ Done = tuple[Delivery, bytes | None]
 class Settler:
     """Settles a subscription's deliveries. Each method returns for each receipt whether it was still current.
 
-    During an outage the same call is repeated until the store answers. Cancelling a call loses nothing.
+    During an outage, a call is repeated until the store is available. Cancelling a method loses nothing. If the backend
+    has no ``control``, the default retry policy applies to all queues.
     """
 
     def __init__(self, backend: Backend, subscription: Subscription, outage: OutageRetry) -> None:
-        """Without ``control`` there are no settings to read, and the default retry policy applies."""
         self._backend = backend
         self._subscription = subscription
         self._outage = outage
@@ -96,7 +96,7 @@ class Settler:
         return results
 
     async def redeliver(self, deliveries: Sequence[Delivery]) -> dict[str, bool]:
-        """Release deliveries, not as lost."""
+        """Release deliveries, without counting a loss."""
         results: dict[str, bool] = {}
         for start in range(0, len(deliveries), LIMITS.batch):
             batch = deliveries[start : start + LIMITS.batch]
@@ -120,10 +120,9 @@ class Settler:
     async def settle_outcomes(
         self, outcomes: Sequence[tuple[Delivery, Outcome]]
     ) -> dict[str, bool]:
-        """Settle deliveries as the retry policies of their queues require.
+        """Settle deliveries according to the retry policies of their queues.
 
-        The settings of each queue are read once, within this call, and again after an outage: a change that was
-        confirmed before the call applies to it.
+        Each call reads the settings again, once per queue, so that every change that was confirmed earlier applies.
         """
         results: dict[str, bool] = {}
         remaining = list(outcomes)

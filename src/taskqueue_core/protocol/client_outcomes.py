@@ -1,4 +1,4 @@
-"""Encoding outcomes as frames: as few as the limits allow."""
+"""Encoding of outcomes as frames, with as few frames as the limits allow."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from taskqueue_core.retry import HandBack, Outcome
 
 
 class ClientSessionState(StrEnum):
-    """The states of a session."""
+    """The states of a `ClientSession`."""
 
     CONNECTING = "connecting"
     GREETING = "greeting"
@@ -63,7 +63,7 @@ class Welcomed(msgspec.Struct, frozen=True):
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """New deliveries, each with a slot reserved for it."""
+    """New deliveries, each of which uses up capacity of the worker."""
 
     deliveries: Sequence[WireDelivery]
 
@@ -99,12 +99,14 @@ Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
 
 
 class ClientSession:
-    """The state of one worker. `receive` reads a frame and returns events; `outgoing` returns the frames to send."""
+    """The worker's state. `receive` reads a frame and returns events; `outgoing` yields the frames to send.
+
+    ``capacity`` is the maximum number of deliveries that the worker runs at once.
+    """
 
     def __init__(
         self, worker_id: str, keys: Iterable[str], capacity: int, token: str | None = None
     ) -> None:
-        """Start unconnected, with room for ``capacity`` deliveries."""
         self._worker_id = worker_id
         self._keys = list(keys)
         self._token = token
@@ -126,12 +128,12 @@ class ClientSession:
 
     @property
     def state(self) -> ClientSessionState:
-        """The current state."""
+        """The current state of the session."""
         return self._state
 
     @property
     def held(self) -> int:
-        """Number of receipts that are running here."""
+        """Number of deliveries that the worker is running."""
         return len(self._held)
 
     @property
@@ -144,15 +146,13 @@ class ClientSession:
         """Number of deliveries that the server may still send on this connection."""
         return self._granted
 
-    # The connection
-
     def connected(self) -> None:
-        """Note that a socket is open: the next frame is a hello with all receipts that are held or unconfirmed."""
+        """Record that a socket is open. The next frame is a hello with all receipts that are running or unconfirmed."""
         self._require(ClientSessionState.CONNECTING)
         self._state = ClientSessionState.GREETING
 
     def disconnected(self) -> None:
-        """Note that the socket has closed. Receipts stay held until a welcome leaves them out."""
+        """Record that the socket has closed. Receipts stay valid here until a welcome does not contain them."""
         if self._state is ClientSessionState.CLOSED:
             return
         self._state = ClientSessionState.CONNECTING
@@ -245,17 +245,15 @@ class ClientSession:
                 running.append(receipt)
         return [Revoked(running)] if running else []
 
-    # The worker
-
     def resize(self, capacity: int) -> None:
-        """Set how many deliveries may be held here.
+        """Set the maximum number of deliveries that the worker runs at once.
 
-        Credit cannot be taken back, so deliveries above the new capacity are released.
+        Granted credit cannot be withdrawn, so deliveries above a lower capacity are released when they arrive.
         """
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
-        """Queue an outcome and keep it until the server confirms it. Return false if the receipt is not held here."""
+        """Queue an outcome, and keep it until the server confirms it. Return False if the receipt is not running."""
         if receipt not in self._held:
             return False
         self._drop(receipt)
@@ -263,29 +261,29 @@ class ClientSession:
         return True
 
     def free(self) -> None:
-        """Free a slot: its handler has ended."""
+        """Free the capacity of one delivery, because its handler has ended."""
         self._busy = max(0, self._busy - 1)
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """Settle a receipt and free its slot."""
+        """Settle a receipt, and free its capacity."""
         self.settle(receipt, outcome)
         self.free()
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """Report progress of a held receipt. Only the latest value is sent; a lost connection loses it."""
+        """Queue the progress of a running delivery. Only the latest value is sent; a lost connection loses it."""
         if receipt in self._held:
             self._progress[receipt] = value
 
     def ping(self) -> None:
-        """Send a ping with the next frames."""
+        """Queue a ping, which `outgoing` sends with the next frames."""
         self._ping_due = True
 
     def bye(self) -> None:
-        """Send a bye after everything else. The session cannot be used afterwards."""
+        """Queue a bye, which `outgoing` sends last. Then the session is closed."""
         self._leaving = True
 
     def outgoing(self) -> Iterator[str]:
-        """Yield the frames to send now, each once."""
+        """Yield the frames to send now. Each is yielded once."""
         if self._state is ClientSessionState.GREETING and not self._greeted:
             self._greeted = True
             yield encode(self._hello())
@@ -333,7 +331,7 @@ class ClientSession:
         )
 
     def _wanted(self) -> int:
-        # The second limit keeps `holding` within a frame, however many outcomes are unconfirmed.
+        # The second limit ensures that `holding` fits into a frame, however many outcomes are unconfirmed.
         books = self._granted + len(self._held) + len(self._outbox)
         return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
 

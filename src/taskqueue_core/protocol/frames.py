@@ -45,7 +45,7 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_d
     """A message of the protocol."""
 
 
-# worker -> server
+# Frames that the worker sends.
 
 
 class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
 
 
 class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
-    """Room for ``n`` more deliveries."""
+    """Permission to send ``n`` more deliveries."""
 
     n: Annotated[int, Meta(ge=1, le=LIMITS.credit)]
 
@@ -106,7 +106,7 @@ class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
     """The worker leaves; deliveries that it still holds are released."""
 
 
-# both ways
+# Frames that either side sends.
 
 
 class Ping(_Frame, tag="ping", frozen=True, kw_only=True):
@@ -121,11 +121,11 @@ class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
     n: int = 0
 
 
-# server -> worker
+# Frames that the server sends.
 
 
 class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of the server, in bytes or counts."""
+    """The limits of the server: ``frame``, ``payload`` and ``result`` in bytes, the others as numbers."""
 
     frame: int = LIMITS.frame
     payload: int = LIMITS.payload
@@ -184,7 +184,7 @@ class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
 
     ok: list[str] = []
     lease_lost: list[str] = []
-    """stale or unknown; nothing was changed"""
+    """receipts that are stale or unknown; nothing was changed"""
 
 
 class Revoke(_Frame, tag="revoke", frozen=True, kw_only=True):
@@ -200,7 +200,7 @@ class Drain(_Frame, tag="drain", frozen=True, kw_only=True):
 
 
 class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
-    """The store is unavailable, or available again if ``ok``. Keep running tasks; no credit is used in an outage."""
+    """The store is unavailable or, if ``ok``, available again. Running tasks continue; an outage uses up no credit."""
 
     ok: bool = False
     reason: str = ""
@@ -252,11 +252,11 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
 decode_client: Callable[[str | bytes], ClientFrame] = partial(
     _decode, msgspec.json.Decoder(ClientFrame)
 )
-"""Read a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the peer may be newer."""
+"""Decode a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the worker may be newer."""
 decode_server: Callable[[str | bytes], ServerFrame] = partial(
     _decode, msgspec.json.Decoder(ServerFrame)
 )
-"""Read a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal."""
+"""Decode a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the server may be newer."""
 
 
 def _without_values(message: str) -> str:
@@ -265,7 +265,7 @@ def _without_values(message: str) -> str:
 
 
 def to_wire_task(task: Task) -> WireTask:
-    """Turn a task into its wire form; the payload's bytes are shared, not copied."""
+    """Convert a task for a frame. The bytes of the payload are shared, not copied."""
     return WireTask(
         id=task.id,
         key=task.key,
@@ -281,7 +281,7 @@ def to_wire_task(task: Task) -> WireTask:
 
 
 def to_wire(delivery: Delivery) -> WireDelivery:
-    """Turn a delivery into its wire form."""
+    """Convert a delivery for a frame."""
     return WireDelivery(
         receipt=delivery.receipt,
         attempt=delivery.attempt,
@@ -295,12 +295,12 @@ def to_wire(delivery: Delivery) -> WireDelivery:
 
 
 def to_task(wire: WireTask) -> Task:
-    """Turn a task's wire form back, checking it. Raises `InvalidInput`."""
+    """Convert the task of a frame to a `Task`, which checks it. Raises `InvalidInput`."""
     return Task(**msgspec.structs.asdict(wire) | {"payload": bytes(wire.payload)})
 
 
 def result_text(raw: Raw) -> bytes:
-    """Return a result's JSON text, checked against the limit. Raises `ProtocolViolation`."""
+    """Return the JSON text of a result. Raises `ProtocolViolation` if it is too long or invalid."""
     text = bytes(raw)
     try:
         check_json("results", text, LIMITS.result)

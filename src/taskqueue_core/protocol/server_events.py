@@ -28,13 +28,13 @@ class AckRequested(msgspec.Struct, frozen=True):
 
 
 class ReleaseRequested(msgspec.Struct, frozen=True):
-    """The deliveries are to be released."""
+    """The worker did not execute the tasks; their deliveries must be released."""
 
     deliveries: tuple[Delivery, ...]
 
 
 class RetryRequested(msgspec.Struct, frozen=True):
-    """The attempt failed. Apply the queue's retry policy; ``delay`` overrides its delay."""
+    """The attempt failed. Apply the queue's retry policy; ``delay``, if it is set, overrides the policy's delay."""
 
     delivery: Delivery
     error: str
@@ -42,7 +42,7 @@ class RetryRequested(msgspec.Struct, frozen=True):
 
 
 class DeadLetterRequested(msgspec.Struct, frozen=True):
-    """The task is to become a dead letter."""
+    """The task must become a dead letter."""
 
     delivery: Delivery
     reason: str
@@ -50,7 +50,7 @@ class DeadLetterRequested(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """The progress of a task. It settles nothing."""
+    """The worker reported the progress of a running task."""
 
     delivery: Delivery
     value: float | str

@@ -66,7 +66,7 @@ from taskqueue_core.tasks import Delivery
 
 
 class ServerSessionState(StrEnum):
-    """The states of a session."""
+    """The states of a `ServerSession`."""
 
     NEW = "new"
     READY = "ready"
@@ -75,7 +75,7 @@ class ServerSessionState(StrEnum):
 
 
 _PIECE = 500
-"""receipts in one frame; this many of the longest receipts stay below the frame limit"""
+"""maximum number of receipts in one frame; with more, long receipts could exceed the size limit of a frame"""
 _HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
 _EMPTY = len(_HEAD + _TAIL)
 _REASON_BYTES = 123
@@ -84,10 +84,9 @@ _OPEN = (ServerSessionState.READY, ServerSessionState.DRAINING)
 
 
 class ServerSession:
-    """The state of one connection. Not thread-safe."""
+    """The server's state of one connection, in which the first frame must be a hello. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Start in `ServerSessionState.NEW`, in which only a hello is accepted."""
         self._state = ServerSessionState.NEW
         self._hello: Hello | None = None
         self._credit = 0
@@ -97,28 +96,26 @@ class ServerSession:
 
     @property
     def state(self) -> ServerSessionState:
-        """The current state."""
+        """The current state of the session."""
         return self._state
 
     @property
     def credit(self) -> int:
-        """Number of deliveries that may still be sent; never negative, and 0 unless ready."""
+        """Number of deliveries that may still be sent; 0 unless the session is ready."""
         return self._credit if self._state is ServerSessionState.READY else 0
 
     @property
     def held(self) -> tuple[Delivery, ...]:
-        """The deliveries that the worker has and has not tried to settle, oldest first."""
+        """The deliveries that the worker has not tried to settle, oldest first."""
         return tuple(self._held.values())
 
     @property
     def busy(self) -> int:
-        """Number of deliveries held, including those whose settlement is in progress."""
+        """Number of deliveries that the worker has, including those whose settlement is in progress."""
         return len(self._held) + len(self._pending)
 
-    # Frames of the worker
-
     def feed(self, data: str | bytes) -> list[Event]:
-        """Read one message; bytes are a binary message. Never raises; a closed session ignores everything."""
+        """Read a message of the worker, and return its events. Never raises; a closed session ignores all messages."""
         if self._state is ServerSessionState.CLOSED:
             return []
         try:
@@ -129,7 +126,7 @@ class ServerSession:
             return [SendFrames(encode(Error(code=error.rule, message=str(error))))]
 
     def refuse(self, rule: str, message: str, code: int = CLOSE_PROTOCOL) -> list[Event]:
-        """Close the session; return an error frame with the reason, and the close."""
+        """Close the session; return the events that send an error frame and close the socket."""
         if self._state is ServerSessionState.CLOSED:
             return []
         self._state = ServerSessionState.CLOSED
@@ -218,7 +215,7 @@ class ServerSession:
         return [SendFrames(encode(SettledFrame(lease_lost=[frame.receipt])))]
 
     def _claim(self, receipts: Iterable[str]) -> tuple[tuple[Delivery, ...], list[str]]:
-        # The first settlement of a receipt counts; one that repeats it before the answer gets the same answer.
+        # Only the first settlement of a receipt counts. While it is pending, a second one gets no result of its own.
         known, stale = [], []
         for receipt in dict.fromkeys(receipts):
             delivery = self._held.pop(receipt, None)
@@ -229,12 +226,10 @@ class ServerSession:
                 stale.append(receipt)
         return tuple(known), stale
 
-    # Frames of the server
-
     def welcome(
         self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
     ) -> list[str]:
-        """Answer the hello. Receipts that it named and that are not in ``adopted`` are revoked."""
+        """Answer the hello. Its receipts are revoked if they are not in ``adopted``."""
         hello = self._hello
         if self._state is ServerSessionState.CLOSED:
             return []
@@ -250,13 +245,13 @@ class ServerSession:
             connection_id=connection_id,
             lease=lease,
             server=server,
-            limits=WireLimits(),  # explicit: defaults are not sent
+            limits=WireLimits(),  # a new object, because the encoder omits the default one
             adopted=retained,
         )
         return [encode(welcome), *(encode(Revoke(receipts=piece)) for piece in _pieces(gone))]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
-        """Hold deliveries and use up their credit; return frames, each with the deliveries in it.
+        """Record that deliveries are sent, which uses up credit; return frames, each with the deliveries in it.
 
         Frames are built one at a time, so that a peer that reads slowly keeps only one in memory.
         """
@@ -268,7 +263,7 @@ class ServerSession:
         return _frames(deliveries)
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
-        """End pending settlements; report for each whether it took effect."""
+        """End pending settlements; return frames that report for each receipt whether the settlement took effect."""
         for receipt in outcomes:
             self._pending.pop(receipt, None)
         if self._state is ServerSessionState.CLOSED:
@@ -284,17 +279,17 @@ class ServerSession:
         ]
 
     def revoke(self, receipts: Iterable[str]) -> list[str]:
-        """Revoke held receipts. Those whose settlement is in progress get its result instead."""
+        """Revoke receipts that the worker has, except those whose settlement is in progress."""
         gone = [receipt for receipt in receipts if self._held.pop(receipt, None) is not None]
         return self._send(*(Revoke(receipts=piece) for piece in _pieces(gone)))
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Remove held receipts without a frame: they moved to another connection or were never sent."""
+        """Remove receipts without a frame, because they moved to another connection or were never sent."""
         for receipt in receipts:
             self._held.pop(receipt, None)
 
     def drain(self, seconds: float) -> list[str]:
-        """Stop delivering; settlements are still accepted. Idempotent."""
+        """Stop deliveries, and return a frame that says so. Settlements are still accepted. Idempotent."""
         if self._state is not ServerSessionState.READY:
             return []
         self._state = ServerSessionState.DRAINING
@@ -310,7 +305,7 @@ class ServerSession:
         return self._send(Ping(n=self._pings))
 
     def close(self) -> None:
-        """Close the session: it neither sends nor reads any more. `held` is unchanged."""
+        """Close the session, which then neither sends nor reads frames. `held` is unchanged."""
         self._state = ServerSessionState.CLOSED
 
     def _send(self, *frames: ServerFrame) -> list[str]:

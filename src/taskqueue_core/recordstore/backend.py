@@ -1,4 +1,4 @@
-"""The backend, put together."""
+"""The backend on a `RecordStore`, with all its parts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["RecordBackend"]
 
 
 class RecordBackend:
-    """A backend on a `RecordStore`, with dead letters, control and flow. See `taskqueue_core.backend.Backend`."""
+    """A backend on a `RecordStore`, with the capabilities ``dead_letters``, ``control`` and ``flow``.
+
+    The first call opens the store. ``durable`` means that confirmed tasks survive the end of the process and a power
+    failure; then settings may require any durability up to `Durability.DISK`.
+    """
 
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
-        """Put the parts together; the first call opens the store.
-
-        ``durable``: what it has confirmed outlives the process, and a power cut: `Durability.DISK` may be asked for.
-        """
         self.capabilities = Capabilities(
             names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
             durable=durable,
@@ -40,16 +40,15 @@ class RecordBackend:
         )
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RecordSubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         self._transitions.ensure_open()
         return RecordSubscription(self._transitions, keys, consumer)
 
     def now(self) -> float:
-        """Return this process's time."""
+        """Return the time of this process, which is also the store's time."""
         return self._transitions.clock.now()
 
     async def health(self) -> Health:
-        """Ask the store, and open it if it is not; the error is in the details."""
+        """Check whether the store works, opening it if necessary. An error is in the details of the result."""
         try:
             with self._transitions.step():
                 return Health(ok=True, backend=self._name)
@@ -57,7 +56,7 @@ class RecordBackend:
             return Health(ok=False, backend=self._name, details={"error": str(error)})
 
     async def aclose(self) -> None:
-        """Close every subscription, then the store. Where that fails it stays open: close it again."""
+        """Close all subscriptions, then the store. If that fails, the store stays open; call this again."""
         for subscription in self._transitions.subscriptions.all:
             await subscription.close()
         self._transitions.close()

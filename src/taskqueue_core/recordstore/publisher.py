@@ -1,4 +1,4 @@
-"""Putting tasks in, and scheduling their next attempts."""
+"""The publisher of a backend on a `RecordStore`: stores new tasks and schedules retries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ __all__ = ["RecordPublisher"]
 
 
 class RecordPublisher:
-    """See `taskqueue_core.backend.Publisher`."""
+    """The publisher of a `RecordBackend`. Each call changes the store in one step."""
 
     def __init__(self, transitions: Transitions) -> None:
         """Write into ``transitions``."""
         self._transitions = transitions
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """See `taskqueue_core.backend.Publisher.publish`: all in one step."""
         reject_ordering_keys(tasks)
         return await self._transitions.when_promoted(
             {task.key for task in tasks},
@@ -46,7 +45,6 @@ class RecordPublisher:
         return _confirmation(task, Published.ACCEPTED)
 
     def room_signal(self, *keys: str) -> RecordRoomSignal:
-        """See `taskqueue_core.capabilities.RoomSignals.room_signal`."""
         return RecordRoomSignal(self._transitions.signals, keys)
 
     async def schedule_retry(
@@ -58,7 +56,6 @@ class RecordPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """See `taskqueue_core.backend.Publisher.schedule_retry`: in one step."""
         check_time("at", at)
         with self._transitions.step() as now:
             record = self._transitions.find(task.key, task.id, now) or Record(task=task)
