@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65_535)
     """port on which the server listens; 0 chooses a free one"""
     tokens_file: Path | None = None
-    """file with the tokens of permitted clients; without it or an authentication plugin, all local clients are allowed"""
+    """file with the tokens of permitted clients; without it or an authentication plugin, all local clients may connect"""
     tls_certificate: Path | None = None
     """file with the server's certificate chain (PEM); if it is set, the server accepts only https and wss"""
     tls_key: Path | None = None
@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest level of the messages that ``taskqueue serve`` logs to stderr"""
     log_format: Literal["auto", "text", "json"] = "auto"
-    """``text``: key-value pairs; ``json``: an object per line; ``auto``: short lines on a terminal, otherwise ``text``"""
+    """``text``: key-value pairs; ``json``: an object per line; ``auto``: short lines on a terminal, else ``text``"""
     lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
     """seconds without a message from a worker after which the server closes its socket"""
     grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)
@@ -135,7 +135,7 @@ def load_settings(kind: type[S]) -> S:
     if _old_side.get():
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
     folder = os.environ.get(SECRETS_DIR) or None
-    if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path refuses some texts
+    if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises for some texts
         raise ConfigurationError(f"{SECRETS_DIR}: the directory does not exist")
     try:
         return kind(_env_prefix=prefix, _secrets_dir=folder)

@@ -89,19 +89,18 @@ class RetryLater(msgspec.Struct, frozen=True):
     error: str = "retry requested"
 
     def __post_init__(self) -> None:
-        """Check the delay. Raises `InvalidInput`."""
         if self.delay is not None:
             check_duration("delay", self.delay)
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The outcome of a handler that raised an exception."""
+    """The outcome of a failed attempt."""
 
     error: str
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """The outcome of a task that no attempt can execute."""
+    """The outcome of a task that must not be tried again, because no attempt can succeed."""
 
     reason: str
     error: str | None = None

@@ -117,7 +117,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """maximum number of attempts, instead of the queue's setting; 1 means no retries"""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_name("key", self.key)
         check_name("id", self.id)
         if self.payload is not _NULL:

@@ -56,7 +56,7 @@ class FairRotation(Generic[T]):
         self._positions: dict[T, tuple[int, int, T]] = {}
         """position of each tenant: amount spent, then a serial number, which decides between equal amounts"""
         self._heap: list[tuple[int, int, T]] = []
-        """the current positions, and some outdated ones"""
+        """heap of the current positions, and of some outdated ones, which `next` removes"""
         self._numbers = itertools.count()
         self._at = 0
 

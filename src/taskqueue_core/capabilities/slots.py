@@ -77,7 +77,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     models, the one registered last applies. ``None``: no limit"""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_label("model", self.model)
         check_label("server", self.server)
         url: object = self.url
@@ -250,9 +249,9 @@ class SlotPool(Protocol):
 
         The endpoint must be healthy and not draining, removed or paused, and its server must not be at its limit. The
         order is: higher priority; the server's last job was of this model; fewer slots in use; registered earlier. With
-        ``idle``, if there are too few slots, those are taken that other holders have held unassigned for longer than
-        ``idle``, the oldest first. Stale leases in ``releasing`` are ignored. Too few slots are no error: the result is
-        shorter, or empty.
+        ``idle``, if too few slots are free, this also takes slots that other holders have held unassigned for longer
+        than ``idle``, the oldest first. Stale leases in ``releasing`` are ignored. Too few slots are no error: the
+        result is shorter, or empty.
         """
         ...
 
@@ -290,9 +289,10 @@ class SlotPool(Protocol):
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         """Leave a note for the holder of a job's lease, instead of an earlier one, and notify its model's signal.
 
-        A note is JSON text, no larger than a result, and part of every answer about the lease. A note with a stale
-        token is stored as late, and so is a note whose lease expires or ends by `reconcile`: for an hour, the last 8
-        of a job, and the last 1,000 or 16 MiB of the pool. When a lease is released, its note is deleted.
+        A note is JSON text, no larger than a result; each call that returns the lease to its holder returns the note
+        too. A note with a stale token is stored as late, and so is a note whose lease expires or ends by `reconcile`.
+        Late notes are kept for an hour: the last 8 of a job, and the last 1,000 or 16 MiB of the pool. When a lease is
+        released, its note is deleted.
         """
         ...
 

@@ -32,7 +32,7 @@ class OutageRetry:
         """whether the last call failed because the store was unavailable"""
 
     async def retry_until_available(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call, with backoff, until the store is available; return its result. Other errors are raised."""
+        """Repeat a call, with backoff, until the store is available; return its result. Raises all other errors."""
         tries = 0
         while True:
             try:
@@ -70,12 +70,15 @@ async def close(subscription: Subscription) -> None:
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-    """Release the deliveries of a crashed worker; each counts a loss. Never raises. Tries once: `close` follows."""
+    """Release the deliveries of a crashed worker; each counts a loss. Never raises, and does not repeat a failed call.
+
+    The caller must call `close` afterwards, which releases deliveries that are left after a failure.
+    """
     for start in range(0, len(deliveries), LIMITS.batch):
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)
         except LeaseLost:
-            continue  # settled or adopted in the meantime
+            continue  # because the delivery was settled or adopted before this call
         except TaskQueueError as error:
             _log.warning("could not mark deliveries as lost", extra={"code": error.code})
             return

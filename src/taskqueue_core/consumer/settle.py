@@ -1,4 +1,4 @@
-"""Settling deliveries: one call per verb and batch, repeated while the store is unavailable."""
+"""Settling deliveries in the store: one call per kind of settlement and batch, repeated during an outage."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from taskqueue_core.tasks import Delivery, Settled
 async def settle(
     backend: Backend, subscription: Subscription, delivery: Delivery, verb: Verb
 ) -> Settled:
-    """Settle one delivery. Return `Settled.LEASE_LOST` for a receipt that is not current; this is no error.
+    """Settle one delivery. Return `Settled.LEASE_LOST`, instead of raising, for a receipt that is not current.
 
-    Without ``atomic_retry`` the retry is published before the delivery is acked: a crash between the two makes the
-    task run once more, and never loses it.
+    If the backend has no ``atomic_retry``, the retry is scheduled before the delivery is acked, so that a crash between
+    these two calls repeats the task but never loses it.
     """
     try:
         match verb:

@@ -1,8 +1,8 @@
-"""The frames of the socket protocol, version 1, and their encoding. `docs/protocol.md` describes them for any language.
+"""The frames of the socket protocol, version 1, and their encoding. `docs/protocol.md` describes the protocol.
 
-A frame is one JSON object in a text message; ``type`` names it. Unknown fields are ignored, so that
-either side may be newer. Payloads and results are copied as raw JSON: nothing between publisher and
-worker decodes them.
+A frame is one JSON object in a text message; its field ``type`` is the name of the frame. Unknown fields are ignored,
+so that either side may be newer. Payloads and results are copied as raw JSON: no code between publisher and worker
+decodes them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
 
 
 class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
-    """The task is given up and becomes a dead letter."""
+    """The task must not be tried again, and becomes a dead letter."""
 
     receipt: _Receipt
     reason: _Text
@@ -103,7 +103,7 @@ class Progress(_Frame, tag="progress", frozen=True, kw_only=True):
 
 
 class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
-    """The worker leaves; deliveries that it still holds are released."""
+    """The worker leaves; the server releases all deliveries that the worker has not settled."""
 
 
 # Frames that either side sends.
@@ -135,7 +135,7 @@ class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
-    """The answer to a hello. Held receipts that are not among ``adopted`` are lost and follow in a `Revoke`."""
+    """The answer to a hello. Receipts in its ``holding`` that are not in ``adopted`` are lost; a `Revoke` follows."""
 
     connection_id: str
     lease: float
@@ -146,7 +146,7 @@ class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task as JSON."""
+    """The JSON form of a task in a frame."""
 
     id: str
     key: str
@@ -161,7 +161,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A delivery as JSON."""
+    """The JSON form of a delivery in a frame."""
 
     receipt: str
     attempt: int

@@ -17,7 +17,6 @@ class RecordPublisher:
     """The publisher of a `RecordBackend`. Each call changes the store in one step."""
 
     def __init__(self, transitions: Transitions) -> None:
-        """Write into ``transitions``."""
         self._transitions = transitions
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
@@ -66,7 +65,7 @@ class RecordPublisher:
                 if record.receipt != settles.receipt:
                     answer([Settled.LEASE_LOST])
                 record.settle("retry")
-            if record.ended:  # a new entry of the same task
+            if record.ended:  # then the retry creates a new entry of the same task
                 record.task, record.state = task, None
             record.retry(used, encodable(error), now)
             record.at = at
