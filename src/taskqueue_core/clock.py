@@ -31,7 +31,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's time, read once and then advanced by the monotonic clock: later changes of the time have no effect."""
+    """The system's time, read once and then advanced by the monotonic clock: later time changes have no effect."""
 
     def __init__(self) -> None:
         self._anchor = time.time() - time.monotonic()
