@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     port: int = Field(8420, ge=0, le=65_535)
     """port on which the server listens; 0 chooses a free one"""
     tokens_file: Path | None = None
-    """file with the tokens of permitted clients; without it or an authentication plugin, any local client may connect"""
+    """file with the tokens of permitted clients; without it or an authentication plugin, local clients may connect"""
     tls_certificate: Path | None = None
     """file with the server's certificate chain (PEM); if it is set, the server accepts only https and wss"""
     tls_key: Path | None = None

@@ -166,9 +166,7 @@ async def act(
             after, following = stay[-1].task.id, _cursor_of(stay[-1], made)
         if not more:
             return count, None
-        if (
-            pieces.over
-        ):  # without a remaining dead letter: the position of a removed one means the beginning
+        if pieces.over:  # if no dead letter remains, return the position of a removed one: it means the beginning
             return count, following or _cursor_of(piece[-1], made)
 
 
