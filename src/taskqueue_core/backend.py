@@ -44,7 +44,6 @@ class Publisher(Protocol):
 
         Raises `PublishUnconfirmed` if the store's response was lost; the caller should publish again with the same ids.
         """
-        ...
 
     async def schedule_retry(
         self,
@@ -70,7 +69,6 @@ class Publisher(Protocol):
         ``duplicate`` and changes nothing. The default token is derived from the attempt that was delivered last. A
         retry is never refused, not even by a full queue (law 6).
         """
-        ...
 
 
 class Subscription(Protocol):
@@ -88,13 +86,11 @@ class Subscription(Protocol):
         during the call. Only one receive may run per subscription at a time. Raises `SubscriptionClosed` if the
         subscription was closed before the call.
         """
-        ...
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
         """End deliveries as executed, and store their results as JSON text: one per delivery, or no results at all."""
-        ...
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         """Release deliveries. Their tasks are available at once, ahead of new tasks, with the same attempt (law 3).
@@ -108,19 +104,15 @@ class Subscription(Protocol):
         Any open subscription of the backend may settle any receipt, but only the owner may settle it as lost: if
         another subscription has adopted the receipt, the result is ``lease_lost``.
         """
-        ...
 
     async def close(self) -> None:
         """Release all deliveries that the subscription owns, not as lost, and end a waiting receive. Idempotent."""
-        ...
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         """Iterate over deliveries one by one, until the subscription is closed."""
-        ...
 
     async def __aenter__(self) -> Self:
         """Return the subscription itself."""
-        ...
 
     async def __aexit__(
         self,
@@ -129,7 +121,6 @@ class Subscription(Protocol):
         trace: TracebackType | None,
     ) -> None:
         """Close the subscription."""
-        ...
 
 
 class Capability(StrEnum):
@@ -167,28 +158,22 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """The declared capabilities, which never change."""
-        ...
 
     @property
     def publisher(self) -> Publisher:
         """The publisher, which is always the same object and safe for concurrent use."""
-        ...
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
         """Open a subscription for the worker id ``consumer``.
 
         Several subscriptions may have the same worker id; each owns its own deliveries.
         """
-        ...
 
     def now(self) -> float:
         """Return this process's estimate of the store's time."""
-        ...
 
     async def health(self) -> Health:
         """Check whether the store is available. Never raises: errors are in the result."""
-        ...
 
     async def aclose(self) -> None:
         """Close all subscriptions and connections. Idempotent."""
-        ...

@@ -15,7 +15,6 @@ class Timer(Protocol):
 
     def cancel(self) -> None:
         """Cancel the callback. Does nothing if it has already run."""
-        ...
 
 
 class Clock(Protocol):
@@ -23,11 +22,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return the time in Unix seconds. It never decreases within one process."""
-        ...
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Run the callback once in the running event loop, at ``when`` or as soon as possible afterwards."""
-        ...
 
 
 class SystemClock:

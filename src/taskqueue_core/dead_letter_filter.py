@@ -201,7 +201,6 @@ class FiltersDeadLetters(Protocol):
 
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
         """Redrive or discard (``verb``) the dead letters that match the conditions; return their number."""
-        ...
 
 
 async def act_on_all(

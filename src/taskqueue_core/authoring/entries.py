@@ -20,8 +20,6 @@ from taskqueue_core.tasks import (
     TaskStatus,
 )
 
-__all__ = ["LOST", "POISONED", "Entry"]
-
 LOST = "lost"
 """name of the settlement that releases a delivery as lost"""
 POISONED = "max_losses_exceeded"

@@ -15,8 +15,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-__all__ = ["TURN", "FairRotation", "PriorityFloor", "cost", "joins_at", "returns_at"]
-
 TURN = math.lcm(*range(1, 26), 1000)
 """cost of a delivery for a tenant of weight 1; a multiple of all weights up to 25 and of all divisors of 1000"""
 _DUST = 1e-6

@@ -25,25 +25,6 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 
-__all__ = [
-    "UNLIMITED",
-    "LocalSubscription",
-    "QueueRoom",
-    "SubscriptionBase",
-    "Working",
-    "answer",
-    "checked_keys",
-    "checked_limit",
-    "checked_progress",
-    "checked_results",
-    "checked_settings",
-    "encodable",
-    "refusal",
-    "reject_ordering_keys",
-    "room_of",
-    "workers_of",
-]
-
 _REFUSED_FOR = 1.0
 """seconds after which a refused publisher should retry; it is unknown when a delivery will make the queue less full"""
 
@@ -146,7 +127,6 @@ class Working(Protocol):
     @property
     def in_flight(self) -> int:
         """Number of deliveries that the subscription owns."""
-        ...
 
 
 def workers_of(subscriptions: Iterable[Working]) -> tuple[WorkerInfo, ...]:

@@ -20,21 +20,6 @@ from taskqueue_core.limits import (
     kind_of,
 )
 
-__all__ = [
-    "Token",
-    "check_acquire",
-    "check_document",
-    "check_endpoint",
-    "check_job",
-    "check_leases",
-    "check_note",
-    "check_pairs",
-    "check_remade",
-    "check_seen",
-    "check_ttl",
-    "checked_models",
-]
-
 _MOST_ACTIVE = 1_000_000
 _TOKEN = 200
 

@@ -9,8 +9,6 @@ import msgspec
 from taskqueue_core.capabilities.settings import QueueSettings
 from taskqueue_core.tasks import Delivery, Expired, Ledger, QueueStats, TaskStatus, WorkerInfo
 
-__all__ = ["Control", "Maintained"]
-
 
 class Maintained(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one pass of maintenance."""
@@ -33,50 +31,39 @@ class Control(Protocol):
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of all known queues, sorted."""
-        ...
 
     async def settings(self, key: str) -> QueueSettings:
         """Return the current settings of a queue; the defaults if it has none."""
-        ...
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         """Replace the settings of a queue, and return them with the next version once they are stored everywhere.
 
         Raises `SettingsConflict` unless ``settings.version`` is the current version.
         """
-        ...
 
     async def ledger(self, key: str) -> Ledger:
         """Return the ledger of a queue, read in one step (law 1)."""
-        ...
 
     async def stats(self, key: str) -> QueueStats:
         """Return the statistics of a queue."""
-        ...
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
         """Return the status of tasks; ``None`` for an unknown task, or one whose record has expired."""
-        ...
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
         """Return the results of tasks as JSON text; ``None`` for a task without a result, or with an expired one."""
-        ...
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
         """Record the progress of a running task: 0 to 1, or a short text. Return False for a stale receipt."""
-        ...
 
     async def cancel(self, key: str, task_id: str) -> bool:
         """End a live task as ``cancelled``, and revoke its delivery. Return False if the task was not live."""
-        ...
 
     async def purge(self, key: str) -> int:
         """End all waiting and scheduled tasks as ``cancelled``, and return their number. Running tasks continue."""
-        ...
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return all workers that have an open subscription, whichever server they are connected to."""
-        ...
 
     async def maintain(self) -> Maintained:
         """Run one pass of maintenance, limited in size. Idempotent; several servers may call it at once (law 10).
@@ -85,4 +72,3 @@ class Control(Protocol):
         deletes old records, repairs records that another program has changed, and reports queues with waiting tasks and
         no subscription.
         """
-        ...

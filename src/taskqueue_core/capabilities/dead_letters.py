@@ -6,8 +6,6 @@ from typing import Protocol
 
 from taskqueue_core.tasks import DeadLetter
 
-__all__ = ["DeadLetters"]
-
 
 class DeadLetters(Protocol):
     """The operations for operators. A consumer creates dead letters with `DeadLettering.dead_letter`."""
@@ -20,11 +18,9 @@ class DeadLetters(Protocol):
         If the task ``after`` is no longer dead, the list starts from the beginning, so that redriving page by page
         skips no dead letter.
         """
-        ...
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
         """Return one dead letter; ``None`` for a task that is not dead."""
-        ...
 
     async def redrive(self, key: str, *task_ids: str) -> int:
         """Make dead letters available again, at the end of their lanes, and return their number. No ids means all.
@@ -32,11 +28,9 @@ class DeadLetters(Protocol):
         The attempt number stays, `Delivery.prior` becomes the number of earlier attempts, and losses start again from
         0. Idempotent: ids of tasks that are not dead are skipped.
         """
-        ...
 
     async def discard(self, key: str, *task_ids: str) -> int:
         """End dead letters permanently, in the state ``discarded``, and return their number. No ids means all.
 
         Idempotent: ids of tasks that are not dead are skipped.
         """
-        ...

@@ -11,19 +11,6 @@ from taskqueue_core.capabilities.slots import SlotPool
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 from taskqueue_core.errors import CapabilityMissing
 
-__all__ = [
-    "HasControl",
-    "HasDeadLetters",
-    "HasSlots",
-    "control_of",
-    "dead_lettering_of",
-    "dead_letters_of",
-    "handover_of",
-    "has",
-    "revocation_of",
-    "slots_of",
-]
-
 
 class HasControl(Protocol):
     """A backend with the capability ``control``."""
@@ -31,7 +18,6 @@ class HasControl(Protocol):
     @property
     def control(self) -> Control:
         """The operations for operators."""
-        ...
 
 
 class HasDeadLetters(Protocol):
@@ -40,7 +26,6 @@ class HasDeadLetters(Protocol):
     @property
     def dead_letters(self) -> DeadLetters:
         """The dead letters of all queues."""
-        ...
 
 
 class HasSlots(Protocol):
@@ -49,7 +34,6 @@ class HasSlots(Protocol):
     @property
     def slots(self) -> SlotPool:
         """The pool of slots."""
-        ...
 
 
 def has(backend: Backend, capability: Capability) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol, Self
 
-__all__ = ["RoomSignal", "RoomSignals"]
-
 
 class RoomSignal(Protocol):
     """A notification that queues may accept tasks again: an async context manager, which is active while it is open."""
@@ -16,15 +14,12 @@ class RoomSignal(Protocol):
         A notification is sent when a task leaves a full queue, publishing is resumed or the settings change. It may
         also be sent without a reason, so the caller has to try again and may be refused again.
         """
-        ...
 
     async def __aenter__(self) -> Self:
         """Return the signal once it is active: it misses no notification from now on."""
-        ...
 
     async def __aexit__(self, *_: object) -> None:
         """Close the signal."""
-        ...
 
 
 class RoomSignals(Protocol):
@@ -32,4 +27,3 @@ class RoomSignals(Protocol):
 
     def room_signal(self, *keys: str) -> RoomSignal:
         """Return a signal for some queues. It does no I/O before it is opened."""
-        ...

@@ -11,8 +11,6 @@ from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.retry import RetryPolicy
 
-__all__ = ["Durability", "Order", "QueueSettings"]
-
 
 class Durability(StrEnum):
     """The guarantee that a confirmed publish or retry has."""

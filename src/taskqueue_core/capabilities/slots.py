@@ -37,17 +37,6 @@ from taskqueue_core.capabilities.room import RoomSignal
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_label, check_number, kind_of
 
-__all__ = [
-    "Endpoint",
-    "EndpointInfo",
-    "Left",
-    "Permit",
-    "PoolView",
-    "Seen",
-    "SlotLease",
-    "SlotPool",
-]
-
 
 class Permit(StrEnum):
     """The state of a lease."""
@@ -199,14 +188,12 @@ class SlotPool(Protocol):
         A draining or removed endpoint is used again; its health, its pause and its position in the order are kept. A
         new endpoint with ``reports`` is unhealthy until its first check.
         """
-        ...
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
         """Give an endpoint no more jobs and end its unassigned leases, or, with ``draining=False``, use it again.
 
         Return False if the endpoint does not exist.
         """
-        ...
 
     async def remove(self, model: str, server: str) -> bool:
         """Give an endpoint no more jobs, end its unassigned leases, and delete it once no slot is held.
@@ -214,26 +201,21 @@ class SlotPool(Protocol):
         An endpoint without a job is deleted at once. Return False if the endpoint does not exist. The state of a server
         is deleted with its last endpoint.
         """
-        ...
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
         """Give an endpoint no jobs for ``duration`` from now on, and end its unassigned leases; 0 ends the pause.
 
         A new duration replaces an earlier one. Return False if the endpoint does not exist.
         """
-        ...
 
     async def configure(self, model: str, document: bytes | None) -> None:
         """Store a JSON document of at most 64 KiB for a model; ``None`` deletes it."""
-        ...
 
     async def documents(self) -> dict[str, bytes]:
         """Return the documents by model."""
-        ...
 
     async def inspect(self, model: str | None = None) -> PoolView:
         """Return the pool, or its part for one model."""
-        ...
 
     async def acquire(
         self,
@@ -253,7 +235,6 @@ class SlotPool(Protocol):
         than ``idle``, the oldest first. Stale leases in ``releasing`` are ignored. Too few slots are no error: the
         result is shorter, or empty.
         """
-        ...
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -264,14 +245,12 @@ class SlotPool(Protocol):
         and marked ``resumed``; the slot of the pair is released, and the earlier holder's token is stale. Idempotent:
         the same pair again returns the same lease, also one that was taken over, and makes a detached lease assigned.
         """
-        ...
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         """Let jobs continue without their holder, for ``ttl``; return ``None`` for a stale lease, or one without a job.
 
         The tokens stay valid: a client with a token may renew and release the lease, and leave notes for it.
         """
-        ...
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         """Extend leases to at least ``ttl`` from now, and return them with their notes; ``None`` for a stale lease.
@@ -280,11 +259,9 @@ class SlotPool(Protocol):
         created again, with a new token and fence, if its endpoint is registered and the job has no other lease; even if
         this exceeds the slots. Repeating the renewal returns the same lease.
         """
-        ...
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         """Release slots; False for a stale lease. Notifies clients that wait for a slot of the model."""
-        ...
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         """Leave a note for the holder of a job's lease, instead of an earlier one, and notify its model's signal.
@@ -294,11 +271,9 @@ class SlotPool(Protocol):
         Late notes are kept for an hour: the last 8 of a job, and the last 1,000 or 16 MiB of the pool. When a lease is
         released, its note is deleted.
         """
-        ...
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
         """Return the late notes of a job, oldest first."""
-        ...
 
     async def reconcile(
         self, model: str, server: str, observed: Seen | None, *, settled: float
@@ -317,11 +292,9 @@ class SlotPool(Protocol):
         ``active``, at least ``settled`` seconds of the store's clock apart, with an unchanged token and no contrary
         report between. The ended leases are returned by fence, as in a `PoolView`.
         """
-        ...
 
     def slot_signal(self, *models: str) -> RoomSignal:
         """Return a signal that is set when a slot of one of the models may have become free, or a note was left.
 
         The end of a pause or of a lease is notified by the next call that notices it, not before.
         """
-        ...

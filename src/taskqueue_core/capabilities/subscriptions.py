@@ -6,8 +6,6 @@ from typing import Protocol
 
 from taskqueue_core.tasks import Delivery, Settled
 
-__all__ = ["DeadLettering", "Handover", "Revocation"]
-
 
 class DeadLettering(Protocol):
     """The consumer's part of the capability ``dead_letters``."""
@@ -19,7 +17,6 @@ class DeadLettering(Protocol):
 
         Raises `LeaseLost` for a stale receipt. Repeating the same settlement returns the same result again.
         """
-        ...
 
 
 class Handover(Protocol):
@@ -31,7 +28,6 @@ class Handover(Protocol):
         Returns the delivery for each receipt, which stays valid, or ``None`` if the receipt is stale or belongs to
         another worker. Closing the subscription that owned the deliveries before does not release them any more.
         """
-        ...
 
 
 class Revocation(Protocol):
@@ -43,4 +39,3 @@ class Revocation(Protocol):
         Their tasks were cancelled or have expired, or another process scheduled a retry. Receipts that another
         subscription has adopted are not returned. Once the subscription is closed, the result is an empty tuple.
         """
-        ...

@@ -15,8 +15,6 @@ from taskqueue_core.recordstore.subscription import RecordSubscription
 from taskqueue_core.recordstore.transitions import Transitions
 from taskqueue_core.tasks import Health
 
-__all__ = ["RecordBackend"]
-
 
 class RecordBackend:
     """A backend on a `RecordStore`, with the capabilities ``dead_letters``, ``control`` and ``flow``.

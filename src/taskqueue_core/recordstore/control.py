@@ -30,8 +30,6 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 
-__all__ = ["RecordControl", "RecordDeadLetters"]
-
 _PASS = 8
 """maximum number of steps in one pass of maintenance"""
 

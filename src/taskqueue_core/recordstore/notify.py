@@ -10,13 +10,6 @@ from typing import Self
 
 from taskqueue_core.authoring.helpers import LocalSubscription
 
-__all__ = [
-    "Hints",
-    "OpenSubscriptions",
-    "RecordRoomNotifier",
-    "RecordRoomSignal",
-]
-
 
 class OpenSubscriptions:
     """The open subscriptions of a backend, by key."""

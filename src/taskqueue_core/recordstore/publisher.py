@@ -10,8 +10,6 @@ from taskqueue_core.recordstore.store import Record
 from taskqueue_core.recordstore.transitions import Transitions
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Settled, State, Task
 
-__all__ = ["RecordPublisher"]
-
 
 class RecordPublisher:
     """The publisher of a `RecordBackend`. Each call changes the store in one step."""

@@ -13,11 +13,6 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.tasks import Expired, State
 
-__all__ = [
-    "Record",
-    "RecordStore",
-]
-
 
 class Record(Entry, kw_only=True, eq=False):
     """The record of one task, with the fields that look-ups use. msgspec can encode and decode it as a whole."""

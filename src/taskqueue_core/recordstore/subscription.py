@@ -21,8 +21,6 @@ from taskqueue_core.recordstore.store import Record
 from taskqueue_core.recordstore.transitions import STEP, Transitions
 from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
 
-__all__ = ["RecordSubscription"]
-
 
 class RecordSubscription(LocalSubscription):
     """The subscription of a `RecordBackend`, which also creates dead letters."""

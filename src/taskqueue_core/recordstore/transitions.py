@@ -19,8 +19,6 @@ from taskqueue_core.recordstore.notify import Hints, OpenSubscriptions, RecordRo
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
-__all__ = ["STEP", "Transitions"]
-
 STEP = 500
 """maximum number of records that one step changes if more steps can follow; a step blocks the event loop"""
 
