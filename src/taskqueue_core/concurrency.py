@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -35,13 +35,8 @@ Answer = TypeVar("Answer")
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
     """Return the results of all calls, in order. If calls fail, raise the first one's exception when all have ended."""
-    answers: list[Answer] = []
-    failure: BaseException | None = None
-    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
         if isinstance(outcome, BaseException):
-            failure = failure or outcome
-        else:
-            answers.append(outcome)
-    if failure is not None:
-        raise failure
-    return answers
+            raise outcome
+    return cast("list[Answer]", outcomes)

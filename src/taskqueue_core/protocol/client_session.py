@@ -20,27 +20,8 @@ import msgspec
 
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.client_outcomes import frames_of
-from taskqueue_core.protocol.frames import (
-    Bye,
-    ClientFrame,
-    Credit,
-    Degraded,
-    Deliver,
-    Drain,
-    Error,
-    Hello,
-    Ping,
-    Pong,
-    Progress,
-    Revoke,
-    SettledFrame,
-    Welcome,
-    WireDelivery,
-    WireLimits,
-    decode_server,
-    encode,
-)
 from taskqueue_core.retry import HandBack, Outcome
 
 
@@ -65,7 +46,7 @@ class Welcomed(msgspec.Struct, frozen=True):
 class Delivered(msgspec.Struct, frozen=True):
     """New deliveries, each of which uses up capacity of the worker."""
 
-    deliveries: Sequence[WireDelivery]
+    deliveries: Sequence[frames.WireDelivery]
 
 
 class Revoked(msgspec.Struct, frozen=True):
@@ -123,7 +104,7 @@ class ClientSession:
         self._echoes: list[int] = []
         self._pings = 0
         self._ping_due = False
-        self.limits = WireLimits()
+        self.limits = frames.WireLimits()
         self.lease: float | None = None
 
     @property
@@ -167,32 +148,32 @@ class ClientSession:
         self._require(
             ClientSessionState.GREETING, ClientSessionState.READY, ClientSessionState.DRAINING
         )
-        frame = decode_server(text)
+        frame = frames.decode_server(text)
         events: list[Event] = []
         match frame:
-            case Ping():
+            case frames.Ping():
                 self._echoes.append(frame.n)
-            case Welcome():
+            case frames.Welcome():
                 events = self._welcome(frame)
-            case Deliver():
+            case frames.Deliver():
                 events = self._deliver(frame.deliveries)
-            case SettledFrame():
+            case frames.SettledFrame():
                 events = self._settled(frame)
-            case Revoke():
+            case frames.Revoke():
                 events = self._revoked(frame.receipts)
-            case Drain():
+            case frames.Drain():
                 self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
                 self._state = ClientSessionState.DRAINING
                 events = [Draining(frame.seconds)]
-            case Degraded():
+            case frames.Degraded():
                 events = [StoreChanged(frame.ok, frame.reason)]
-            case Error():
+            case frames.Error():
                 events = [Complained(frame.code[:50], frame.message[:200])]
-            case Pong():
+            case frames.Pong():
                 pass
         return events
 
-    def _welcome(self, frame: Welcome) -> list[Event]:
+    def _welcome(self, frame: frames.Welcome) -> list[Event]:
         self._require(ClientSessionState.GREETING)
         if not self._greeted:
             raise ProtocolViolation("unexpected", "received welcome before hello was sent")
@@ -214,7 +195,7 @@ class ClientSession:
         self._unsent = list(self._outbox)
         return events
 
-    def _deliver(self, deliveries: Sequence[WireDelivery]) -> list[Event]:
+    def _deliver(self, deliveries: Sequence[frames.WireDelivery]) -> list[Event]:
         self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
         taken = []
         for delivery in deliveries:
@@ -230,7 +211,7 @@ class ClientSession:
             taken.append(delivery)
         return [Delivered(taken)] if taken else []
 
-    def _settled(self, frame: SettledFrame) -> list[Event]:
+    def _settled(self, frame: frames.SettledFrame) -> list[Event]:
         self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
         for receipt in frame.ok:
             self._outbox.pop(receipt, None)
@@ -286,25 +267,25 @@ class ClientSession:
         """Yield the frames to send now. Each is yielded once."""
         if self._state is ClientSessionState.GREETING and not self._greeted:
             self._greeted = True
-            yield encode(self._hello())
+            yield frames.encode(self._hello())
         if self._state in (
             ClientSessionState.GREETING,
             ClientSessionState.READY,
             ClientSessionState.DRAINING,
         ):
             for n in _take(self._echoes):
-                yield encode(Pong(n=n))
+                yield frames.encode(frames.Pong(n=n))
         if self._state in (ClientSessionState.READY, ClientSessionState.DRAINING):
             for frame in self._reports():
-                yield encode(frame)
+                yield frames.encode(frame)
             if self._leaving:
                 self._state = ClientSessionState.CLOSED
-                yield encode(Bye())
+                yield frames.encode(frames.Bye())
 
-    def _reports(self) -> Iterator[ClientFrame]:
+    def _reports(self) -> Iterator[frames.ClientFrame]:
         progress, self._progress = self._progress, {}
         for receipt, value in progress.items():
-            yield Progress(receipt=receipt, value=value)
+            yield frames.Progress(receipt=receipt, value=value)
         unsent = [
             (receipt, self._outbox[receipt])
             for receipt in _take(self._unsent)
@@ -313,16 +294,16 @@ class ClientSession:
         yield from frames_of(unsent, self.limits)
         if self._state is ClientSessionState.READY and (n := self._wanted()):
             self._granted += n
-            yield Credit(n=n)
+            yield frames.Credit(n=n)
         if self._ping_due:
             self._ping_due = False
             self._pings += 1
-            yield Ping(n=self._pings)
+            yield frames.Ping(n=self._pings)
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> frames.Hello:
         # The credit in a hello does not include the deliveries that are listed in `holding`.
         self._granted = self._wanted()
-        return Hello(
+        return frames.Hello(
             worker_id=self._worker_id,
             keys=self._keys,
             credit=self._granted,

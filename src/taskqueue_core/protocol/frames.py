@@ -213,18 +213,8 @@ class Error(_Frame, tag="error", frozen=True, kw_only=True):
     message: str
 
 
-ClientFrame = (
-    Hello
-    | Credit
-    | AckFrame
-    | RedeliverFrame
-    | RetryFrame
-    | DeadLetterFrame
-    | Progress
-    | Ping
-    | Pong
-    | Bye
-)
+SettlementFrame = AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame
+ClientFrame = Hello | Credit | SettlementFrame | Progress | Ping | Pong | Bye
 ServerFrame = Welcome | Deliver | SettledFrame | Revoke | Drain | Degraded | Error | Ping | Pong
 
 _encoder = msgspec.json.Encoder()

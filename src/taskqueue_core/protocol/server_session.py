@@ -21,34 +21,7 @@ import msgspec
 
 from taskqueue_core.errors import InvalidInput, ProtocolViolation
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.protocol.frames import (
-    CLOSE_PROTOCOL,
-    PROTOCOL_VERSION,
-    AckFrame,
-    Bye,
-    ClientFrame,
-    Credit,
-    DeadLetterFrame,
-    Degraded,
-    Deliver,
-    Drain,
-    Error,
-    Hello,
-    Ping,
-    Pong,
-    Progress,
-    RedeliverFrame,
-    RetryFrame,
-    Revoke,
-    ServerFrame,
-    SettledFrame,
-    Welcome,
-    WireLimits,
-    decode_client,
-    encode,
-    result_text,
-    to_wire,
-)
+from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.server_events import (
     AckRequested,
     CloseSocket,
@@ -88,7 +61,7 @@ class ServerSession:
 
     def __init__(self) -> None:
         self._state = ServerSessionState.NEW
-        self._hello: Hello | None = None
+        self._hello: frames.Hello | None = None
         self._credit = 0
         self._held: dict[str, Delivery] = {}
         self._pending: dict[str, Delivery] = {}
@@ -123,67 +96,73 @@ class ServerSession:
         except ProtocolViolation as error:
             if error.fatal:
                 return self.refuse(error.rule, str(error))
-            return [SendFrames(encode(Error(code=error.rule, message=str(error))))]
+            return [SendFrames(frames.encode(frames.Error(code=error.rule, message=str(error))))]
 
-    def refuse(self, rule: str, message: str, code: int = CLOSE_PROTOCOL) -> list[Event]:
+    def refuse(self, rule: str, message: str, code: int = frames.CLOSE_PROTOCOL) -> list[Event]:
         """Close the session; return the events that send an error frame and close the socket."""
         if self._state is ServerSessionState.CLOSED:
             return []
         self._state = ServerSessionState.CLOSED
         reason = rule.encode()[:_REASON_BYTES].decode("ascii", "ignore")
-        return [SendFrames(encode(Error(code=rule, message=message))), CloseSocket(code, reason)]
+        return [
+            SendFrames(frames.encode(frames.Error(code=rule, message=message))),
+            CloseSocket(code, reason),
+        ]
 
-    def _handle(self, frame: ClientFrame) -> list[Event]:
-        if isinstance(frame, Hello):
+    def _handle(self, frame: frames.ClientFrame) -> list[Event]:
+        if isinstance(frame, frames.Hello):
             return self._greet(frame)
         self._require(*_OPEN)
-        if isinstance(frame, AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame):
+        if isinstance(frame, frames.SettlementFrame):
             return self._settle(frame)
         events: list[Event] = []
         match frame:
-            case Ping():
-                events.append(SendFrames(encode(Pong(n=frame.n))))
-            case Credit():
+            case frames.Ping():
+                events.append(SendFrames(frames.encode(frames.Pong(n=frame.n))))
+            case frames.Credit():
                 events += self._grant(frame.n)
-            case Progress():
+            case frames.Progress():
                 events += self._progress(frame)
-            case Bye():
+            case frames.Bye():
                 self._state = ServerSessionState.CLOSED
                 events.append(WorkerLeft())
-            case Pong():
+            case frames.Pong():
                 pass
         return events
 
-    def _settle(
-        self, frame: AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame
-    ) -> list[Event]:
-        results = _results(frame) if isinstance(frame, AckFrame) else {}
+    def _settle(self, frame: frames.SettlementFrame) -> list[Event]:
+        results = _results(frame) if isinstance(frame, frames.AckFrame) else {}
         receipts = (
-            frame.receipts if isinstance(frame, AckFrame | RedeliverFrame) else [frame.receipt]
+            frame.receipts
+            if isinstance(frame, frames.AckFrame | frames.RedeliverFrame)
+            else [frame.receipt]
         )
         known, stale = self._claim(receipts)
         events: list[Event] = []
         if known:
             match frame:
-                case AckFrame():
+                case frames.AckFrame():
                     events.append(AckRequested(known, tuple(results.get(d.receipt) for d in known)))
-                case RedeliverFrame():
+                case frames.RedeliverFrame():
                     events.append(ReleaseRequested(known))
-                case RetryFrame():
+                case frames.RetryFrame():
                     events.append(RetryRequested(known[0], frame.error, frame.delay))
-                case DeadLetterFrame():
+                case frames.DeadLetterFrame():
                     events.append(DeadLetterRequested(known[0], frame.reason, frame.error))
         return [
             *events,
-            *(SendFrames(encode(SettledFrame(lease_lost=piece))) for piece in _pieces(stale)),
+            *(
+                SendFrames(frames.encode(frames.SettledFrame(lease_lost=piece)))
+                for piece in _pieces(stale)
+            ),
         ]
 
-    def _greet(self, hello: Hello) -> list[Event]:
+    def _greet(self, hello: frames.Hello) -> list[Event]:
         if self._hello is not None:
             raise ProtocolViolation("unexpected", "a second hello")
-        if hello.protocol != PROTOCOL_VERSION:
+        if hello.protocol != frames.PROTOCOL_VERSION:
             raise ProtocolViolation(
-                "unsupported_protocol", f"this server supports version {PROTOCOL_VERSION}"
+                "unsupported_protocol", f"this server supports version {frames.PROTOCOL_VERSION}"
             )
         try:
             check_name("worker_id", hello.worker_id)
@@ -206,13 +185,13 @@ class ServerSession:
                 "too_much_credit", f"credit plus held deliveries may be at most {LIMITS.credit}"
             )
 
-    def _progress(self, frame: Progress) -> list[Event]:
+    def _progress(self, frame: frames.Progress) -> list[Event]:
         delivery = self._held.get(frame.receipt)
         if delivery is not None:
             return [Progressed(delivery, frame.value)]
         if frame.receipt in self._pending:
             return []
-        return [SendFrames(encode(SettledFrame(lease_lost=[frame.receipt])))]
+        return [SendFrames(frames.encode(frames.SettledFrame(lease_lost=[frame.receipt])))]
 
     def _claim(self, receipts: Iterable[str]) -> tuple[tuple[Delivery, ...], list[str]]:
         # Only the first settlement of a receipt counts. While it is pending, a second one gets no result of its own.
@@ -241,14 +220,17 @@ class ServerSession:
         self._held = {delivery.receipt: delivery for delivery in adopted}
         retained = list(self._held)
         gone = [receipt for receipt in dict.fromkeys(hello.holding) if receipt not in self._held]
-        welcome = Welcome(
+        welcome = frames.Welcome(
             connection_id=connection_id,
             lease=lease,
             server=server,
-            limits=WireLimits(),  # a new object, because the encoder omits the default one
+            limits=frames.WireLimits(),  # a new object, because the encoder omits the default one
             adopted=retained,
         )
-        return [encode(welcome), *(encode(Revoke(receipts=piece)) for piece in _pieces(gone))]
+        return [
+            frames.encode(welcome),
+            *(frames.encode(frames.Revoke(receipts=piece)) for piece in _pieces(gone)),
+        ]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
         """Record that deliveries are sent, which uses up credit; return frames, each with the deliveries in it.
@@ -269,8 +251,8 @@ class ServerSession:
         if self._state is ServerSessionState.CLOSED:
             return []
         return [
-            encode(
-                SettledFrame(
+            frames.encode(
+                frames.SettledFrame(
                     ok=[receipt for receipt in piece if outcomes[receipt]],
                     lease_lost=[receipt for receipt in piece if not outcomes[receipt]],
                 )
@@ -281,7 +263,7 @@ class ServerSession:
     def revoke(self, receipts: Iterable[str]) -> list[str]:
         """Revoke receipts that the worker has, except those whose settlement is in progress."""
         gone = [receipt for receipt in receipts if self._held.pop(receipt, None) is not None]
-        return self._send(*(Revoke(receipts=piece) for piece in _pieces(gone)))
+        return self._send(*(frames.Revoke(receipts=piece) for piece in _pieces(gone)))
 
     def forget(self, receipts: Iterable[str]) -> None:
         """Remove receipts without a frame, because they moved to another connection or were never sent."""
@@ -293,26 +275,26 @@ class ServerSession:
         if self._state is not ServerSessionState.READY:
             return []
         self._state = ServerSessionState.DRAINING
-        return [encode(Drain(seconds=seconds))]
+        return [frames.encode(frames.Drain(seconds=seconds))]
 
     def degraded(self, *, ok: bool, reason: str = "") -> list[str]:
         """Report that the store is unavailable, or available again."""
-        return self._send(Degraded(ok=ok, reason=reason))
+        return self._send(frames.Degraded(ok=ok, reason=reason))
 
     def ping(self) -> list[str]:
         """Ask the worker for a pong."""
         self._pings += 1
-        return self._send(Ping(n=self._pings))
+        return self._send(frames.Ping(n=self._pings))
 
     def close(self) -> None:
         """Close the session, which then neither sends nor reads frames. `held` is unchanged."""
         self._state = ServerSessionState.CLOSED
 
-    def _send(self, *frames: ServerFrame) -> list[str]:
+    def _send(self, *to_send: frames.ServerFrame) -> list[str]:
         if self._state is ServerSessionState.CLOSED:
             return []
         self._require(*_OPEN)
-        return [encode(frame) for frame in frames]
+        return [frames.encode(frame) for frame in to_send]
 
     def _require(self, *states: ServerSessionState) -> None:
         if self._state not in states:
@@ -321,15 +303,15 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "the first frame must be hello" if early else why)
 
 
-def _read(data: str | bytes) -> ClientFrame:
+def _read(data: str | bytes) -> frames.ClientFrame:
     if isinstance(data, bytes):
         raise ProtocolViolation("not_text", "frames must be text messages")
-    return decode_client(data)
+    return frames.decode_client(data)
 
 
-def _results(frame: AckFrame) -> dict[str, bytes]:
+def _results(frame: frames.AckFrame) -> dict[str, bytes]:
     return {
-        receipt: result_text(frame.results[receipt])
+        receipt: frames.result_text(frame.results[receipt])
         for receipt in frame.receipts
         if receipt in frame.results
     }
@@ -342,14 +324,16 @@ def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:
 
 def _frames(deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
     if sum(len(delivery.task.payload) for delivery in deliveries) < LIMITS.frame:
-        whole = _encoder.encode(Deliver(deliveries=[to_wire(delivery) for delivery in deliveries]))
+        whole = _encoder.encode(
+            frames.Deliver(deliveries=[frames.to_wire(delivery) for delivery in deliveries])
+        )
         if len(whole) <= LIMITS.frame:
             yield whole.decode(), deliveries
             return
     texts: list[bytes] = []
     start, size = 0, _EMPTY
     for index, delivery in enumerate(deliveries):
-        text = _encoder.encode(to_wire(delivery))
+        text = _encoder.encode(frames.to_wire(delivery))
         if texts and size + len(text) > LIMITS.frame:
             yield _joined(texts), deliveries[start:index]
             texts, start, size = [], index, _EMPTY

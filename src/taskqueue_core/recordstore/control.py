@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import partial
 
 import msgspec
 
@@ -65,24 +64,16 @@ class RecordDeadLetters:
     ) -> int:
         if not task_ids:
             return await self._transitions.sweep(key, [State.DEAD], change)
-        return await self._transitions.when_promoted(
-            [key], partial(self._chosen, key, task_ids, change)
-        )
+        store = self._transitions.store
 
-    def _chosen(
-        self,
-        key: str,
-        task_ids: tuple[str, ...],
-        change: Callable[[Record, float], None],
-        now: float,
-    ) -> int:
-        records = [
-            self._transitions.store.load(key, task_id) for task_id in dict.fromkeys(task_ids)
-        ]
-        dead = [record for record in records if record is not None and record.state is State.DEAD]
-        for record in dead:
-            change(record, now)
-        return len(dead)
+        def change_chosen(now: float) -> int:
+            records = [store.load(key, task_id) for task_id in dict.fromkeys(task_ids)]
+            dead = [record for record in records if record and record.state is State.DEAD]
+            for record in dead:
+                change(record, now)
+            return len(dead)
+
+        return await self._transitions.when_promoted([key], change_chosen)
 
     def _redrive(self, record: Record, now: float) -> None:
         record.redrive()

@@ -6,43 +6,59 @@ import asyncio
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Self
-
-from taskqueue_core.authoring.helpers import LocalSubscription
+from typing import Generic, Protocol, Self, TypeVar
 
 
-class OpenSubscriptions:
-    """The open subscriptions of a backend, by key."""
+class Notifiable(Protocol):
+    """A subscription or room signal that waits for changes of some keys."""
+
+    keys: tuple[str, ...]
+
+    def notify(self) -> None:
+        """Wake its waiting call."""
+
+
+N = TypeVar("N", bound=Notifiable)
+
+
+class ByKey(Generic[N]):
+    """The open subscriptions, or the open room signals, of a backend, by key."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, set[LocalSubscription]] = {}
+        self._by_key: dict[str, set[N]] = {}
 
     @property
     def keys(self) -> set[str]:
-        """The keys with at least one open subscription."""
+        """The keys with at least one open object."""
         return set(self._by_key)
 
     @property
-    def all(self) -> set[LocalSubscription]:
-        """All open subscriptions."""
-        return set[LocalSubscription]().union(*self._by_key.values())
+    def all(self) -> set[N]:
+        """All open objects."""
+        return set[N]().union(*self._by_key.values())
 
-    def of(self, key: str) -> set[LocalSubscription]:
-        """Return the open subscriptions of a key."""
+    def of(self, key: str) -> set[N]:
+        """Return the open objects of a key."""
         return self._by_key.get(key, set())
 
-    def add(self, subscription: LocalSubscription) -> None:
-        """Add a subscription that was opened."""
-        for key in subscription.keys:
-            self._by_key.setdefault(key, set()).add(subscription)
+    def add(self, opened: N) -> None:
+        """Add an object that was opened."""
+        for key in opened.keys:
+            self._by_key.setdefault(key, set()).add(opened)
 
-    def remove(self, subscription: LocalSubscription) -> None:
-        """Remove a subscription that was closed. Idempotent."""
-        for key in subscription.keys:
-            here = self.of(key)
-            here.discard(subscription)
-            if not here:
+    def remove(self, closed: N) -> None:
+        """Remove an object that was closed. Idempotent."""
+        for key in closed.keys:
+            remaining = self.of(key)
+            remaining.discard(closed)
+            if not remaining:
                 self._by_key.pop(key, None)
+
+    def notify(self, keys: Iterable[str]) -> None:
+        """Notify the open objects of some keys."""
+        for key in keys:
+            for waiting in self.of(key):
+                waiting.notify()
 
 
 class Hints:
@@ -76,36 +92,10 @@ class Hints:
             self._due[key] = -math.inf
 
 
-class RecordRoomNotifier:
-    """The open room signals of a backend, by key."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[str, set[RecordRoomSignal]] = {}
-
-    def add(self, signal: RecordRoomSignal) -> None:
-        """Add a signal that was opened."""
-        for key in signal.keys:
-            self._by_key.setdefault(key, set()).add(signal)
-
-    def remove(self, signal: RecordRoomSignal) -> None:
-        """Remove a signal that was closed. Idempotent."""
-        for key in signal.keys:
-            here = self._by_key.get(key, set())
-            here.discard(signal)
-            if not here:
-                self._by_key.pop(key, None)
-
-    def notify(self, keys: Iterable[str]) -> None:
-        """Notify the signals of some keys."""
-        for key in keys:
-            for signal in self._by_key.get(key, ()):
-                signal.notify()
-
-
 class RecordRoomSignal:
     """A room signal of a `RecordBackend`, which ``signals`` notifies while it is open."""
 
-    def __init__(self, signals: RecordRoomNotifier, keys: tuple[str, ...]) -> None:
+    def __init__(self, signals: ByKey[RecordRoomSignal], keys: tuple[str, ...]) -> None:
         self.keys = keys
         self._signals = signals
         self._rang = asyncio.Event()

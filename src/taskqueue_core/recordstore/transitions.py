@@ -7,15 +7,14 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TypeVar
 
-from taskqueue_core.authoring.helpers import QueueRoom, room_of
+from taskqueue_core.authoring.helpers import LocalSubscription, QueueRoom, room_of
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import bucket_after
-from taskqueue_core.recordstore.notify import Hints, OpenSubscriptions, RecordRoomNotifier
+from taskqueue_core.recordstore.notify import ByKey, Hints, RecordRoomSignal
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
@@ -34,8 +33,8 @@ class Transitions:
     def __init__(self, store: RecordStore, clock: Clock) -> None:
         self.store = store
         self.clock = clock
-        self.subscriptions = OpenSubscriptions()
-        self.signals = RecordRoomNotifier()
+        self.subscriptions = ByKey[LocalSubscription]()
+        self.signals = ByKey[RecordRoomSignal]()
         self.hints = Hints()
         self.owners = itertools.count(1)
         """source of unique owner numbers, one per subscription"""
@@ -63,9 +62,7 @@ class Transitions:
             self.hints.forget(self._touched)
             raise
         finally:  # also after an error, because the transaction may have been stored
-            for key in self._news:
-                for subscription in self.subscriptions.of(key):
-                    subscription.notify()
+            self.subscriptions.notify(self._news)
             self.signals.notify(self._room)
 
     def ensure_open(self) -> None:
@@ -222,26 +219,16 @@ class Transitions:
         with self.step():
             counters = self.store.counters(key)
         result = remaining = sum(counters[state] for state in states)
-        while remaining and (
-            changed := await self.when_promoted(
-                [key], partial(self._page, key, states, change, min(remaining, STEP))
-            )
-        ):
+
+        def change_page(now: float) -> int:
+            page: list[Record] = []
+            for state in states:
+                page += self.store.in_state(key, state, min(remaining, STEP) - len(page))
+            for record in page:
+                change(record, now)
+            return len(page)
+
+        while remaining and (changed := await self.when_promoted([key], change_page)):
             remaining -= changed
             await asyncio.sleep(0)
         return result - remaining
-
-    def _page(
-        self,
-        key: str,
-        states: Collection[State],
-        change: Callable[[Record, float], None],
-        limit: int,
-        now: float,
-    ) -> int:
-        page: list[Record] = []
-        for state in states:
-            page += self.store.in_state(key, state, limit - len(page))
-        for record in page:
-            change(record, now)
-        return len(page)
