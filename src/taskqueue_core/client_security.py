@@ -44,7 +44,4 @@ def trusting(
 def warn_if_readable(shown: str, token: str | None, *, loopback: bool) -> None:
     """Log a warning if the token is sent over the network without encryption."""
     if token is not None and not loopback and shown.startswith(("http:", "ws:")):
-        _log.warning(
-            "token and tasks are sent to %s unencrypted; use https",
-            shown,
-        )
+        _log.warning("token and tasks are sent to %s unencrypted; use https", shown)

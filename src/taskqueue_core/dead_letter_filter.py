@@ -22,7 +22,7 @@ _LOOKED_AT = 10_000
 """maximum number of dead letters that one call reads"""
 _PAGE_BYTES = 4 * 1024 * 1024
 """bytes of payloads after which a page ends"""
-_CURSOR = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9.]{1,30}))?>(.+)")
+_CURSOR = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9]{1,20}(?:[.][0-9]{1,20})?))?>(.+)")
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,9 +128,8 @@ async def page(
                 matches.append(dead_letter)
                 size += len(dead_letter.task.payload)
             if len(matches) == limit or size > _PAGE_BYTES:
-                return matches, _cursor_of(dead_letter) if more or dead_letter is not piece[
-                    -1
-                ] else None
+                ended = dead_letter is piece[-1] and not more
+                return matches, None if ended else _cursor_of(dead_letter)
         if last is None or not more or pieces.over:
             return matches, _cursor_of(last) if last is not None and more else None
         after = last.task.id
@@ -185,14 +184,7 @@ async def _resolved(
     died, made, task_id = match.groups()
     dead_letter = await dead_letters.get(key, task_id)
     stays = dead_letter is not None and repr(dead_letter.failed_at) == died
-    return task_id if stays else None, _number(made)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
+    return task_id if stays else None, float(made) if made else None
 
 
 @runtime_checkable

@@ -36,7 +36,10 @@ def read_settings(text: bytes) -> QueueSettings:
         name, _, reason = fault["msg"].removeprefix("Value error, ").partition(" ")
         name, reason = (name[:-1], reason) if name.endswith(":") else (name, f"it {reason}")
         raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, because {reason}")
-    *parents, name = map(str, _field_of(fault["loc"]) or ("settings",))
+    path = fault["loc"] or ("settings",)
+    if path[0] == "weights":  # omit the tenant's name: input is never repeated in errors
+        path = ("weights",)
+    *parents, name = map(str, path)
     if fault["type"] == "extra_forbidden":  # the unknown name itself is input, and never repeated
         parent = ".".join(parents)
         known = ", ".join(_PARTS[parent].model_fields)
@@ -47,11 +50,6 @@ def read_settings(text: bytes) -> QueueSettings:
     allowed = fault["msg"].removeprefix("Input should be ")
     beyond = " out of range" if allowed.startswith(("greater", "less", "'")) else ""
     raise InvalidInput(field, kind_of(fault["input"]) + beyond, allowed)
-
-
-def _field_of(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    # omit the tenant's name: input is never repeated in errors
-    return where[:1] if where[:1] == ("weights",) else where
 
 
 def _named(settings: QueueSettings) -> QueueSettings:
@@ -79,25 +77,21 @@ async def change_settings(
     concurrent changes, or if ``version`` is given and is not the current version.
     """
     check_name("key", key)
-    for attempt in range(1, _TRIES if version is None else 1):
+    attempt = 0
+    while True:
+        attempt += 1
         try:
-            return await _change(control, key, edit, version)
+            settings = await control.settings(key)
+            if version is not None:
+                settings.followed_by(
+                    QueueSettings(version=version)
+                )  # raises if the version differs
+            wanted = edit(settings)
+            return settings if wanted == settings else await control.configure(key, wanted)
         except SettingsConflict:
-            await asyncio.sleep(_PAUSE.delay(attempt))
-    return await _change(control, key, edit, version)
-
-
-async def _change(
-    control: Control,
-    key: str,
-    edit: Callable[[QueueSettings], QueueSettings],
-    version: int | None,
-) -> QueueSettings:
-    settings = await control.settings(key)
-    if version is not None:
-        settings.followed_by(QueueSettings(version=version))  # raises if the version differs
-    wanted = edit(settings)
-    return settings if wanted == settings else await control.configure(key, wanted)
+            if version is not None or attempt == _TRIES:
+                raise
+        await asyncio.sleep(_PAUSE.delay(attempt))
 
 
 async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:

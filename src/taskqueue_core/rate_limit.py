@@ -31,10 +31,7 @@ class IntervalUnit(StrEnum):
     @property
     def seconds(self) -> int:
         """The number of seconds in the unit."""
-        return _SECONDS[self]
-
-
-_SECONDS = {IntervalUnit.SECONDS: 1, IntervalUnit.MINUTES: 60, IntervalUnit.HOURS: 3600}
+        return {"SECONDS": 1, "MINUTES": 60, "HOURS": 3600}[self.value]
 
 
 class RateLimit(BaseModel):

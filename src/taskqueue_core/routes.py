@@ -9,6 +9,7 @@ Publishers, workers and operators use the same rule, instead of concatenating na
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -17,6 +18,7 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name, kind_of
 
 _DIGITS = 32
+_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Route(BaseModel):
@@ -61,17 +63,7 @@ class Routes:
 
     def kinds(self, key: str) -> tuple[str, ...]:
         """Return the kinds of tasks that may be in a queue, sorted; empty if no route matches the name."""
-        prefix, digits = key[:-_DIGITS], key[-_DIGITS:]
-        matches = (
-            route.kind
-            for route in self._routes.values()
-            if route.prefix == prefix and _is_id(digits) and route.shared in (None, UUID(digits))
-        )
-        return tuple(sorted(matches))
-
-
-def _is_id(digits: str) -> bool:
-    try:
-        return UUID(digits).hex == digits
-    except ValueError:
-        return False
+        digits = key[-_DIGITS:]
+        if not _ID.fullmatch(digits):
+            return ()
+        return tuple(kind for kind in sorted(self._routes) if self.key(kind, UUID(digits)) == key)

@@ -12,12 +12,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.limits import check_name
 
 SOCKET_PATH = "/v1/socket"
-_SCHEMES = {
-    "http": ("http", "ws"),
-    "https": ("https", "wss"),
-    "ws": ("http", "ws"),
-    "wss": ("https", "wss"),
-}
+_TLS_SUFFIXES = {"http": "", "ws": "", "https": "s", "wss": "s"}
 _INVALID = (
     "invalid server URL: it must look like http://host:port or https://host/prefix; "
     "set it by TASKQUEUE_SERVER_URL, --server or --url"
@@ -47,17 +42,17 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
             host, port = parts.hostname, parts.port
         except ValueError:
             raise ConfigurationError(_INVALID) from None
-        if parts.scheme not in _SCHEMES or not host or parts.query or parts.fragment:
+        if parts.scheme not in _TLS_SUFFIXES or not host or parts.query or parts.fragment:
             raise ConfigurationError(_INVALID)
-        http, socket = _SCHEMES[parts.scheme]
+        tls = _TLS_SUFFIXES[parts.scheme]
         prefix = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
         name = f"[{host}]" if ":" in host else host
         return cls(
-            http_base=f"{http}://{parts.netloc}{prefix}",
-            socket_uri=f"{socket}://{parts.netloc}{prefix}{SOCKET_PATH}",
+            http_base=f"http{tls}://{parts.netloc}{prefix}",
+            socket_uri=f"ws{tls}://{parts.netloc}{prefix}{SOCKET_PATH}",
             shown=f"{parts.scheme}://{name}" + (f":{port}" if port else "") + prefix,
             loopback=_is_loopback(host),
-            tls=http == "https",
+            tls=bool(tls),
             has_credentials="@" in parts.netloc,
         )
 

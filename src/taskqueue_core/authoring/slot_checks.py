@@ -5,6 +5,7 @@ All functions that check a value raise `InvalidInput`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from taskqueue_core.limits import (
 )
 
 _MOST_ACTIVE = 1_000_000
-_TOKEN = 200
+_TOKEN_LENGTH = 200
+_TOKEN = re.compile(r"([A-Za-z0-9]+)[.]([0-9]+)[.]([A-Za-z0-9]+)")
 
 
 class Token(NamedTuple):
@@ -34,13 +36,10 @@ class Token(NamedTuple):
     @classmethod
     def read(cls, text: object) -> Token | None:
         """Return the parts of a token; ``None`` for a text that is no token, which counts as a stale token."""
-        if not isinstance(text, str) or len(text) > _TOKEN:
+        if not isinstance(text, str) or len(text) > _TOKEN_LENGTH:
             return None
-        epoch, _, rest = text.partition(".")
-        fence, _, random = rest.partition(".")
-        if not (epoch.isalnum() and fence.isdecimal() and random.isalnum() and text.isascii()):
-            return None
-        return cls(epoch, int(fence), random)
+        match = _TOKEN.fullmatch(text)
+        return cls(match[1], int(match[2]), match[3]) if match else None
 
     def __str__(self) -> str:
         return f"{self.epoch}.{self.fence}.{self.random}"

@@ -46,19 +46,13 @@ async def settle(
                     delivery, reason, error
                 )
             case ScheduleRetry(delay, error):
-                return await _retry(backend, subscription, delivery, delay, error)
+                at, task = backend.now() + delay, delivery.task
+                await backend.publisher.schedule_retry(task, at, error=error, settles=delivery)
+                if backend.capabilities.atomic_retry:
+                    return Settled.OK
+                return (await subscription.ack(delivery))[0]
     except LeaseLost:
         return Settled.LEASE_LOST
-
-
-async def _retry(
-    backend: Backend, subscription: Subscription, delivery: Delivery, delay: float, error: str
-) -> Settled:
-    at = backend.now() + delay
-    await backend.publisher.schedule_retry(delivery.task, at, error=error, settles=delivery)
-    if backend.capabilities.atomic_retry:
-        return Settled.OK
-    return (await subscription.ack(delivery))[0]
 
 
 _BYTES = 4 * 1024 * 1024

@@ -75,6 +75,8 @@ class Complained(msgspec.Struct, frozen=True):
     message: str
 
 
+_OPEN = (ClientSessionState.READY, ClientSessionState.DRAINING)
+_CONNECTED = (ClientSessionState.GREETING, *_OPEN)
 T = TypeVar("T")
 Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
 
@@ -145,9 +147,7 @@ class ClientSession:
 
     def receive(self, text: str | bytes) -> list[Event]:
         """Read one frame. Raises `ProtocolViolation`; if it is ``fatal``, close the connection."""
-        self._require(
-            ClientSessionState.GREETING, ClientSessionState.READY, ClientSessionState.DRAINING
-        )
+        self._require(*_CONNECTED)
         frame = frames.decode_server(text)
         events: list[Event] = []
         match frame:
@@ -162,7 +162,7 @@ class ClientSession:
             case frames.Revoke():
                 events = self._revoked(frame.receipts)
             case frames.Drain():
-                self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
+                self._require(*_OPEN)
                 self._state = ClientSessionState.DRAINING
                 events = [Draining(frame.seconds)]
             case frames.Degraded():
@@ -196,7 +196,7 @@ class ClientSession:
         return events
 
     def _deliver(self, deliveries: Sequence[frames.WireDelivery]) -> list[Event]:
-        self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
+        self._require(*_OPEN)
         taken = []
         for delivery in deliveries:
             receipt = delivery.receipt
@@ -212,7 +212,7 @@ class ClientSession:
         return [Delivered(taken)] if taken else []
 
     def _settled(self, frame: frames.SettledFrame) -> list[Event]:
-        self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
+        self._require(*_OPEN)
         for receipt in frame.ok:
             self._outbox.pop(receipt, None)
         return self._revoked(frame.lease_lost)
@@ -268,14 +268,10 @@ class ClientSession:
         if self._state is ClientSessionState.GREETING and not self._greeted:
             self._greeted = True
             yield frames.encode(self._hello())
-        if self._state in (
-            ClientSessionState.GREETING,
-            ClientSessionState.READY,
-            ClientSessionState.DRAINING,
-        ):
+        if self._state in _CONNECTED:
             for n in _take(self._echoes):
                 yield frames.encode(frames.Pong(n=n))
-        if self._state in (ClientSessionState.READY, ClientSessionState.DRAINING):
+        if self._state in _OPEN:
             for frame in self._reports():
                 yield frames.encode(frame)
             if self._leaving:

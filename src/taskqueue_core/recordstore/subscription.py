@@ -94,10 +94,8 @@ class RecordSubscription(LocalSubscription):
         pairs = list(zip(deliveries, checked_results(deliveries, results), strict=True))
         with self._transitions.step() as now:
             return answer(
-                [
-                    self._settle(delivery, "ack", partial(self._ack, result), now)
-                    for delivery, result in pairs
-                ]
+                self._settle(delivery, "ack", partial(self._ack, result), now)
+                for delivery, result in pairs
             )
 
     def _ack(self, result: bytes | None, record: Record, now: float) -> None:
@@ -109,7 +107,7 @@ class RecordSubscription(LocalSubscription):
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         verb, end = LOST if lost else "redeliver", partial(self._transitions.take_back, lost=lost)
         with self._transitions.step() as now:
-            return answer([self._settle(delivery, verb, end, now) for delivery in deliveries])
+            return answer(self._settle(delivery, verb, end, now) for delivery in deliveries)
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
