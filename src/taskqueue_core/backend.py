@@ -164,10 +164,7 @@ class Backend(Protocol):
         """The publisher, which is always the same object and safe for concurrent use."""
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
-        """Open a subscription for the worker id ``consumer``.
-
-        Several subscriptions may have the same worker id; each owns its own deliveries.
-        """
+        """Open a subscription for the worker id ``consumer``. Several may share an id; each owns its deliveries."""
 
     def now(self) -> float:
         """Return this process's estimate of the store's time."""

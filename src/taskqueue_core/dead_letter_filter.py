@@ -143,9 +143,9 @@ async def act(
     *,
     after: str | None,
 ) -> tuple[int, str | None]:
-    """Redrive or discard the matching dead letters; return their number, and the position for the next call.
+    """Redrive or discard matching dead letters; return their number, and the position of the next call.
 
-    The position contains the time of the first call, so that later calls skip dead letters that are newer.
+    A position contains the time of the first call: the next calls skip dead letters that are newer than that.
     """
     pieces, count = _Pieces(dead_letters, key), 0
     position = after
@@ -198,11 +198,7 @@ class FiltersDeadLetters(Protocol):
 async def act_on_all(
     dead_letters: DeadLetters, verb: str, key: str, now: float, **conditions: Any
 ) -> int:
-    """Redrive or discard (``verb``) all dead letters that match the conditions; return their number.
-
-    The conditions are the arguments of `DeadLetterFilter.of`. A backend that can apply the filter itself does so, which
-    avoids transferring dead letters.
-    """
+    """Redrive or discard (``verb``) all dead letters that match the arguments of `DeadLetterFilter.of`; count them."""
     if isinstance(dead_letters, FiltersDeadLetters):
         return await dead_letters.act_on_filter(verb, key, now, **conditions)
     dead_letter_filter, count, after = DeadLetterFilter.of(now, **conditions), 0, None

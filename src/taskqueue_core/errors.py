@@ -172,10 +172,7 @@ class SettingsConflict(TaskQueueError):
 
 
 class ProtocolViolation(TaskQueueError):
-    """The other end of a socket broke the protocol.
-
-    ``rule`` identifies the broken rule, and ``fatal`` says whether the socket must be closed.
-    """
+    """The other end of a socket broke the ``rule`` of the protocol. If it is ``fatal``, the socket must be closed."""
 
     code = "protocol"
 

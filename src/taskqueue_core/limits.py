@@ -1,7 +1,4 @@
-"""All size limits on input, and the functions that check input.
-
-A check takes time proportional to the length of its input. It raises `InvalidInput`, and never repeats the value.
-"""
+"""All size limits on input, and linear-time checks of input, which raise `InvalidInput` but never repeat the value."""
 
 from __future__ import annotations
 

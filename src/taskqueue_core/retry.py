@@ -59,10 +59,7 @@ class RetryPolicy(BaseModel):
     """maximum number of attempts, the first included; then the task becomes a dead letter"""
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:
-        """Return the delay in seconds after the failed attempt ``attempt``, counted from 1.
-
-        ``uniform`` returns a random number from 0 to 1.
-        """
+        """Return the delay in seconds after a failed attempt, counted from 1. ``uniform`` returns a number from 0 to 1."""
         wait = min(self.base * 2.0 ** min(attempt - 1, 900), self.cap)  # 2.0 ** 1024 would overflow
         return wait * (1 + self.jitter * (2 * uniform() - 1))
 
@@ -74,10 +71,7 @@ class Success(msgspec.Struct, frozen=True):
 
 
 class HandBack(msgspec.Struct, frozen=True):
-    """The outcome of a task that was not executed, for a reason outside the task.
-
-    ``lost`` means that the consumer crashed.
-    """
+    """The outcome of a task that was not executed, for a reason outside the task; if ``lost``, its consumer crashed."""
 
     lost: bool = False
 

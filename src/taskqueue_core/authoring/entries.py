@@ -67,10 +67,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.state is not None and not self.live and self.state is not State.DEAD
 
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
-        """Return the result of publishing ``task`` again: a duplicate or a conflict.
-
-        ``None`` means that more than ``window`` seconds have passed since the end: store it as a new task.
-        """
+        """Return the result of publishing ``task`` again; ``None`` from ``window`` seconds after the end: it is new."""
         if self.ended and now >= self.updated_at + window:
             return None
         return Published.DUPLICATE if self.is_of(task.payload) else Published.CONFLICT

@@ -1,7 +1,4 @@
-"""Optional checks of the arguments of a `SlotPool`, so that all backends refuse the same values.
-
-All functions that check a value raise `InvalidInput`.
-"""
+"""Optional checks of the arguments of a `SlotPool`, which raise `InvalidInput`: all backends refuse the same values."""
 
 from __future__ import annotations
 

@@ -24,10 +24,7 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(Protocol):
-    """The operations for operators.
-
-    A queue exists from its first task, setting or subscription on. An unknown queue reads as an empty one.
-    """
+    """The operations for operators. A queue that never had tasks, settings or subscriptions reads as an empty one."""
 
     async def queues(self) -> tuple[str, ...]:
         """Return the names of all known queues, sorted."""

@@ -30,7 +30,4 @@ class DeadLetters(Protocol):
         """
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """End dead letters permanently, in the state ``discarded``, and return their number. No ids means all.
-
-        Idempotent: ids of tasks that are not dead are skipped.
-        """
+        """End dead letters permanently, in the state ``discarded``. Arguments and result are those of `redrive`."""

@@ -70,10 +70,7 @@ async def close(subscription: Subscription) -> None:
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-    """Release the deliveries of a crashed worker; each counts a loss. Never raises, and does not repeat a failed call.
-
-    The caller must call `close` afterwards, which releases deliveries that are left after a failure.
-    """
+    """Release the deliveries of a crashed worker as lost. Never raises; `close` must follow, in case a call failed."""
     for start in range(0, len(deliveries), LIMITS.batch):
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)

@@ -30,10 +30,7 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def due(self) -> float | None:
-        """The time at which the task becomes available by itself: scheduled for then, or counted as lost.
-
-        ``None`` if there is no such time.
-        """
+        """The time at which the task becomes available by itself, as scheduled or as lost; ``None``: never."""
         if self.state is State.SCHEDULED:
             return self.at
         if self.state is not State.IN_FLIGHT or self.patience is None:
@@ -45,10 +42,7 @@ class Record(Entry, kw_only=True, eq=False):
 
     @property
     def alarm(self) -> float | None:
-        """The next time at which maintenance must change the record: the task is due, expires, or can be deleted.
-
-        ``None`` if there is no such time.
-        """
+        """The next time at which the task becomes available by itself, expires, or can be deleted; ``None``: never."""
         if self.ended:
             return self.forget_at
         times = (self.due, self.task.deadline if self.live else None)
@@ -83,10 +77,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the store, even one that `open` opened only partly. It may be opened again.
-
-        After an error, core calls this again.
-        """
+        """Close the store, even if `open` failed halfway. After an error, core calls this again, and later `open`."""
 
     @abstractmethod
     def transaction(self, unsure: type[TaskQueueError]) -> AbstractContextManager[None]:
@@ -126,10 +117,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
-        """Return up to ``limit`` records of a key with ``due`` up to ``until``, ordered by ``due`` and ``seq``.
-
-        ``until`` may be infinity.
-        """
+        """Return up to ``limit`` records of a key with ``due`` up to ``until`` (or infinity), by ``due``, ``seq``."""
 
     @abstractmethod
     def alarms(self, until: float, limit: int) -> Sequence[Record]:

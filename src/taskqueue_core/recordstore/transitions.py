@@ -25,10 +25,7 @@ T = TypeVar("T")
 
 
 class Transitions:
-    """The changes of the records of a store, which the first step opens.
-
-    No step contains an ``await``, so cancelling a call cannot interrupt a step.
-    """
+    """The changes of the records of a store. No step contains an ``await``: cancelling a call cannot interrupt it."""
 
     def __init__(self, store: RecordStore, clock: Clock) -> None:
         self.store = store
@@ -97,10 +94,7 @@ class Transitions:
         return None if record is None or (record.ended and record.forget_at <= now) else record
 
     def move(self, record: Record, state: State, now: float) -> None:
-        """Change the state of a record, and update counters, hints and notifications.
-
-        A delivery or a release does not change the position of the record in its lane.
-        """
+        """Change the state of a record, with counters and hints. Deliveries and releases keep its position in the lane."""
         key = record.task.key
         self._touched.add(key)
         if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
@@ -212,10 +206,7 @@ class Transitions:
     async def sweep(
         self, key: str, states: Collection[State], change: Callable[[Record, float], None]
     ) -> int:
-        """Call ``change`` for all records that are in these states now, oldest first; return their number.
-
-        The changes are divided into steps.
-        """
+        """Call ``change``, in several steps, for all records in these states now, oldest first; return their number."""
         with self.step():
             counters = self.store.counters(key)
         result = remaining = sum(counters[state] for state in states)
