@@ -10,10 +10,7 @@ T = TypeVar("T")
 
 
 async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
-    """Return the result, or raise the exception, of the first coroutine that ends; cancel the others and await them.
-
-    If several end at the same time, the first of the arguments counts.
-    """
+    """Return or raise the outcome of the first coroutine that ends (ties: the first argument); cancel and await the rest."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

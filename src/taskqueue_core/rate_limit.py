@@ -103,11 +103,7 @@ def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
 
 
 def intake_for(capacity: int) -> dict[str, Any]:
-    """Return the queue settings for a capacity, which may be 0: then publishing is paused.
-
-    The setting ``capacity`` itself must be at least 1. The result contains both ``capacity`` and ``intake_paused``, so
-    applying it with a capacity above 0 resumes publishing.
-    """
+    """Return the settings for ``capacity``: 0, which the setting itself does not allow, pauses publishing instead."""
     return {"capacity": max(1, _checked("capacity", capacity)), "intake_paused": capacity == 0}
 
 

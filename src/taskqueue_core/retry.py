@@ -59,7 +59,7 @@ class RetryPolicy(BaseModel):
     """maximum number of attempts, the first included; then the task becomes a dead letter"""
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:
-        """Return the delay in seconds after a failed attempt, counted from 1. ``uniform`` returns a number from 0 to 1."""
+        """Return the delay in seconds after attempt number ``attempt``. ``uniform`` returns a number from 0 to 1."""
         wait = min(self.base * 2.0 ** min(attempt - 1, 900), self.cap)  # 2.0 ** 1024 would overflow
         return wait * (1 + self.jitter * (2 * uniform() - 1))
 

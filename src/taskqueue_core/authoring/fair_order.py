@@ -110,10 +110,7 @@ class FairRotation(Generic[T]):
 
 
 class PriorityFloor(msgspec.Struct):
-    """The floor share of a queue: how many deliveries are owed to the lowest priority.
-
-    Use it only for deliveries for which tasks of several priorities are available.
-    """
+    """The deliveries that a queue owes to its lowest priority, counted while several priorities have waiting tasks."""
 
     owed: float = 0.0
     """number of deliveries owed to the lowest priority"""

@@ -227,10 +227,7 @@ class ClientSession:
         return [Revoked(running)] if running else []
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of deliveries that the worker runs at once.
-
-        Granted credit cannot be withdrawn, so deliveries above a lower capacity are released when they arrive.
-        """
+        """Set the maximum number of deliveries that run at once. Others, sent for earlier credit, are released."""
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:

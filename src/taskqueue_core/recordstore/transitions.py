@@ -94,7 +94,7 @@ class Transitions:
         return None if record is None or (record.ended and record.forget_at <= now) else record
 
     def move(self, record: Record, state: State, now: float) -> None:
-        """Change the state of a record, with counters and hints. Deliveries and releases keep its position in the lane."""
+        """Change a record's state, with counters and hints. A delivery or release keeps its position in the lane."""
         key = record.task.key
         self._touched.add(key)
         if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
