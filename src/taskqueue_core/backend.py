@@ -72,7 +72,7 @@ class Publisher(Protocol):
 
 
 class Subscription(Protocol):
-    """A consumer's access to a set of keys. While it is open and its consumer alive, its deliveries stay leased."""
+    """A consumer's access to a set of keys. While it is open and the consumer alive, its deliveries stay leased."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
         """Receive up to ``limit`` deliveries from all keys in one atomic step, waiting up to ``timeout`` seconds.
@@ -164,7 +164,7 @@ class Backend(Protocol):
         """The publisher, which is always the same object and safe for concurrent use."""
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
-        """Open a subscription for the worker id ``consumer``. Several may share an id; each owns its deliveries."""
+        """Open a subscription for the worker id ``consumer``. Several subscriptions may have the same id."""
 
     def now(self) -> float:
         """Return this process's estimate of the store's time."""

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
-    """Return or raise the outcome of the first coroutine to end, the first argument if several do; cancel the others."""
+    """Return or raise the outcome of the first coroutine to end, the first argument if several do; cancel the rest."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Retry decisions: pure functions that choose how to settle a delivery from its handler's outcome. Backends have none.
+"""Pure functions that decide how to settle a delivery after its handler's outcome. Backends do not use them.
 
 ::
 

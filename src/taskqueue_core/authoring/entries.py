@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.state is not None and not self.live and self.state is not State.DEAD
 
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
-        """Return the result of publishing ``task`` again; ``None`` from ``window`` seconds after the end: it is new."""
+        """Return whether publishing ``task`` again is a duplicate or conflict; ``None`` if ``window`` has passed."""
         if self.ended and now >= self.updated_at + window:
             return None
         return Published.DUPLICATE if self.is_of(task.payload) else Published.CONFLICT
@@ -92,7 +92,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return self.delivery
 
     def settled_before(self, receipt: str, verb: str) -> Settled:
-        """Return the result for a receipt that is not current: that of the last settlement if this one repeats it."""
+        """Return the result for a stale receipt: that of the last settlement if it is repeated, else ``LEASE_LOST``."""
         if self.last is not None and self.last[:2] == (receipt, verb):
             return self.last[2]
         return Settled.LEASE_LOST
@@ -108,7 +108,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.result, self.result_until, self.progress = result, now + ttl, None
 
     def lose(self, max_losses: int, now: float) -> bool:
-        """Count a loss. Return whether the task has now more losses than ``max_losses``, and must become a dead letter.
+        """Count a loss. Return whether the task now has more losses than ``max_losses`` and must become a dead letter.
 
         If the owner reported the loss, call `settle` first; for a dead letter, this changes the result of the
         settlement to `Settled.DEAD`. If the backend ended the delivery itself, `receipt` must still be set: no result
@@ -142,7 +142,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.losses, self.reason = 0, None
 
     def redrive(self) -> None:
-        """Reset the counts of a dead letter, so that it gets all its attempts again."""
+        """Reset the counts of a dead letter, so that the task gets all its attempts again."""
         self.prior, self.losses, self.reason = self.attempt - 1, 0, None
 
     def fail(self, error: str | None, now: float) -> None:

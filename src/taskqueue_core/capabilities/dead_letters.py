@@ -1,4 +1,4 @@
-"""The capability ``dead_letters``: tasks that will not be tried again. They never expire; an operator decides."""
+"""The capability ``dead_letters``: tasks that will not be tried again. They are kept until an operator decides."""
 
 from __future__ import annotations
 

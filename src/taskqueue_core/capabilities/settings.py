@@ -29,7 +29,7 @@ class Order(StrEnum):
     """The order in which the tasks of one priority are delivered."""
 
     FIFO = "fifo"
-    """in the order in which they became available"""
+    """tasks are delivered in the order in which they became available"""
     FAIR = "fair"
     """tenants take turns; the tasks of one tenant are delivered in the order in which they became available"""
 

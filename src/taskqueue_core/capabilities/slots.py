@@ -50,9 +50,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One model on one server. The constructor checks all fields, and raises `InvalidInput`."""
 
     model: str
-    """any printable text"""
+    """name of the model, any printable text"""
     server: str
-    """any printable text; a server may run several models"""
+    """name of the server, any printable text; a server may run several models"""
     url: str
     """HTTP address for jobs of the model"""
     slots: int
@@ -60,10 +60,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 5
     """0 to 9; slots of endpoints with a higher priority are granted first"""
     reports: bool = True
-    """whether the server reports its running jobs; then it gets jobs once it is healthy, and keeps slots in use"""
+    """whether the server reports its running jobs: then it gets jobs only while healthy, and running jobs keep slots"""
     together: int | None = None
-    """number of jobs of all models that the server runs at once, unassigned slots included; of the values of its
-    models, the one registered last applies. ``None``: no limit"""
+    """maximum number of jobs of all models that the server runs at once, unassigned slots included; ``None``: no limit.
+    The value of the endpoint that was registered last applies to the whole server"""
 
     def __post_init__(self) -> None:
         check_label("model", self.model)
@@ -84,11 +84,11 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     """whether the last check succeeded; always true if the server does not report its running jobs"""
     draining: bool = False
-    """whether it gets no more jobs; running jobs continue"""
+    """whether the endpoint gets no more jobs; running jobs continue"""
     removed: bool = False
     """like ``draining``; the endpoint is deleted with its last lease"""
     resting_until: float | None = None
-    """time before which it gets no jobs, in Unix seconds"""
+    """time before which the endpoint gets no jobs, in Unix seconds"""
     unassigned: int = 0
     assigned: int = 0
     """number of leases that are bound to a job, expired ones included"""
@@ -96,7 +96,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     overdue: int = 0
     """number of leases with a job that have expired and wait to be reconciled"""
     last_model: str | None = None
-    """the model of the last job that its server was given"""
+    """model of the last job that the endpoint's server was given"""
 
     @property
     def held(self) -> int:
@@ -110,7 +110,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> bool:
-        """Whether it may get jobs, apart from ``resting_until``."""
+        """Whether the endpoint may get jobs, unless ``resting_until`` pauses it."""
         return self.healthy and not (self.draining or self.removed)
 
 
@@ -125,13 +125,13 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     """``epoch.fence.random``: unguessable; the same while the lease has one holder; the repr does not show it"""
     fence: int
-    """increases with each token of the pool"""
+    """fencing number, which increases with each token of the pool"""
     state: Permit
     job: str | None = None
     expires_at: float
-    """Unix seconds of the store's clock"""
+    """time at which the lease expires, in Unix seconds of the store's clock"""
     switched: bool = False
-    """whether the server's previous job was of another model, so that it may have to load this one"""
+    """whether the server's previous job was of another model, so that the server may have to load this model"""
     resumed: bool = False
     """whether the job already had this lease; an earlier holder may have sent the job to the server"""
     note: bytes | None = None
@@ -151,7 +151,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     """number of running jobs"""
     jobs: frozenset[str] | None = None
-    """the running jobs, if the server reports them; jobs of other pools among them"""
+    """ids of the running jobs, including those of other pools; ``None`` if the server reports only their number"""
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,9 +160,9 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     """an id that changes when the pool was emptied"""
     endpoints: tuple[EndpointInfo, ...] = ()
-    """by model, then in the order of registration"""
+    """the endpoints, sorted by model and then by registration"""
     leases: tuple[SlotLease, ...] = ()
-    """by fence; with empty tokens, which only the holders know, and without notes"""
+    """the leases, sorted by fence, without notes and with empty tokens, because only holders may know the tokens"""
 
 
 class Left(StrEnum):
@@ -171,7 +171,7 @@ class Left(StrEnum):
     TAKEN = "taken"
     """the holder receives the note with its next renewal"""
     LATE = "late"
-    """the token is no longer the job's: the note is stored as late, and changes nothing"""
+    """the token is stale: the note is stored as late, and changes nothing"""
 
 
 class SlotPool(Protocol):
@@ -243,7 +243,7 @@ class SlotPool(Protocol):
 
         A job of the model that already has a lease gets that lease instead, with a new token and holder, with its note,
         and marked ``resumed``; the slot of the pair is released, and the earlier holder's token is stale. Idempotent:
-        the same pair again returns the same lease, also one that was taken over, and makes a detached lease assigned.
+        the same pair again returns the same lease, even one that was transferred, and makes a detached lease assigned.
         """
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:

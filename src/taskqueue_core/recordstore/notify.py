@@ -15,7 +15,7 @@ class Notifiable(Protocol):
     keys: tuple[str, ...]
 
     def notify(self) -> None:
-        """Wake its waiting call."""
+        """Wake the call that waits for a change, if there is one."""
 
 
 N = TypeVar("N", bound=Notifiable)
@@ -29,25 +29,25 @@ class ByKey(Generic[N]):
 
     @property
     def keys(self) -> set[str]:
-        """The keys with at least one open object."""
+        """The keys that have an open subscription or signal."""
         return set(self._by_key)
 
     @property
     def all(self) -> set[N]:
-        """All open objects."""
+        """All open subscriptions or signals."""
         return set[N]().union(*self._by_key.values())
 
     def of(self, key: str) -> set[N]:
-        """Return the open objects of a key."""
+        """Return the open subscriptions or signals of a key."""
         return self._by_key.get(key, set())
 
     def add(self, opened: N) -> None:
-        """Add an object that was opened."""
+        """Add a subscription or signal that was opened."""
         for key in opened.keys:
             self._by_key.setdefault(key, set()).add(opened)
 
     def remove(self, closed: N) -> None:
-        """Remove an object that was closed. Idempotent."""
+        """Remove a subscription or signal that was closed. Idempotent."""
         for key in closed.keys:
             remaining = self.of(key)
             remaining.discard(closed)
@@ -55,7 +55,7 @@ class ByKey(Generic[N]):
                 self._by_key.pop(key, None)
 
     def notify(self, keys: Iterable[str]) -> None:
-        """Notify the open objects of some keys."""
+        """Notify the open subscriptions or signals of some keys."""
         for key in keys:
             for waiting in self.of(key):
                 waiting.notify()

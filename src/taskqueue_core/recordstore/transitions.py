@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Transitions:
-    """The changes of the records of a store. No step contains an ``await``: cancelling a call cannot interrupt it."""
+    """The changes of the records of a store. No step contains an ``await``: cancelling a call never interrupts one."""
 
     def __init__(self, store: RecordStore, clock: Clock) -> None:
         self.store = store
