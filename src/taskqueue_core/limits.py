@@ -11,38 +11,38 @@ from taskqueue_core.errors import InvalidInput
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The size limits on input, in bytes if no other unit is named."""
+    """The size limits on input."""
 
     name: int = 200
-    """characters of a key, task id, tenant, ordering key, worker id"""
+    """maximum characters of a key, task id, tenant, ordering key or worker id"""
     payload: int = 256 * 1024
-    """JSON text of a task's payload"""
+    """maximum bytes of a task's payload as JSON text"""
     result: int = 256 * 1024
-    """JSON text of a result"""
+    """maximum bytes of a result as JSON text"""
     depth: int = 100
-    """levels of nested arrays and objects in a payload or result; JSON readers differ in how many they support"""
+    """maximum nesting depth of arrays and objects in a payload or result; not all JSON readers support more"""
     headers: int = 32
-    """number of headers of a task"""
+    """maximum number of headers of a task"""
     header_bytes: int = 8 * 1024
-    """total size of a task's header names and values"""
+    """maximum bytes of all header names and values of a task together"""
     text: int = 4 * 1024
-    """characters of an error, a reason or a progress text; a longer text is cut, not refused"""
+    """maximum characters of an error, a reason or a progress text; a longer text is cut, not refused"""
     frame: int = 1024 * 1024
-    """size of a websocket frame, in either direction"""
+    """maximum bytes of a websocket frame, in either direction"""
     keys: int = 1000
-    """number of keys of a subscription"""
+    """maximum number of keys of a subscription"""
     batch: int = 1000
-    """number of tasks in a publish call, receipts in a frame, or ids in a look-up"""
+    """maximum number of tasks in a publish call, receipts in a frame, or ids in a look-up"""
     credit: int = 10_000
-    """number of deliveries that the worker of one socket may have"""
+    """maximum number of deliveries that the worker of one socket may have"""
     body: int = 16 * 1024 * 1024
-    """body of an HTTP request"""
+    """maximum bytes of the body of an HTTP request"""
     url: int = 2000
-    """characters of a URL"""
+    """maximum characters of a URL"""
     slots: int = 10_000
-    """largest number of slots of one endpoint"""
+    """maximum number of slots of one endpoint"""
     document: int = 64 * 1024
-    """JSON document that a slot pool stores for a model"""
+    """maximum bytes of the JSON document that a slot pool stores for a model"""
 
 
 LIMITS = Limits()

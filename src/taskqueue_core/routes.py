@@ -22,7 +22,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Route(BaseModel):
-    """The rule for the queues of one kind of task: a name is the prefix, followed by an id of 32 hexadecimal digits."""
+    """The rule for the queue names of one kind of task: the prefix, followed by an id of 32 hexadecimal digits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -26,7 +26,7 @@ from taskqueue_core.tasks import (
 )
 
 _REFUSED_FOR = 1.0
-"""seconds after which a refused publisher should retry; it is unknown when a delivery will make the queue less full"""
+"""seconds after which a refused publisher should retry; the time of the next delivery from the queue is unknown"""
 
 
 class SubscriptionBase(ABC):

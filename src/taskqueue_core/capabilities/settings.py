@@ -58,7 +58,7 @@ class QueueSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: int = Field(default=0, ge=0)
-    """0 for the defaults; each change increases it by 1"""
+    """version number of the settings: 0 for the defaults; each change increases it by 1"""
     retry: RetryPolicy = RetryPolicy()
     max_losses: int = Field(default=5, ge=0, le=1000)
     """maximum number of times a task may be lost with its consumer; one more loss makes it a dead letter"""

@@ -50,7 +50,7 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """Receipts that were running here and no longer belong to this worker."""
+    """Receipts of running deliveries that no longer belong to this worker."""
 
     receipts: Sequence[str]
 

@@ -23,15 +23,15 @@ PROTOCOL_VERSION = 1
 
 CLOSE_CLEAN = 1000
 CLOSE_RESTART = 1012
-"""the server is shutting down: reconnect to any replica"""
+"""close code: the server is shutting down; reconnect to any replica"""
 CLOSE_TRY_LATER = 1013
-"""too many connections"""
+"""close code: the server has too many connections"""
 CLOSE_REVOKED = 4001
-"""the worker's token is no longer valid, or no longer allows its keys"""
+"""close code: the worker's token is no longer valid, or no longer allows its keys"""
 CLOSE_PROTOCOL = 4400
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_TIMEOUT = 4408
-"""no hello in time, or silence for longer than the lease"""
+"""close code: the worker sent no hello in time, or no frame for longer than the lease"""
 
 _Name = Annotated[str, Meta(max_length=LIMITS.name)]
 _Text = Annotated[str, Meta(max_length=LIMITS.text)]

@@ -51,7 +51,7 @@ class TaskRunPolicy(msgspec.Struct):
 
 
 class StateDetails(msgspec.Struct):
-    """The details of a state."""
+    """The details of the state of a task run."""
 
     deferred: Literal[True]
     """whether a worker executes the run, instead of the submitting process"""

@@ -21,7 +21,7 @@ class CreditGranted(msgspec.Struct, frozen=True):
 
 
 class AckRequested(msgspec.Struct, frozen=True):
-    """The tasks were executed; the results are in the same order."""
+    """The worker executed the tasks; ``results`` contains one value per delivery, in the same order."""
 
     deliveries: tuple[Delivery, ...]
     results: tuple[bytes | None, ...]
@@ -61,7 +61,7 @@ class WorkerLeft(msgspec.Struct, frozen=True):
 
 
 class SendFrames(msgspec.Struct, frozen=True):
-    """A frame to send."""
+    """The text of a frame that the server must send."""
 
     text: str
 

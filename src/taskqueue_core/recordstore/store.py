@@ -109,7 +109,7 @@ class RecordStore(ABC):
 
     @abstractmethod
     def first_waiting(self, key: str) -> Record | None:
-        """Return the waiting record of a key with the highest priority, and among these the lowest ``seq``."""
+        """Return the waiting record of a key with the highest priority and, among equal ones, the lowest ``seq``."""
 
     @abstractmethod
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
