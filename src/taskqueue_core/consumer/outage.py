@@ -41,12 +41,12 @@ class OutageRetry:
                 tries += 1
                 if not self.down:
                     self.down = True
-                    await self._report(False, error.code)  # noqa: FBT003 - whether it is available
+                    await self._report(False, error.code)  # noqa: FBT003 - False: unavailable
                 await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
             else:
                 if self.down:
                     self.down = False
-                    await self._report(True, "")  # noqa: FBT003 - whether it is available
+                    await self._report(True, "")  # noqa: FBT003 - True: available again
                 return answer
 
 
