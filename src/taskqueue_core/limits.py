@@ -11,7 +11,7 @@ from taskqueue_core.errors import InvalidInput
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The size limits on input."""
+    """The size limits on input, in bytes if no other unit is named."""
 
     name: int = 200
     """maximum characters of a key, task id, tenant, ordering key or worker id"""

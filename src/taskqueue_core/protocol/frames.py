@@ -135,7 +135,7 @@ class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
-    """The answer to a hello. Receipts in its ``holding`` that are not in ``adopted`` are lost; a `Revoke` follows."""
+    """The answer to a hello. Receipts of the hello that are not in ``adopted`` are lost; a `Revoke` follows."""
 
     connection_id: str
     lease: float
@@ -146,7 +146,7 @@ class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The JSON form of a task in a frame."""
+    """The JSON form of a task."""
 
     id: str
     key: str
@@ -161,7 +161,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The JSON form of a delivery in a frame."""
+    """The JSON form of a delivery."""
 
     receipt: str
     attempt: int
