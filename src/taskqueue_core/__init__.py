@@ -1,4 +1,4 @@
-"""A task queue with pluggable backends: durable or not, each proved by the same kit."""
+"""A task queue with pluggable backends, which all pass the same conformance tests."""
 
 from taskqueue_core.errors import (
     BackendUnavailable,

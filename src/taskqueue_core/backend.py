@@ -1,17 +1,19 @@
-"""The contract: what every backend must have. `docs/writing-a-backend.md` explains it, the conformance kit proves it.
+"""The contract that every backend must implement.
 
-A backend stores tasks and performs transitions, each in one atomic step. It decides nothing about
-policy (core decides "retry at T" or "give up"), fires no hooks and measures nothing (core's wrapper
-does). Further capabilities have a small protocol each in `taskqueue_core.capabilities`, and are
-declared in `Capabilities`.
+`docs/writing-a-backend.md` explains the contract, and the conformance kit tests it. `docs/laws.md` lists the numbered
+laws that docstrings refer to.
+
+A backend stores tasks and changes their states, each change in one atomic step. It makes no retry decisions: core
+decides whether a task is retried, and when. It calls no hooks and records no metrics: core's wrapper does. Each
+optional capability has a protocol in `taskqueue_core.capabilities`, and the backend declares it in `Capabilities`.
 
 Promises that hold for every method:
 
-* Arguments are valid: a `Task` cannot be made otherwise.
-* Cancelling a call at any point loses nothing: it happened whole or not at all, and what it handed
-  out without anybody seeing it comes back. One that changes a whole queue may go in several steps,
-  each whole or not at all.
-* Where the store is unavailable `BackendUnavailable` is raised, and nothing else is.
+* Arguments are valid, because the constructor of `Task` checks them.
+* Cancelling a call at any point loses nothing. The call has either taken full effect or none, and deliveries that it
+  did not return become available again. A call that changes a whole queue may take several steps; each step takes full
+  effect or none.
+* If the store is unavailable, the method raises `BackendUnavailable` and no other exception.
 * Times are Unix seconds of the store's clock.
 """
 
@@ -30,20 +32,18 @@ __all__ = ["Backend", "Capabilities", "Capability", "Publisher", "Subscription"]
 
 
 class Publisher(Protocol):
-    """Puts tasks in."""
+    """The part of a backend that stores new tasks and schedules retries."""
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Store tasks and confirm each, in the order given; one refused task does not hold up the others.
+        """Store tasks, and return their confirmations in the same order. A refused task does not affect the others.
 
-        Confirmed means stored with the queue's durability. Idempotent: the same key and id is
-        stored once while the task lives and for the queue's ``dedupe_window`` after (law 7);
-        ``duplicate`` where the payload is the same, ``conflict`` where it is not. A task with
-        ``not_before`` waits in ``scheduled`` (law 8).
+        A confirmed task is stored with the durability of its queue. Publishing is idempotent: until a task has ended,
+        and for the queue's ``dedupe_window`` afterwards, a second task with its key and id is not stored (law 7).
+        Its confirmation is ``duplicate`` if the payload is the same, and ``conflict`` if it differs. A task with
+        ``not_before`` stays in the state ``scheduled`` until that time (law 8).
 
-        Raises `PublishUnconfirmed` where the store's response was lost: publish again with the same
-        ids.
+        Raises `PublishUnconfirmed` if the store's response was lost; the caller should publish again with the same ids.
         """
-        ...
 
     async def schedule_retry(
         self,
@@ -54,72 +54,65 @@ class Publisher(Protocol):
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """Schedule the next attempt of ``task`` at time ``at``, as the caller has decided.
+        """Schedule the next attempt of ``task`` at the time ``at``.
 
-        With ``settles``, the delivery in hand: one atomic transition ends its receipt and moves the
-        entry to ``scheduled`` with the next attempt. Raises `LeaseLost` if the receipt is stale. (A
-        backend without ``atomic_retry`` makes a new entry and leaves the delivery alone: core acks
-        it after.)
+        With ``settles``, the caller's current delivery of the task, one atomic step ends the receipt and moves the
+        entry to ``scheduled`` with the next attempt number. Raises `LeaseLost` if the receipt is stale. (A backend
+        without ``atomic_retry`` creates a new entry and does not change the delivery; core acks the delivery
+        afterwards.)
 
-        Without it: the task's entry, if it is live or dead, is moved likewise and its receipt, if
-        any, ends; where it has ended otherwise, a new one is made (so ``published`` grows by one),
-        even if the store has forgotten the task.
+        Without ``settles``, a live or dead entry of the task is moved to ``scheduled`` in the same way, and its
+        receipt, if it has one, ends. If the entry has ended in another state, or the store no longer knows the task, a
+        new entry is created, and ``published`` increases by one.
 
-        Idempotent by ``token``, which is looked at first: a second call with the same one answers
-        ``duplicate`` and changes nothing. The default token is the attempt that was delivered
-        last. Never refused, never dropped under back-pressure (law 6).
+        The call is idempotent by ``token``, which is checked first: a second call with the same token returns
+        ``duplicate`` and changes nothing. The default token is derived from the attempt that was delivered last. A
+        retry is never refused, not even by a full queue (law 6).
         """
-        ...
 
 
 class Subscription(Protocol):
-    """A consumer's view over a set of keys. Its deliveries stay leased while it is open and alive, however long."""
+    """A consumer's access to a set of keys. While it is open and the consumer alive, its deliveries stay leased."""
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """Take up to ``limit`` deliveries over all keys, in one atomic step; wait up to ``timeout`` seconds for one.
+        """Receive up to ``limit`` deliveries from all keys in one atomic step, waiting up to ``timeout`` seconds.
 
-        ``None`` waits without end, 0 not at all. Within a key higher priorities come before lower,
-        and within a lane returned entries before new ones, in the order of becoming available
-        (law 4): what fell due comes before what was published later. With ``order`` the queue's settings may
-        have tenants take turns, and tasks with the same ordering_key run one after another. The keys take
-        turns, so none starves. An empty answer is not an error: nothing there, paused, limited, or closed
-        meanwhile. One receive at a time per subscription. Raises `SubscriptionClosed` if it was
-        closed before the call.
+        A timeout of ``None`` waits indefinitely, and 0 does not wait. Within a key, tasks of a higher priority come
+        first. Within a lane, released entries come before new ones, in the order in which they became available (law
+        4). With the capability ``order``, the queue's settings may let tenants take turns, and tasks with the same
+        ``ordering_key`` run one after another. The keys take turns too, so that none is starved.
+
+        An empty result is not an error: the queues may be empty, paused or at a limit, or the subscription was closed
+        during the call. Only one receive may run per subscription at a time. Raises `SubscriptionClosed` if the
+        subscription was closed before the call.
         """
-        ...
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """End deliveries as executed, and store the results (JSON text, one per delivery or none at all)."""
-        ...
+        """End deliveries as executed, and store their results as JSON text: one per delivery, or no results at all."""
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """Hand deliveries back: available at once, ahead of new tasks of their lane; the attempt stays (law 3).
+        """Release deliveries. Their tasks are available at once, ahead of new tasks, with the same attempt (law 3).
 
-        ``lost`` says that the consumer vanished with them: that counts a loss. An entry with more
-        than the queue's ``max_losses`` goes to the dead letters instead and its answer is
-        `Settled.DEAD`.
+        ``lost`` means that the consumer crashed or fell silent; each entry counts a loss. An entry with more losses
+        than the queue's ``max_losses`` becomes a dead letter, and its result is `Settled.DEAD`.
 
-        This and the other settlements answer per receipt. A stale receipt changes nothing (law 2):
-        it answers ``lease_lost`` in a batch, and raises `LeaseLost` when it is the only one. The
-        settlement that ended a task's last delivery answers the same when it is sent again, while
-        the task is remembered. Any open subscription of the backend may settle any receipt, but only
-        its owner can declare it lost: one that another has adopted meanwhile answers ``lease_lost``.
+        Like every settlement, this returns one result per receipt. A stale receipt changes nothing (law 2): its result
+        is ``lease_lost`` in a batch, and a call with only this receipt raises `LeaseLost`. Repeating the settlement
+        that ended a task's last delivery returns the same result again, until the store deletes the record of the task.
+        Any open subscription of the backend may settle any receipt, but only the owner may settle it as lost: if
+        another subscription has adopted the receipt, the result is ``lease_lost``.
         """
-        ...
 
     async def close(self) -> None:
-        """Release everything still owned, at once (not as lost), and end a waiting receive. Idempotent."""
-        ...
+        """Release all deliveries that the subscription owns, not as lost, and end a waiting receive. Idempotent."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
-        """Iterate over deliveries one by one, until closed."""
-        ...
+        """Iterate over deliveries one by one, until the subscription is closed."""
 
     async def __aenter__(self) -> Self:
         """Return the subscription itself."""
-        ...
 
     async def __aexit__(
         self,
@@ -127,64 +120,57 @@ class Subscription(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
-        ...
+        """Close the subscription."""
 
 
 class Capability(StrEnum):
-    """What a backend may have beyond the contract, each with its protocol in `taskqueue_core.capabilities`."""
+    """An optional ability of a backend. `taskqueue_core.capabilities` has the protocols."""
 
     DEAD_LETTERS = "dead_letters"
     HANDOVER = "handover"
     REVOCATION = "revocation"
     CONTROL = "control"
     FLOW = "flow"
-    """keeps the limits among its queues' settings: capacity, max_inflight, rate_limit, pauses, max_processing_time"""
+    """applies the limits in the settings of queues: capacity, max_inflight, rate_limit, pauses, max_processing_time"""
     ORDER = "order"
-    """keeps the order among its queues' settings (fair, with limits per tenant; floor_share), and ordering keys"""
+    """supports ordering keys, and the settings of the delivery order: fair order, limits per tenant, floor_share"""
     FAN_OUT = "fan_out"
-    """keeps ``bound_to`` among its queues' settings"""
+    """supports the setting ``bound_to``: a published task is copied into several queues"""
     SLOTS = "slots"
-    """leases the slots of endpoints"""
+    """leases the slots of endpoints to dispatchers"""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend declares. The kit tests what is declared, and core refuses what is not."""
+    """The declared abilities of a backend. The kit tests the declared ones, and core refuses to use any other."""
 
     names: frozenset[Capability] = frozenset()
     shared: bool = False
-    """several processes see the same tasks"""
+    """whether several processes can use the same tasks"""
     durable: bool = False
-    """tasks outlive the process"""
+    """whether tasks survive the end of the process"""
     atomic_retry: bool = True
-    """``schedule_retry(settles=...)`` is one transition"""
+    """whether ``schedule_retry(settles=...)`` ends the delivery and schedules the retry in one atomic step"""
 
 
 class Backend(Protocol):
-    """One store. Making it does no input or output; the first call connects."""
+    """The access to one store. The constructor does no I/O; the first call connects."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Say what it can do; constant."""
-        ...
+        """The declared capabilities, which never change."""
 
     @property
     def publisher(self) -> Publisher:
-        """The one publisher; safe for concurrent use."""
-        ...
+        """The publisher, which is always the same object and safe for concurrent use."""
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
-        """Open a subscription for a worker identity. Several may share one; each owns its own deliveries."""
-        ...
+        """Open a subscription for the worker id ``consumer``. Several subscriptions may have the same id."""
 
     def now(self) -> float:
-        """Return the store's time, as well as this process knows it."""
-        ...
+        """Return this process's estimate of the store's time."""
 
     async def health(self) -> Health:
-        """Ask the store. Never raises: what is wrong is in the answer."""
-        ...
+        """Check whether the store is available. Never raises: errors are in the result."""
 
     async def aclose(self) -> None:
-        """Close every subscription and connection. Idempotent."""
-        ...
+        """Close all subscriptions and connections. Idempotent."""

@@ -1,4 +1,4 @@
-"""TLS settings and checks with which a client sends its token to its server and to no other."""
+"""TLS settings and checks that keep a client's token from reaching other servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("taskqueue.client")
 
 
 def check_token(token: str | None) -> None:
-    """Raise `ConfigurationError` for a token that no header can carry. It is not shown."""
+    """Raise `ConfigurationError` for a token that an HTTP header cannot contain. The message does not contain it."""
     if token is not None and not (
         token.isascii() and token.isprintable() and token == token.strip()
     ):
@@ -23,9 +23,10 @@ def check_token(token: str | None) -> None:
 def trusting(
     authorities: Path | str | None, *, setting: str = "TASKQUEUE_TLS_CA"
 ) -> ssl.SSLContext | None:
-    """Return a TLS context that trusts only the authorities (PEM) in a file; ``None`` trusts the system's.
+    """Return a TLS context that trusts only the authorities (PEM) in a file; ``None`` without a file.
 
-    Raises `ConfigurationError`, with the setting's name. Names are verified in any case, and TLS is 1.2 or later.
+    The context verifies host names and requires TLS 1.2. Raises `ConfigurationError`, with the name of the setting, for
+    a file that cannot be used.
     """
     if authorities is None:
         return None
@@ -41,9 +42,6 @@ def trusting(
 
 
 def warn_if_readable(shown: str, token: str | None, *, loopback: bool) -> None:
-    """Say so where a token goes over the network as it is: anybody on the way can read it."""
+    """Log a warning if the token is sent over the network without encryption."""
     if token is not None and not loopback and shown.startswith(("http:", "ws:")):
-        _log.warning(
-            "token and tasks are sent to %s unencrypted; use https",
-            shown,
-        )
+        _log.warning("token and tasks are sent to %s unencrypted; use https", shown)

@@ -1,4 +1,4 @@
-"""Time, injectable: the store's clock of a backend that lives in this process."""
+"""Clocks for backends whose store is in this process. Tests replace the system clock by a manual one."""
 
 from __future__ import annotations
 
@@ -11,70 +11,65 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A call that was put off."""
+    """A scheduled callback, as `Clock.call_at` returns it."""
 
     def cancel(self) -> None:
-        """Forget the call. Harmless when it has run already."""
-        ...
+        """Cancel the callback. Does nothing if it has already run."""
 
 
 class Clock(Protocol):
-    """A clock that also calls back at a given time."""
+    """A source of time that can also run callbacks at a given time."""
 
     def now(self) -> float:
-        """Return Unix seconds. Never goes backwards within one process."""
-        ...
+        """Return the time in Unix seconds. It never decreases within one process."""
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
-        """Call back once, at ``when`` or as soon as possible after, in the running event loop."""
-        ...
+        """Run the callback once in the running event loop, at ``when`` or as soon as possible afterwards."""
 
 
 class SystemClock:
-    """Wall-clock time read once, then advanced by the monotonic clock: a step of the wall clock changes nothing."""
+    """The system's time, read once and then advanced by the monotonic clock: later time changes have no effect."""
 
     def __init__(self) -> None:
-        """Anchor the clock at the present wall-clock time."""
         self._anchor = time.time() - time.monotonic()
 
     def now(self) -> float:
-        """Return Unix seconds."""
+        """Return the time in Unix seconds."""
         return self._anchor + time.monotonic()
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
-        """Call back in the running event loop; early wake-ups of the loop's own clock are rounded up."""
+        """Run the callback once in the running event loop, at ``when`` or at once if ``when`` has passed."""
         delay = max(0.0, when - self.now())
         return asyncio.get_running_loop().call_later(delay, callback)
 
 
 class ManualClock:
-    """A clock for tests: time changes only by `advance`."""
+    """A clock for tests, whose time changes only by `advance`. It starts at ``start``, in Unix seconds."""
 
     def __init__(self, start: float = 1_000_000_000.0) -> None:
-        """Start at ``start``, Unix seconds."""
         self._now = start
         self._calls: list[tuple[float, int, _ManualTimer]] = []
         self._order = itertools.count()
 
     def now(self) -> float:
-        """Return Unix seconds."""
+        """Return the time in Unix seconds."""
         return self._now
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
-        """Call back during the `advance` that reaches ``when``."""
+        """Run the callback once, during the call of `advance` that reaches ``when``."""
         timer = _ManualTimer(callback)
         heapq.heappush(self._calls, (when, next(self._order), timer))
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Move time forward, run what falls due in order, and let woken tasks run."""
+        """Advance the time, run the callbacks that become due in their order, and let woken coroutines run."""
         end = self._now + seconds
         while self._calls and self._calls[0][0] <= end:
             when, _, timer = heapq.heappop(self._calls)
             self._now = max(self._now, when)
             timer.fire()
         self._now = end
-        # a woken task may wake another; five hops are more than any backend's chain
+        # a woken coroutine may wake another; no backend has a chain of more than five
         for _ in range(5):
             await asyncio.sleep(0)
 

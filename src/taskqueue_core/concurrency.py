@@ -1,19 +1,16 @@
-"""Running several coroutines as one, so that none is ever left behind."""
+"""Running coroutines concurrently, so that none is still running after the call."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
 
 
 async def first_completed(*coroutines: Coroutine[Any, Any, T]) -> T:
-    """Return or raise what the first to end ends with; cancel and await the others.
-
-    Where several end in one turn the one named first counts.
-    """
+    """Return or raise the outcome of the first coroutine to end, the first argument if several do; cancel the rest."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -34,14 +31,9 @@ Answer = TypeVar("Answer")
 
 
 async def gather_all(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
-    """Return what each call answers, in their order. Raises, once all have ended, what the first to fail has raised."""
-    answers: list[Answer] = []
-    failure: BaseException | None = None
-    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+    """Return the results of all calls, in order. If calls fail, raise the first one's exception when all have ended."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
         if isinstance(outcome, BaseException):
-            failure = failure or outcome
-        else:
-            answers.append(outcome)
-    if failure is not None:
-        raise failure
-    return answers
+            raise outcome
+    return cast("list[Answer]", outcomes)

@@ -1,9 +1,11 @@
-"""Settings, from the environment (``TASKQUEUE_…``), a ``.env`` file and ``taskqueue.toml``, in this order.
+"""Settings from environment variables (``TASKQUEUE_…``), a ``.env`` file, ``taskqueue.toml`` and secret files.
 
-Lists of names are separated by commas in the environment and are arrays in TOML. A backend reads settings of its own,
-in the environment and ``.env`` (``TASKQUEUE_MEMORY_…``). So that there may be two of a kind, the one that a migration
-leaves reads them under another name (``TASKQUEUE_OLD_MEMORY_…``): `of_the_old_side`. What is in none of these may be a
-file in the directory that ``TASKQUEUE_SECRETS_DIR`` names.
+An earlier source takes precedence over a later one. Secret files are in the directory that ``TASKQUEUE_SECRETS_DIR``
+names. Lists are separated by commas in the environment, and are arrays in TOML.
+
+Each backend has settings of its own, such as ``TASKQUEUE_MEMORY_…``, but not in ``taskqueue.toml``. During a migration,
+the old backend reads its settings with another prefix, ``TASKQUEUE_OLD_MEMORY_…``, because both backends may be of the
+same kind; see `of_the_old_side`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from taskqueue_core.errors import ConfigurationError
 S = TypeVar("S", bound=BaseSettings)
 
 SECRETS_DIR = "TASKQUEUE_SECRETS_DIR"
-"""names a directory with files that are named as settings, such as ``taskqueue_token``; the environment goes before"""
+"""environment variable with a directory of secret files, each named like a setting, for example ``taskqueue_token``"""
 _PREFIX = "TASKQUEUE_"
 _OLD_PREFIX = "TASKQUEUE_OLD_"
 _old_side: ContextVar[bool] = ContextVar("taskqueue_old_side", default=False)
@@ -48,65 +50,65 @@ def _lower(value: object) -> object:
 
 
 COMMAS = (NoDecode, BeforeValidator(_split))
-"""annotation of a list that is separated by commas in the environment"""
+"""annotation of a setting that is a list, separated by commas in the environment"""
 _CommaLower = (NoDecode, BeforeValidator(_lower), BeforeValidator(_split))
 
 
 class Settings(BaseSettings):
-    """The settings of the core and the server."""
+    """The settings of applications, workers and the server."""
 
     model_config = SettingsConfigDict(
         env_prefix="TASKQUEUE_", env_file=".env", toml_file="taskqueue.toml", extra="ignore"
     )
 
     backend: str = "memory"
-    """an entry-point name, a module path, or ``module:attr``"""
+    """the backend: an entry-point name, a module path, or ``module:attr``"""
     migrate_from: str | None = None
-    """the backend that tasks move away from, named like ``backend``; its own settings are ``TASKQUEUE_OLD_…``"""
+    """the old backend during a migration, named like ``backend``; its own settings start with ``TASKQUEUE_OLD_``"""
     migrate_mode: Literal["available", "strict"] = "available"
-    """what comes first while both have tasks: that they flow, or that order and limits hold"""
+    """what takes precedence while both backends have tasks: availability, or order and limits (``strict``)"""
     sharding: bool = False
-    """whether queues may be spread over shards; set it in every server, worker and publisher of a store"""
+    """whether queues may have shards; must be the same in every server, worker and publisher of a store"""
     server_url: str = "http://127.0.0.1:8420"
-    """where the server is: for workers, the ``server`` backend and the command line"""
+    """URL of the server, for workers, the backend ``server`` and the command line"""
     token: SecretStr | None = None
-    """what clients show to the server"""
+    """token with which clients authenticate to the server"""
     tls_ca: Path | None = None
-    """certificates (PEM) of the authorities that clients trust instead of the system's"""
+    """file with the certificates (PEM) of the authorities that clients trust, instead of the system's"""
     host: str = "127.0.0.1"
-    """where the server listens; loopback only, unless it authenticates"""
+    """address on which the server listens; without authentication, only a loopback address is allowed"""
     port: int = Field(8420, ge=0, le=65_535)
-    """0 takes a free port"""
+    """port on which the server listens; 0 chooses a free one"""
     tokens_file: Path | None = None
-    """tokens of the permitted clients; without it and without an authenticating plugin, all local clients are"""
+    """file with the tokens of permitted clients; without it or an authentication plugin, local clients may connect"""
     tls_certificate: Path | None = None
-    """the server's certificate chain (PEM); with it the server speaks https and wss alone"""
+    """file with the server's certificate chain (PEM); if it is set, the server accepts only https and wss"""
     tls_key: Path | None = None
-    """its key (PEM), where that is not in the same file"""
+    """file with the private key (PEM) of the certificate, if it is not in the same file"""
     allowed_hosts: Annotated[frozenset[str], *_CommaLower] = frozenset()
-    """names that the server answers to (``Host``), with or without a port; empty: all, if it authenticates"""
+    """allowed values of the header ``Host``, with or without a port; empty: all, if the server authenticates clients"""
     origins: Annotated[frozenset[str], *_CommaLower] = frozenset()
-    """origins whose pages may use the server, besides its own, such as ``https://queue.example``"""
+    """other origins whose web pages may use the server, for example ``https://queue.example``"""
     processes: int = Field(1, ge=1, le=64)
-    """how many server processes share the port; more than one needs a store that they can share"""
+    """number of server processes that share the port; more than one needs a store that processes can share"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """from where on ``taskqueue serve`` logs, on stderr"""
+    """lowest level of the messages that ``taskqueue serve`` logs to stderr"""
     log_format: Literal["auto", "text", "json"] = "auto"
-    """how: few words on a terminal and pairs elsewhere, or always pairs, or an object per line"""
+    """``text``: key-value pairs; ``json``: an object per line; ``auto``: short lines on a terminal, else ``text``"""
     lease: float = Field(15.0, gt=0, le=3600, allow_inf_nan=False)
-    """seconds of silence after which a worker's socket is given up"""
+    """seconds without a message from a worker after which the server closes its socket"""
     grace: float = Field(0.5, ge=0, le=60, allow_inf_nan=False)
-    """seconds a broken socket's deliveries wait for the worker to come back"""
+    """seconds for which the server keeps a worker's deliveries after its socket broke, so that it can reconnect"""
     drain: float = Field(5.0, ge=0, le=3600, allow_inf_nan=False)
-    """seconds the server waits at its end for workers to settle what they run"""
+    """seconds that the server waits at shutdown for workers to settle their deliveries"""
     prefect_version: str = Field("3.9.1", pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z.+]{1,32})?$")
-    """the version of Prefect that the server gives to task workers which ask for one"""
+    """version number of Prefect that the server reports to Prefect's task workers"""
     extensions: Annotated[frozenset[str], *COMMAS] = frozenset()
-    """what other packages bring into the server, such as ``dispatch``"""
+    """names of the extensions that the server loads, for example ``dispatch``"""
     plugins_allow: Annotated[frozenset[str] | None, *COMMAS] = None
-    """names of the plugins that may be loaded; unset allows all that are installed"""
+    """names of the plugins that may be loaded; ``None`` allows all installed ones"""
     plugins_deny: Annotated[frozenset[str], *COMMAS] = frozenset()
-    """names of the plugins that may not"""
+    """names of the plugins that may not be loaded"""
 
     @classmethod
     def settings_customise_sources(
@@ -117,7 +119,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read the TOML file too; environment variables take precedence over it."""
+        """Return the sources of settings, with the TOML file after environment variables and ``.env``."""
         return (
             init_settings,
             env_settings,
@@ -128,12 +130,12 @@ class Settings(BaseSettings):
 
 
 def load_settings(kind: type[S]) -> S:
-    """Read settings of a kind. Raise `ConfigurationError` that names each bad one, without showing its value."""
+    """Read the settings of a class. Raises `ConfigurationError`, with the names of invalid settings but no values."""
     prefix = kind.model_config.get("env_prefix", "")
     if _old_side.get():
         prefix = _OLD_PREFIX + prefix.removeprefix(_PREFIX)
     folder = os.environ.get(SECRETS_DIR) or None
-    if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - any text may stand there
+    if folder is not None and not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises for some texts
         raise ConfigurationError(f"{SECRETS_DIR}: the directory does not exist")
     try:
         return kind(_env_prefix=prefix, _secrets_dir=folder)
@@ -153,7 +155,7 @@ def load_settings(kind: type[S]) -> S:
 
 @contextmanager
 def of_the_old_side() -> Iterator[None]:
-    """Let `load_settings` read only ``TASKQUEUE_OLD_…``: the settings of the backend that a migration leaves."""
+    """Let `load_settings` use the prefix ``TASKQUEUE_OLD_``, for the settings of the old backend of a migration."""
     token = _old_side.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Going through dead letters with a filter: so many in one call, in pieces that fit into memory, and never twice."""
+"""Listing, redriving and discarding dead letters that match a filter, in batches of limited size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from taskqueue_core.tasks import DeadLetter
 Letters = Sequence[DeadLetter]
 _FIRST, _LARGEST = 100, 500
 _LIGHT = 1024 * 1024
-"""payloads of a piece after which the next one may be larger"""
+"""bytes of payloads in a batch up to which the next batch may be larger"""
 _LOOKED_AT = 10_000
-"""letters of one call with a filter"""
+"""maximum number of dead letters that one call reads"""
 _PAGE_BYTES = 4 * 1024 * 1024
-"""payloads of one page; the last one may be over it"""
-_CURSOR = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9.]{1,30}))?>(.+)")
+"""bytes of payloads after which a page ends"""
+_CURSOR = re.compile(r"<([0-9.e+-]{1,30})(?::([0-9]{1,20}(?:[.][0-9]{1,20})?))?>(.+)")
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """What lets dead letters through."""
+    """The conditions for selecting dead letters; all that are not ``None`` must hold."""
 
     reason: str | None
+    """the exact reason"""
     error: str | None
+    """a text that the last error contains"""
     before: float | None
+    """time before which the task became a dead letter"""
     made: float
-    """what failed after that is let be: it may have been redriven by the same filter"""
+    """time of creation: `act` skips later dead letters, because it may have redriven them itself"""
 
     @classmethod
     def of(
@@ -44,7 +47,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         failed_before: float | None = None,
         older_than: float | None = None,
     ) -> Self:
-        """Make one at the time ``now``. Raises `InvalidInput`, for one where both times are given."""
+        """Return a filter created at the time ``now``. Raises `InvalidInput`, also if both times are given."""
         for field, text in (("reason", reason), ("error", error)):
             if text is not None and not 0 < len(text) <= LIMITS.text:
                 raise InvalidInput(field, kind_of(text), f"text of 1 to {LIMITS.text} characters")
@@ -59,7 +62,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lets_all_through(self) -> bool:
-        """Whether nothing was asked for."""
+        """Whether the filter has no conditions."""
         return self.reason is None and self.error is None and self.before is None
 
     def __contains__(self, dead_letter: DeadLetter) -> bool:
@@ -73,7 +76,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Pieces:
-    """Reads a list piece by piece: first a small one, then larger ones as long as they have little to carry."""
+    """Reads a list of dead letters in batches, which grow while their payloads are small."""
 
     def __init__(self, dead_letters: DeadLetters, key: str) -> None:
         self._letters = dead_letters
@@ -83,18 +86,18 @@ class _Pieces:
 
     @property
     def over(self) -> bool:
-        """Whether so many were looked at that the call ends."""
+        """Whether the maximum number of dead letters was read, so that the call must end."""
         return self._read >= _LOOKED_AT
 
     async def read(self, after: str | None, most: int = LIMITS.batch) -> tuple[Letters, bool]:
-        """Return a piece, and whether there are more behind it."""
+        """Return the next batch, and whether more dead letters follow."""
         size = min(self._size, most, _LOOKED_AT - self._read)
         dead_letters = await self._letters.list(self._key, limit=size + 1, after=after)
         piece, more = dead_letters[:size], len(dead_letters) > size
         self._read += len(piece)
         light = sum(len(dead_letter.task.payload) for dead_letter in piece) < _LIGHT
         self._size = min(_LARGEST, 2 * self._size) if light else _FIRST
-        await asyncio.sleep(0)  # a store within the process answers at once: others have their turn
+        await asyncio.sleep(0)  # lets other coroutines run: a store in this process never suspends
         return piece, more
 
 
@@ -108,8 +111,9 @@ async def page(
 ) -> tuple[list[DeadLetter], str | None]:
     """Return a page of the matching dead letters, and the position of the next page if there is one.
 
-    A position is a task's id, with the time of its death if there is room: a task that died again since then is
-    somewhere else in the list and is no position any more. An invalid position means the beginning.
+    A position is the id of a task and, if the text is not too long, the time at which it became a dead letter. With
+    another time, the task is elsewhere in the list, and the position is invalid. An invalid position means the
+    beginning.
     """
     matches: list[DeadLetter] = []
     pieces, size = _Pieces(dead_letters, key), 0
@@ -124,9 +128,8 @@ async def page(
                 matches.append(dead_letter)
                 size += len(dead_letter.task.payload)
             if len(matches) == limit or size > _PAGE_BYTES:
-                return matches, _cursor_of(dead_letter) if more or dead_letter is not piece[
-                    -1
-                ] else None
+                ended = dead_letter is piece[-1] and not more
+                return matches, None if ended else _cursor_of(dead_letter)
         if last is None or not more or pieces.over:
             return matches, _cursor_of(last) if last is not None and more else None
         after = last.task.id
@@ -140,9 +143,9 @@ async def act(
     *,
     after: str | None,
 ) -> tuple[int, str | None]:
-    """Redrive or discard the matching dead letters; return how many, and the position of the next page.
+    """Redrive or discard matching dead letters; return their number, and the position of the next call.
 
-    Where to go on is a letter that stays, and when the first of these calls was made: none touches what failed later.
+    A position contains the time of the first call: the next calls skip dead letters that are newer than that.
     """
     pieces, count = _Pieces(dead_letters, key), 0
     position = after
@@ -162,7 +165,7 @@ async def act(
             after, following = stay[-1].task.id, _cursor_of(stay[-1], made)
         if not more:
             return count, None
-        if pieces.over:  # if none remains, the position of one that is gone means the beginning
+        if pieces.over:  # if no dead letter remains, return the position of a removed one: it means the beginning
             return count, following or _cursor_of(piece[-1], made)
 
 
@@ -175,38 +178,27 @@ def _cursor_of(dead_letter: DeadLetter, made: float | None = None) -> str:
 async def _resolved(
     dead_letters: DeadLetters, key: str, position: str | None
 ) -> tuple[str | None, float | None]:
-    """Return after which letter to go on, ``None`` for the beginning, and when the first call was made."""
+    """Return the task id in a position, ``None`` for the beginning, and the time of the first call, if it is known."""
     if position is None or (match := _CURSOR.fullmatch(position)) is None:
         return position, None
     died, made, task_id = match.groups()
     dead_letter = await dead_letters.get(key, task_id)
     stays = dead_letter is not None and repr(dead_letter.failed_at) == died
-    return task_id if stays else None, _number(made)
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
+    return task_id if stays else None, float(made) if made else None
 
 
 @runtime_checkable
 class FiltersDeadLetters(Protocol):
-    """Dead letters that apply a `DeadLetterFilter` where they are stored, as a server does."""
+    """Dead letters of a backend that can apply a filter itself, for example on a server."""
 
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
-        """Redrive or discard the dead letters that match the conditions; return their number."""
-        ...
+        """Redrive or discard (``verb``) the dead letters that match the conditions; return their number."""
 
 
 async def act_on_all(
     dead_letters: DeadLetters, verb: str, key: str, now: float, **conditions: Any
 ) -> int:
-    """Redrive or discard, as ``verb`` says, all dead letters that match `DeadLetterFilter.of`; return their number.
-
-    A backend that can apply the filter itself does so, so that no dead letter is transferred.
-    """
+    """Redrive or discard (``verb``) all dead letters that match the arguments of `DeadLetterFilter.of`; count them."""
     if isinstance(dead_letters, FiltersDeadLetters):
         return await dead_letters.act_on_filter(verb, key, now, **conditions)
     dead_letter_filter, count, after = DeadLetterFilter.of(now, **conditions), 0, None

@@ -1,25 +1,25 @@
-"""Every error that the package raises, in one hierarchy.
+"""All exceptions of the package, in one hierarchy.
 
 ::
 
     TaskQueueError
     ├── ConfigurationError          the installation or its settings are wrong; retrying does not help
-    │   ├── BackendNotFound         no backend under that name or path
-    │   ├── InvalidBackend          something is there, but it does not fulfil the contract
-    │   └── CapabilityMissing       the backend does not have what the caller needs
-    ├── InvalidInput                a value from outside is not acceptable; names field, kind and what is allowed
-    │   └── UnknownKey              an unknown task key or queue
+    │   ├── BackendNotFound         there is no backend with that name or path
+    │   ├── InvalidBackend          the loaded object does not fulfil the contract
+    │   └── CapabilityMissing       the backend lacks a capability that the caller needs
+    ├── InvalidInput                a value is not allowed
+    │   └── UnknownKey              there is no such queue or task
     ├── PublishError
-    │   ├── QueueFull               refused; nothing was stored
-    │   ├── IdConflict              the id is taken by a task with another payload
+    │   ├── QueueFull               the task was refused; nothing was stored
+    │   ├── IdConflict              a task with the same id but another payload is already stored
     │   └── PublishUnconfirmed      the store's response was lost: publish again with the same id
-    ├── LeaseLost                   the receipt is no longer (or never was) current; nothing was changed
+    ├── LeaseLost                   the receipt is not valid (any more); nothing was changed
     ├── SubscriptionClosed          the subscription was closed before the call
     ├── BackendUnavailable          the store is unavailable; the same call may succeed later
-    ├── SettingsConflict            another process changed the settings in between
-    └── ProtocolViolation           the peer of a socket broke the protocol
+    ├── SettingsConflict            another process has changed the settings since they were read
+    └── ProtocolViolation           the other end of a socket broke the protocol
 
-Each error has a ``code``: a short stable word for machines, used in HTTP problems and socket frames.
+Each exception has a ``code``: a short, stable identifier, which HTTP problems and socket frames contain.
 Messages never contain payloads or secrets.
 """
 
@@ -46,40 +46,40 @@ __all__ = [
 
 
 class TaskQueueError(Exception):
-    """The root of the hierarchy."""
+    """The base class of all exceptions of the package."""
 
     code: str = "error"
 
 
 class ConfigurationError(TaskQueueError):
-    """The installation or its settings are wrong."""
+    """The installation or its settings are wrong; retrying does not help."""
 
     code = "configuration"
 
 
 class BackendNotFound(ConfigurationError):
-    """No backend under the configured name, module path or ``module:attr``."""
+    """There is no backend with the configured name, module path or ``module:attr``."""
 
     code = "backend_not_found"
 
 
 class InvalidBackend(ConfigurationError):
-    """What was loaded does not fulfil the contract."""
+    """The loaded object is not a backend: it does not fulfil the contract."""
 
     code = "invalid_backend"
 
 
 class CapabilityMissing(ConfigurationError):
-    """The backend lacks a named capability that the caller needs."""
+    """The backend lacks a capability that the caller needs."""
 
     code = "capability_missing"
 
 
 class InvalidInput(TaskQueueError, ValueError):
-    """A value from outside is not acceptable.
+    """A value from the caller or from another program is not allowed.
 
-    ``field`` names it, ``got`` says what kind of value came (never the value itself, which may be
-    secret or huge), ``allowed`` what would be accepted.
+    ``field`` is the name of the field, ``allowed`` describes the allowed values, and ``got`` describes the value by its
+    type and length. It never contains the value itself, which may be secret or large.
     """
 
     code = "invalid_input"
@@ -91,18 +91,17 @@ class InvalidInput(TaskQueueError, ValueError):
         self.allowed = allowed
 
     def __str__(self) -> str:
-        """Say all three."""
         return f"{self.field}: got {self.got}; allowed: {self.allowed}"
 
 
 class UnknownKey(InvalidInput):
-    """A queue or task that the backend does not know."""
+    """There is no such queue or task."""
 
     code = "unknown_key"
 
 
 class PublishError(TaskQueueError):
-    """A task was not (or not certainly) accepted."""
+    """A task was not accepted, or it is unknown whether it was."""
 
     code = "publish_failed"
 
@@ -114,8 +113,8 @@ class PublishError(TaskQueueError):
 class QueueFull(PublishError):
     """The queue refused the task; nothing was stored.
 
-    ``code`` says whether the queue or the store is full or the intake is paused, if the backend knows. ``retry_after``
-    are the seconds after which room is likely, ``depth`` is how many tasks counted against the queue's capacity.
+    ``code`` is the value of a `Refusal`, if the backend gives a reason. ``retry_after`` is the number of seconds after
+    which a retry is likely to succeed, and ``depth`` the number of tasks that counted against the queue's capacity.
     """
 
     code = "queue_full"
@@ -137,46 +136,43 @@ class QueueFull(PublishError):
 
 
 class IdConflict(PublishError):
-    """A task with this key and id exists and has another payload; the stored one is untouched."""
+    """A task with this key and id but another payload is already stored; it was not changed."""
 
     code = "id_conflict"
 
 
 class PublishUnconfirmed(PublishError):
-    """The store's answer was lost. Publish again with the same id: there will be exactly one copy."""
+    """The store's response was lost. Publish again with the same id: exactly one copy will be stored."""
 
     code = "publish_unconfirmed"
 
 
 class LeaseLost(TaskQueueError):
-    """The receipt is not current: settled before, taken back, or never issued. Nothing was changed."""
+    """The receipt is not valid: it was settled before, ended otherwise, or was never issued. Nothing was changed."""
 
     code = "lease_lost"
 
 
 class SubscriptionClosed(TaskQueueError):
-    """The subscription was closed; its deliveries were released."""
+    """The subscription was closed before the call, and its deliveries were released."""
 
     code = "subscription_closed"
 
 
 class BackendUnavailable(TaskQueueError):
-    """The store is out of reach or refuses for now. The same call may succeed later."""
+    """The store cannot be reached or cannot serve at present. The same call may succeed later."""
 
     code = "backend_unavailable"
 
 
 class SettingsConflict(TaskQueueError):
-    """The settings changed since they were read; read again, decide again."""
+    """The settings have changed since they were read. Read them again, and repeat the change."""
 
     code = "settings_conflict"
 
 
 class ProtocolViolation(TaskQueueError):
-    """The peer of a socket broke the protocol.
-
-    ``rule`` names what was broken, ``fatal`` says if the socket must close.
-    """
+    """The other end of a socket broke the ``rule`` of the protocol. If it is ``fatal``, the socket must be closed."""
 
     code = "protocol"
 
@@ -187,5 +183,4 @@ class ProtocolViolation(TaskQueueError):
         self.fatal = fatal
 
     def __str__(self) -> str:
-        """Say what happened."""
         return self.message

@@ -1,8 +1,4 @@
-"""Every limit on what may come from outside, in one table, and the checks that apply them.
-
-Checks take linear time in the length of their input. They raise `InvalidInput` and never echo the
-value.
-"""
+"""All size limits on input, and linear-time checks of input, which raise `InvalidInput` but never repeat the value."""
 
 from __future__ import annotations
 
@@ -15,44 +11,44 @@ from taskqueue_core.errors import InvalidInput
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes are in bytes unless said otherwise."""
+    """The size limits on input, in bytes if no other unit is named."""
 
     name: int = 200
-    """characters of a key, task id, tenant, ordering key, worker id"""
+    """maximum characters of a key, task id, tenant, ordering key or worker id"""
     payload: int = 256 * 1024
-    """a task's JSON text"""
+    """maximum bytes of a task's payload as JSON text"""
     result: int = 256 * 1024
-    """a result's JSON text"""
+    """maximum bytes of a result as JSON text"""
     depth: int = 100
-    """levels of nested arrays and objects in a payload or result; JSON readers differ in how many they support"""
+    """maximum nesting depth of arrays and objects in a payload or result; not all JSON readers support more"""
     headers: int = 32
-    """entries in a task's headers"""
+    """maximum number of headers of a task"""
     header_bytes: int = 8 * 1024
-    """all header names and values together"""
+    """maximum bytes of all header names and values of a task together"""
     text: int = 4 * 1024
-    """characters of an error, a reason or a progress text; longer ones are cut, not refused"""
+    """maximum characters of an error, a reason or a progress text; a longer text is cut, not refused"""
     frame: int = 1024 * 1024
-    """one websocket frame in either direction"""
+    """maximum bytes of a websocket frame, in either direction"""
     keys: int = 1000
-    """keys of one subscription"""
+    """maximum number of keys of a subscription"""
     batch: int = 1000
-    """tasks of one publish call, receipts of one frame, ids of one look-up"""
+    """maximum number of tasks in a publish call, receipts in a frame, or ids in a look-up"""
     credit: int = 10_000
-    """deliveries that one socket may hold"""
+    """maximum number of deliveries that the worker of one socket may have"""
     body: int = 16 * 1024 * 1024
-    """one HTTP request body"""
+    """maximum bytes of the body of an HTTP request"""
     url: int = 2000
-    """characters of an address"""
+    """maximum characters of a URL"""
     slots: int = 10_000
-    """largest number of slots of one endpoint"""
+    """maximum number of slots of one endpoint"""
     document: int = 64 * 1024
-    """what is kept for one model of a slot pool"""
+    """maximum bytes of the JSON document that a slot pool stores for a model"""
 
 
 LIMITS = Limits()
 
 _NAME = re.compile(r"[A-Za-z0-9_<][A-Za-z0-9._:@=+<>~-]*")
-_END_OF_TIME = 253_402_300_800.0  # the year 10000, where most calendars stop
+_END_OF_TIME = 253_402_300_800.0  # the start of the year 10000, the end of Python's datetime
 _CENTURY = 100 * 366 * 86_400.0
 _json = msgspec.json.Decoder(msgspec.Raw)
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
@@ -61,17 +57,14 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def kind_of(value: object) -> str:
-    """Describe a value without showing it: its type, and its length where it has one."""
+    """Describe a value without showing it: its type and, if it has one, its length."""
     if isinstance(value, str | bytes | list | tuple | dict):
         return f"{type(value).__name__} of length {len(value)}"
     return type(value).__name__
 
 
 def check_name(field: str, value: object) -> None:
-    """Check a key, id, tenant, ordering key or worker id.
-
-    It is short and printable, without braces, blanks or slashes.
-    """
+    """Check a key, id, tenant, ordering key or worker id: short printable ASCII, without braces, spaces or slashes."""
     if isinstance(value, str) and len(value) <= LIMITS.name and _NAME.fullmatch(value):
         return
     raise InvalidInput(
@@ -82,21 +75,21 @@ def check_name(field: str, value: object) -> None:
 
 
 def check_label(field: str, value: object) -> None:
-    """Check the name of a model or a server: any printable text, of the length of other names."""
+    """Check the name of a model or a server: any printable text of 1 to 200 characters."""
     if isinstance(value, str) and 0 < len(value) <= LIMITS.name and value.isprintable():
         return
     raise InvalidInput(field, kind_of(value), f"printable text of 1 to {LIMITS.name} characters")
 
 
 def check_number(field: str, value: object, lowest: int, highest: int) -> None:
-    """Check a whole number."""
+    """Check that a value is a whole number from ``lowest`` to ``highest``."""
     if type(value) is int and lowest <= value <= highest:
         return
     raise InvalidInput(field, _number(value), f"a whole number from {lowest} to {highest}")
 
 
 def check_json(field: str, value: object, limit: int) -> None:
-    """Check that ``value`` is one JSON text in UTF-8, at most ``limit`` bytes long and not too deep."""
+    """Check that a value is one JSON text in UTF-8, at most ``limit`` bytes long and not nested too deep."""
     if not isinstance(value, bytes) or len(value) > limit:
         raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
     try:
@@ -108,7 +101,7 @@ def check_json(field: str, value: object, limit: int) -> None:
 
 
 def check_encoded(field: str, value: bytes, limit: int) -> None:
-    """Check the size and the depth of what is known to be JSON text."""
+    """Check the size and the nesting depth of a text that is known to be JSON."""
     if len(value) > limit:
         raise InvalidInput(field, kind_of(value), f"JSON text of at most {limit} bytes")
     if _too_deep(value):
@@ -121,7 +114,7 @@ def _too_deep(text: bytes) -> bool:
     if text.count(b"[") + text.count(b"{") <= LIMITS.depth:
         return False
     brackets = _STRING.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
-    for _ in range(LIMITS.depth):  # each round peels the innermost level off
+    for _ in range(LIMITS.depth):  # each round removes the innermost brackets
         if not brackets:
             return False
         brackets = brackets.replace(b"[]", b"")
@@ -129,18 +122,18 @@ def _too_deep(text: bytes) -> bool:
 
 
 def check_time(field: str, value: object) -> None:
-    """Check a point in time: Unix seconds, finite, between 1970 and the year 10000."""
+    """Check a time: Unix seconds, finite, between the years 1970 and 10000."""
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and 0 <= value < _END_OF_TIME  # false for NaN
+        and 0 <= value < _END_OF_TIME  # excludes NaN too
     ):
         return
     raise InvalidInput(field, _number(value), "Unix seconds, finite, before the year 10000")
 
 
 def check_duration(field: str, value: object) -> None:
-    """Check a span of time: seconds, finite, not negative, within a century."""
+    """Check a duration: seconds, finite, from 0 to a century."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _CENTURY:
         return
     raise InvalidInput(field, _number(value), "seconds, finite, from 0 to a century")
@@ -151,7 +144,7 @@ def _number(value: object) -> str:
 
 
 def check_headers(field: str, value: object) -> None:
-    """Check a task's headers: short text without control characters."""
+    """Check the headers of a task: names and values are printable text, within the limits of number and size."""
     if not isinstance(value, Mapping) or len(value) > LIMITS.headers:
         raise InvalidInput(field, kind_of(value), f"at most {LIMITS.headers} entries of text")
     size = 0

@@ -24,20 +24,23 @@ _PARTS: Mapping[str, type[BaseModel]] = {
 
 
 def read_settings(text: bytes) -> QueueSettings:
-    """Read a JSON object. Raises `InvalidInput`: numbers are numbers, true is true, and every name is known."""
+    """Return the settings in a JSON object. Raises `InvalidInput`; values of other types are not converted."""
     try:
         settings = QueueSettings.model_validate_json(text, strict=True)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False)[0]
     else:
         return _named(settings)
-    # A setting that does not go with another one: the message begins with its name.
+    # Two settings contradict each other: pydantic's message begins with the name of the one to change.
     if not fault["loc"] and fault["type"] == "value_error":
         name, _, reason = fault["msg"].removeprefix("Value error, ").partition(" ")
         name, reason = (name[:-1], reason) if name.endswith(":") else (name, f"it {reason}")
         raise InvalidInput(name, kind_of(fault["input"][name]), f"its default, because {reason}")
-    *parents, name = map(str, _field_of(fault["loc"]) or ("settings",))
-    if fault["type"] == "extra_forbidden":  # what a stranger calls a field is not repeated
+    path = fault["loc"] or ("settings",)
+    if path[0] == "weights":  # omit the tenant's name: input is never repeated in errors
+        path = ("weights",)
+    *parents, name = map(str, path)
+    if fault["type"] == "extra_forbidden":  # the unknown name itself is input, and never repeated
         parent = ".".join(parents)
         known = ", ".join(_PARTS[parent].model_fields)
         raise InvalidInput(parent or "settings", "an unknown field", known)
@@ -49,13 +52,8 @@ def read_settings(text: bytes) -> QueueSettings:
     raise InvalidInput(field, kind_of(fault["input"]) + beyond, allowed)
 
 
-def _field_of(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    # what tenants are called is not repeated
-    return where[:1] if where[:1] == ("weights",) else where
-
-
 def _named(settings: QueueSettings) -> QueueSettings:
-    """Return settings that name queues and tenants as there may be. Raises `InvalidInput`."""
+    """Return the settings, or raise `InvalidInput` for an invalid name of a queue or tenant."""
     for field, names in (
         ("moved_to", () if settings.moved_to is None else (settings.moved_to,)),
         ("bound_to", settings.bound_to),
@@ -73,35 +71,31 @@ async def change_settings(
     *,
     version: int | None = None,
 ) -> QueueSettings:
-    """Replace the settings in force by what ``edit`` makes of them; where that is the same, nothing is written.
+    """Replace the current settings by the result of ``edit``; write nothing if it changes nothing.
 
-    A concurrent change is kept: ``edit`` is called again with its result. Raises
-    `SettingsConflict` where that happens time and again, and unless ``version`` is in force where one is given.
+    After a concurrent change, ``edit`` is called again with the new settings. Raises `SettingsConflict` after several
+    concurrent changes, or if ``version`` is given and is not the current version.
     """
     check_name("key", key)
-    for attempt in range(1, _TRIES if version is None else 1):
+    attempt = 0
+    while True:
+        attempt += 1
         try:
-            return await _change(control, key, edit, version)
+            settings = await control.settings(key)
+            if version is not None:
+                settings.followed_by(
+                    QueueSettings(version=version)
+                )  # raises if the version differs
+            wanted = edit(settings)
+            return settings if wanted == settings else await control.configure(key, wanted)
         except SettingsConflict:
-            await asyncio.sleep(_PAUSE.delay(attempt))
-    return await _change(control, key, edit, version)
-
-
-async def _change(
-    control: Control,
-    key: str,
-    edit: Callable[[QueueSettings], QueueSettings],
-    version: int | None,
-) -> QueueSettings:
-    settings = await control.settings(key)
-    if version is not None:
-        settings.followed_by(QueueSettings(version=version))  # for its error
-    wanted = edit(settings)
-    return settings if wanted == settings else await control.configure(key, wanted)
+            if version is not None or attempt == _TRIES:
+                raise
+        await asyncio.sleep(_PAUSE.delay(attempt))
 
 
 async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool) -> QueueSettings:
-    """Pause or resume deliveries, or the ``intake`` instead. Idempotent. Raises `SettingsConflict`, as above."""
+    """Pause or resume deliveries or, with ``intake``, publishing. Idempotent. Raises `SettingsConflict`."""
     flag = {"intake_paused" if intake else "paused": paused}
     return await change_settings(control, key, lambda settings: settings.model_copy(update=flag))
 
@@ -109,7 +103,7 @@ async def pause_queue(control: Control, key: str, *, intake: bool, paused: bool)
 async def reset_settings(
     control: Control, key: str, *, version: int | None = None
 ) -> QueueSettings:
-    """Return to the defaults. The version still grows. Raises `SettingsConflict`, as above."""
+    """Reset the settings to their defaults, with the next version. Raises `SettingsConflict`."""
     return await change_settings(
         control, key, lambda settings: QueueSettings(version=settings.version), version=version
     )

@@ -1,6 +1,6 @@
-"""Limits on the flow through a queue: what an operator sets, and the arithmetic that every backend shares.
+"""Rate limits and capacities of queues: their settings, and the arithmetic that all backends share.
 
-Every delivery counts, a redelivery too. Nothing here reads a clock: times are the store's.
+Every delivery counts against a rate limit, redeliveries included. Callers pass the store's time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from taskqueue_core.errors import InvalidInput
 
 _MOST = 1000
-"""the largest capacity that follows from endpoints: a task behind more than that would wait without success"""
+"""maximum result of `capacity_for`"""
 _DUST = 1e-6
-"""of a token: what floating point may leave out"""
+"""tolerance for rounding errors, as a fraction of a token"""
 
 
 class IntervalUnit(StrEnum):
@@ -30,40 +30,40 @@ class IntervalUnit(StrEnum):
 
     @property
     def seconds(self) -> int:
-        """Return how many seconds it has."""
-        return _SECONDS[self]
-
-
-_SECONDS = {IntervalUnit.SECONDS: 1, IntervalUnit.MINUTES: 60, IntervalUnit.HOURS: 3600}
+        """The number of seconds in the unit."""
+        return {"SECONDS": 1, "MINUTES": 60, "HOURS": 3600}[self.value]
 
 
 class RateLimit(BaseModel):
-    """A token bucket. Each delivery takes a token; an interval fills the whole bucket, evenly; it starts full.
+    """A rate limit by a token bucket. It starts full, each delivery takes a token, and an interval refills all tokens.
 
-    So a burst of ``max_tokens`` is allowed: 10 tokens in 10 seconds are not 1 token in 1 second.
+    The bucket fills evenly over the interval. It allows a burst of ``max_tokens`` deliveries, so 10 tokens in 10
+    seconds and 1 token in 1 second are different limits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int = Field(ge=1, le=1_000_000_000)
+    """maximum number of deliveries per interval"""
     interval: int = Field(default=1, ge=1, le=1_000_000)
+    """length of the interval, in units of ``interval_unit``"""
     interval_unit: IntervalUnit = IntervalUnit.SECONDS
 
     @property
     def period(self) -> float:
-        """Return the seconds in which an empty bucket fills."""
+        """The length of the interval in seconds, in which an empty bucket fills."""
         return float(self.interval * self.interval_unit.seconds)
 
 
 class Bucket(msgspec.Struct):
-    """The tokens of one queue: so many at a time."""
+    """The tokens of a queue with a rate limit: their number at a time."""
 
     tokens: float
     at: float
 
     def fill(self, limit: RateLimit, now: float) -> int:
-        """Bring it up to date. Return how many whole tokens it has."""
-        # the store's clock may have gone back: what it gave once it does not give twice
+        """Add the tokens for the time since the last call. Return the number of whole tokens."""
+        # if the store's clock goes back, the same period must not add tokens twice
         if now > self.at:
             if self.tokens < limit.max_tokens:
                 self.tokens += (now - self.at) * limit.max_tokens / limit.period
@@ -72,7 +72,7 @@ class Bucket(msgspec.Struct):
         return math.floor(self.tokens + _DUST)
 
     def next_at(self, limit: RateLimit) -> float:
-        """Return when it has a whole token, having been brought up to date: rounded up, so that it does then."""
+        """Return the time at which the bucket has a whole token, rounded up. Call `fill` first."""
         wait = max(0.0, 1 - self.tokens) * limit.period / limit.max_tokens
         at = self.at + wait
         return at if at - self.at >= wait else math.nextafter(at, math.inf)
@@ -81,21 +81,21 @@ class Bucket(msgspec.Struct):
 def bucket_after(
     bucket: Bucket | None, before: RateLimit | None, limit: RateLimit | None, now: float
 ) -> Bucket | None:
-    """Return the tokens of a queue whose limit was ``before`` and is ``limit`` now: those it had, or a full bucket."""
+    """Return the bucket of a queue after a change of its limit: with its tokens so far, or full if the limit is new."""
     if limit is None:
         return None
     if bucket is None or before is None:
         return Bucket(tokens=float(limit.max_tokens), at=now)
-    bucket.fill(before, now)  # what has been saved up until now counts at the old rate
+    bucket.fill(before, now)  # tokens for the time until now are added at the old rate
     return bucket
 
 
 def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
-    """Return the capacity of a queue in front of endpoints: so many tasks for each that they can run at once.
+    """Return a capacity for a queue whose tasks run on endpoints: a multiple of the number of tasks that run at once.
 
-    ``concurrency`` has the number of each endpoint. The largest ``factor`` counts; usually one of two is set, for the
-    queue or for where it runs, and the other is 0. The answer is between 0 and 1000: 0 where nothing can run, or no
-    factor is set. Raises `InvalidInput` for a negative number.
+    ``concurrency`` contains the number of tasks that each endpoint runs at once. Their sum is multiplied by the largest
+    ``factor``. The result is at most 1000, and 0 if no endpoint can run tasks or no factor is given. Raises
+    `InvalidInput` for a negative number.
     """
     together = sum(_checked("concurrency", number) for number in concurrency)
     largest = max((_checked("factor", number) for number in factor), default=0)
@@ -103,12 +103,7 @@ def capacity_for(concurrency: Iterable[int], *factor: int) -> int:
 
 
 def intake_for(capacity: int) -> dict[str, Any]:
-    """Return the settings that say ``capacity``, which may be 0: the intake is paused then.
-
-    A queue's own ``capacity`` is at least 1, so that a full one gets room again with the next delivery; with 0
-    nothing would ever be accepted, and publishers get the other reason. The caller that applies these owns both
-    settings: a capacity above 0 resumes the intake.
-    """
+    """Return the settings for ``capacity``: 0, which the setting itself does not allow, pauses publishing instead."""
     return {"capacity": max(1, _checked("capacity", capacity)), "intake_paused": capacity == 0}
 
 

@@ -1,11 +1,11 @@
-"""Retry policy: from a handler's outcome to one verb, purely. Backends know none of this.
+"""Pure functions that decide how to settle a delivery after its handler's outcome. Backends do not use them.
 
 ::
 
     Success            -> Ack
-    HandBack           -> Redeliver         not a failure: the attempt stays
-    RetryLater, Failed -> ScheduleRetry     while attempts are left, else
-                       -> Bury              to the dead letters, as is
+    HandBack           -> Redeliver         not a failure: the attempt number does not change
+    RetryLater, Failed -> ScheduleRetry     if attempts remain
+                       -> Bury              otherwise: the task becomes a dead letter
     Rejected           -> Bury
 """
 
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 EXHAUSTED = "max_retries_exceeded"
-"""the reason of a dead letter whose attempts are used up"""
+"""reason stored with a dead letter if the task has used all its attempts"""
 
 
 class RetryPolicy(BaseModel):
-    """When to try again, and how often.
+    """The delays between the attempts of a task, and their maximum number.
 
-    The n-th retry waits ``min(base * 2**(n-1), cap)`` seconds, give or take jitter.
+    The n-th retry waits ``min(base * 2**(n-1), cap)`` seconds, plus or minus the jitter.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,50 +52,49 @@ class RetryPolicy(BaseModel):
     base: float = Field(default=1.0, ge=0, le=86_400, allow_inf_nan=False)
     """seconds before the first retry"""
     cap: float = Field(default=30.0, ge=0, le=7 * 86_400, allow_inf_nan=False)
-    """the longest wait, before jitter"""
+    """maximum delay in seconds, before the jitter is applied"""
     jitter: float = Field(default=0.1, ge=0, le=1, allow_inf_nan=False)
-    """the wait varies evenly within this share of itself, either way"""
+    """share of the delay by which it varies at random: 0.1 means plus or minus 10 %"""
     max_attempts: int = Field(default=50, ge=1, le=1000)
-    """attempts in all before a task goes to the dead letters"""
+    """maximum number of attempts, the first included; then the task becomes a dead letter"""
 
     def delay(self, attempt: int, uniform: Callable[[], float] = random.random) -> float:
-        """Return the seconds to wait after failed attempt number ``attempt`` (from 1). ``uniform`` gives 0 <= x < 1."""
+        """Return the delay in seconds after attempt number ``attempt``. ``uniform`` returns a number from 0 to 1."""
         wait = min(self.base * 2.0 ** min(attempt - 1, 900), self.cap)  # 2.0 ** 1024 would overflow
         return wait * (1 + self.jitter * (2 * uniform() - 1))
 
 
 class Success(msgspec.Struct, frozen=True):
-    """Executed."""
+    """The outcome of a handler that executed the task."""
 
     result: bytes | None = None
 
 
 class HandBack(msgspec.Struct, frozen=True):
-    """Not executed, by no fault of the task."""
+    """The outcome of a task that was not executed, for a reason outside the task; if ``lost``, its consumer crashed."""
 
     lost: bool = False
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """The handler asks for another attempt, after ``delay`` seconds or when the policy says."""
+    """The outcome of a handler that requested another attempt, after ``delay`` seconds or the policy's delay."""
 
     delay: float | None = None
     error: str = "retry requested"
 
     def __post_init__(self) -> None:
-        """Check the delay. Raises `InvalidInput`."""
         if self.delay is not None:
             check_duration("delay", self.delay)
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The attempt failed."""
+    """The outcome of a failed attempt."""
 
     error: str
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """No attempt can succeed."""
+    """The outcome of a task that must not be tried again, because no attempt can succeed."""
 
     reason: str
     error: str | None = None
@@ -105,26 +104,26 @@ Outcome = Success | HandBack | RetryLater | Failed | Rejected
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """End as done."""
+    """The decision to end the delivery as executed."""
 
     result: bytes | None
 
 
 class Redeliver(msgspec.Struct, frozen=True):
-    """Release the delivery."""
+    """The decision to release the delivery."""
 
     lost: bool
 
 
 class ScheduleRetry(msgspec.Struct, frozen=True):
-    """Try again ``delay`` seconds from now."""
+    """The decision to schedule the next attempt, ``delay`` seconds from now."""
 
     delay: float
     error: str
 
 
 class Bury(msgspec.Struct, frozen=True):
-    """Put among the dead letters."""
+    """The decision to make the task a dead letter."""
 
     reason: str
     error: str | None
@@ -139,7 +138,7 @@ def decide(
     policy: RetryPolicy,
     uniform: Callable[[], float] = random.random,
 ) -> Verb:
-    """Turn an outcome into the one verb that settles the delivery."""
+    """Return how to settle a delivery after an outcome. ``uniform`` returns a random number from 0 to 1, for jitter."""
     match outcome:
         case Success(result):
             return Ack(result)

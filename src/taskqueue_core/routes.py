@@ -1,6 +1,6 @@
-"""Names of queues by a rule: a kind of work and an id give the key of exactly one queue.
+"""Names of queues by a rule: the name consists of a prefix for the kind of work, and an id.
 
-Publishers, workers and operators get the names from here and do not put them together by hand:
+Publishers, workers and operators use the same rule, instead of concatenating names themselves:
 
 >>> routes = Routes(Route(kind="training", prefix="input:training:vt-"))
 >>> routes.key("training", UUID(int=7))
@@ -9,6 +9,7 @@ Publishers, workers and operators get the names from here and do not put them to
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -17,17 +18,18 @@ from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import LIMITS, check_name, kind_of
 
 _DIGITS = 32
+_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Route(BaseModel):
-    """The rule for the queues of one kind of task: a queue's name is the prefix and an id of 32 hexadecimal digits."""
+    """The rule for the queue names of one kind of task: the prefix, followed by an id of 32 hexadecimal digits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     prefix: str
     shared: UUID | None = None
-    """one id for all: every task of this kind goes into one queue, which other kinds may share"""
+    """id that is used for all tasks of this kind, so that they share one queue; ``None``: a queue per id"""
 
     @field_validator("prefix")
     @classmethod
@@ -44,7 +46,7 @@ class Route(BaseModel):
 
 
 class Routes:
-    """The rule: one route per kind."""
+    """The routes of an application, one per kind of task."""
 
     def __init__(self, *routes: Route) -> None:
         """Check the routes. Raises `ConfigurationError` for a kind that has two."""
@@ -53,25 +55,15 @@ class Routes:
             raise ConfigurationError("two routes have the same kind of work; use each kind once")
 
     def key(self, kind: str, of: UUID) -> str:
-        """Return the name of the queue. Raises `InvalidInput` for a kind without a route."""
+        """Return the name of the queue for a kind of task and an id. Raises `InvalidInput` for an unknown kind."""
         route = self._routes.get(kind)
         if route is None:
             raise InvalidInput("kind", kind_of(kind), f"one of {', '.join(sorted(self._routes))}")
         return route.prefix + (of if route.shared is None else route.shared).hex
 
     def kinds(self, key: str) -> tuple[str, ...]:
-        """Return the kinds of work that may be in a queue, sorted; none for a name of another rule."""
-        prefix, digits = key[:-_DIGITS], key[-_DIGITS:]
-        matches = (
-            route.kind
-            for route in self._routes.values()
-            if route.prefix == prefix and _is_id(digits) and route.shared in (None, UUID(digits))
-        )
-        return tuple(sorted(matches))
-
-
-def _is_id(digits: str) -> bool:
-    try:
-        return UUID(digits).hex == digits
-    except ValueError:
-        return False
+        """Return the kinds of tasks that may be in a queue, sorted; empty if no route matches the name."""
+        digits = key[-_DIGITS:]
+        if not _ID.fullmatch(digits):
+            return ()
+        return tuple(kind for kind in sorted(self._routes) if self.key(kind, UUID(digits)) == key)

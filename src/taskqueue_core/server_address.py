@@ -1,4 +1,4 @@
-"""The address of a server, and paths below it."""
+"""The address of a server, and the paths of its HTTP API."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.limits import check_name
 
 SOCKET_PATH = "/v1/socket"
-_SCHEMES = {
-    "http": ("http", "ws"),
-    "https": ("https", "wss"),
-    "ws": ("http", "ws"),
-    "wss": ("https", "wss"),
-}
+_TLS_SUFFIXES = {"http": "", "ws": "", "https": "s", "wss": "s"}
 _INVALID = (
     "invalid server URL: it must look like http://host:port or https://host/prefix; "
     "set it by TASKQUEUE_SERVER_URL, --server or --url"
@@ -34,37 +29,36 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
     loopback: bool
     tls: bool
     has_credentials: bool
-    """whether the address has a user and a password, which are sent in place of a token"""
+    """whether the address contains a user and a password, which are sent instead of a token"""
 
     def __repr__(self) -> str:
-        """Show no credentials."""
         return f"ServerAddress({self.shown!r})"
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read ``http[s]://host[:port][/prefix]``; ``ws[s]`` works too. Raises `ConfigurationError`."""
+        """Parse a URL ``http[s]://host[:port][/prefix]``; ``ws[s]`` is allowed too. Raises `ConfigurationError`."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
             raise ConfigurationError(_INVALID) from None
-        if parts.scheme not in _SCHEMES or not host or parts.query or parts.fragment:
+        if parts.scheme not in _TLS_SUFFIXES or not host or parts.query or parts.fragment:
             raise ConfigurationError(_INVALID)
-        http, socket = _SCHEMES[parts.scheme]
+        tls = _TLS_SUFFIXES[parts.scheme]
         prefix = parts.path.rstrip("/").removesuffix(SOCKET_PATH)
         name = f"[{host}]" if ":" in host else host
         return cls(
-            http_base=f"{http}://{parts.netloc}{prefix}",
-            socket_uri=f"{socket}://{parts.netloc}{prefix}{SOCKET_PATH}",
+            http_base=f"http{tls}://{parts.netloc}{prefix}",
+            socket_uri=f"ws{tls}://{parts.netloc}{prefix}{SOCKET_PATH}",
             shown=f"{parts.scheme}://{name}" + (f":{port}" if port else "") + prefix,
             loopback=_is_loopback(host),
-            tls=http == "https",
+            tls=bool(tls),
             has_credentials="@" in parts.netloc,
         )
 
 
 def path(collection: str, key: str, *rest: str) -> str:
-    """Return a path under ``/v1``. Raises `InvalidInput` for an invalid key or id."""
+    """Return the path of a resource under ``/v1``, quoted for a URL. Raises `InvalidInput` for an invalid key or id."""
     check_name("key", key)
     for part in rest:
         check_name("id", part)

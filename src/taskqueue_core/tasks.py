@@ -1,7 +1,7 @@
-"""The data of the contract: tasks, deliveries and what is known about them. All of it is frozen.
+"""The data types of the contract: tasks, deliveries, results of calls and statistics. All are immutable.
 
-Times are Unix seconds of the store's clock. A payload is JSON text in bytes: the publisher encodes
-it once, the worker decodes it once, and everything in between forwards the bytes.
+Times are Unix seconds of the store's clock. A payload is JSON text in bytes: the publisher encodes it, the worker
+decodes it, and all code in between forwards the bytes unchanged.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ _decoder = msgspec.json.Decoder()
 
 
 def new_id() -> str:
-    """Return a fresh task id: 128 random bits as 32 hexadecimal digits."""
+    """Return a new task id: 128 random bits as 32 hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def encode_json(field: str, value: object) -> bytes:
-    """Encode ``value`` as JSON text that decodes to what was meant.
+    """Encode ``value`` as JSON text that decodes to an equivalent value.
 
-    Tuples and sets become arrays, dataclasses objects, dates and UUIDs text. Raises `InvalidInput`,
-    naming ``field``, for what JSON cannot say: NaN and infinity, bytes, keys that are not text,
+    Tuples and sets become arrays, dataclasses become objects, and dates and UUIDs become text. Raises `InvalidInput`
+    with the name ``field`` for a value without an equivalent in JSON: NaN and infinity, bytes, keys that are not text,
     cycles, lone surrogates.
     """
     try:
         text = _encoder.encode(value)
-        check_encoded(field, text, LIMITS.payload)  # that it is JSON is proved by decoding it
-        # The encoder writes NaN as null, bytes as base64 and turns keys into text, without a word.
+        check_encoded(field, text, LIMITS.payload)  # decoding the text below proves that it is JSON
+        # The encoder silently writes NaN as null, bytes as base64, and keys of other types as text.
         decoded = _decoder.decode(text)
         said = decoded == value or _same(decoded, msgspec.to_builtins(value, builtin_types=_BYTES))
     except InvalidInput:
@@ -93,38 +93,37 @@ def _same(value: object, meant: object) -> bool:
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of work. Checked when it is made: an invalid one raises `InvalidInput` and cannot exist."""
+    """One piece of work. The constructor checks all fields, and raises `InvalidInput`."""
 
     key: str
-    """the kind of work; names the queue"""
+    """the name of the queue"""
     payload: bytes = _NULL
-    """JSON text"""
+    """the input of the work, as JSON text"""
     id: str = msgspec.field(default_factory=new_id)
-    """unique within its key; publishing it again is harmless"""
+    """unique within the key; publishing a task with the same id again stores no second copy"""
     headers: dict[str, str] = {}
-    """short text that travels along: trace context, content hints"""
+    """short texts that are delivered with the task, such as a trace context"""
     priority: int = DEFAULT_PRIORITY
-    """0 to 9; a higher class is delivered first"""
+    """0 to 9; tasks with a higher number are delivered first"""
     tenant: str | None = None
-    """the customer that it belongs to, for fair queueing"""
+    """the customer that the task belongs to; with fair order, tenants take turns"""
     ordering_key: str | None = None
-    """tasks with the same one run one after another"""
+    """tasks with the same ordering key run one at a time, in the order in which they were published"""
     deadline: float | None = None
-    """never delivered at or after this time"""
+    """time from which the task is no longer delivered, in Unix seconds"""
     not_before: float | None = None
-    """never delivered before this time"""
+    """time before which the task is not delivered, in Unix seconds"""
     max_attempts: int | None = None
-    """overrides the queue's own; 1 means no retries"""
+    """maximum number of attempts, instead of the queue's setting; 1 means no retries"""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_name("key", self.key)
         check_name("id", self.id)
         if self.payload is not _NULL:
             check_json("payload", self.payload, LIMITS.payload)
         if self.headers != {}:
             check_headers("headers", self.headers)
-            # the caller's may change
+            # a copy, because the caller may change the original
             msgspec.structs.force_setattr(self, "headers", dict(self.headers))
         if type(self.priority) is not int or self.priority not in _PRIORITIES:
             raise InvalidInput("priority", f"{kind_of(self.priority)} out of range", "0 to 9")
@@ -142,14 +141,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, key: str, payload: object = None, **fields: Any) -> Self:
-        """Make a task from a Python value that JSON can express."""
+        """Return a task whose payload is ``payload`` encoded as JSON. Raises `InvalidInput`, as `encode_json` does."""
         text = encode_json("payload", payload)
         task = cls(key=key, **fields)
-        msgspec.structs.force_setattr(task, "payload", text)  # it needs no second check
+        msgspec.structs.force_setattr(task, "payload", text)  # avoids a second check of the text
         return task
 
     def value(self) -> Any:
-        """Decode the payload. Raises `InvalidInput` for a number that Python cannot hold, as ``1e999``."""
+        """Return the decoded payload. Raises `InvalidInput` for a number out of range, such as ``1e999``."""
         try:
             return _decoder.decode(self.payload)
         except (ValueError, RecursionError) as error:
@@ -162,7 +161,7 @@ def _plain(key: str, priority: int) -> Task:
 
 
 def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
-    """Make a task of nothing but these, as one that was stored: its fields were checked then, and are not again."""
+    """Return a task that was stored with only these fields. They were checked when it was published, and not again."""
     task: Task = _plain(key, priority).__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
     msgspec.structs.force_setattr(task, "id", task_id)
     msgspec.structs.force_setattr(task, "payload", payload)
@@ -171,7 +170,7 @@ def stored_task(key: str, task_id: str, priority: int, payload: bytes) -> Task:
 
 
 class State(StrEnum):
-    """Where an entry is. `docs/lifecycle.md` draws the arrows."""
+    """The state of an entry. `docs/lifecycle.md` has a diagram of the transitions."""
 
     SCHEDULED = "scheduled"
     WAITING = "waiting"
@@ -189,36 +188,36 @@ class State(StrEnum):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry as it was given to one subscription."""
+    """One handover of an entry to one subscription."""
 
     task: Task
     receipt: str
-    """opaque and unguessable; ends at most once"""
+    """an unguessable token that identifies the delivery and settles it once"""
     attempt: int
-    """from 1; grows only by a scheduled retry"""
+    """number of the attempt, from 1; only a scheduled retry increases it"""
     losses: int = 0
-    """how often this entry was lost with its consumer"""
+    """number of earlier deliveries of this attempt whose consumer crashed or fell silent"""
     prior: int = 0
-    """attempts spent before the last redrive; the retry policy counts from there"""
+    """number of attempts before the last redrive, which do not count against ``max_attempts``"""
     delivered_at: float
     waiting_since: float | None = None
-    """since when it had been waiting: published, due or released; ``None`` if that is unknown"""
+    """time at which the task became available: published, due or released; ``None`` if the backend does not know it"""
     shard: int | None = None
-    """the shard of its queue that it is from; ``None`` where the queue has but one"""
+    """number of the shard that the task came from; ``None`` if its queue is not sharded"""
     shard_changed: bool = False
-    """the delivery of this queue before, to the same subscription, was from another shard"""
+    """whether the subscription's previous delivery from this queue came from another shard"""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of one receive."""
+    """The result of one receive."""
 
     deliveries: tuple[Delivery, ...] = ()
     again: bool = False
-    """more may be had at once"""
+    """whether another receive may return more at once"""
     due_at: float | None = None
-    """when the next thing is known to fall due, if nothing else happens before"""
+    """time at which the next task is known to become available by itself"""
     expired: tuple[Expired, ...] = ()
-    """entries that this call found past their deadline and moved to ``expired``"""
+    """entries whose deadline had passed, which this call moved to ``expired``"""
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -230,62 +229,62 @@ class Expired(msgspec.Struct, frozen=True):
 
 
 class Settled(StrEnum):
-    """What became of one settlement in a batch."""
+    """The result of one settlement in a batch."""
 
     OK = "ok"
     DEAD = "dead"
-    """released as lost once too often, so it became a dead letter"""
+    """the task was lost more often than ``max_losses`` allows, and became a dead letter"""
     LEASE_LOST = "lease_lost"
 
     @property
     def ok(self) -> bool:
-        """Whether the settlement took effect (now, or when it was sent before)."""
+        """Whether the settlement took effect, in this call or when it was sent before."""
         return self is not Settled.LEASE_LOST
 
 
 class Published(StrEnum):
-    """What became of one published task."""
+    """The result of publishing one task."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
-    """this very task is known already; there is still exactly one copy"""
+    """the same task is already stored; there is still exactly one copy"""
     CONFLICT = "conflict"
-    """the id belongs to a task with another payload; nothing was changed"""
+    """another task with the same id but a different payload is stored; it was not changed"""
     REFUSED = "refused"
-    """no room; nothing was stored"""
+    """the queue accepts no tasks now; nothing was stored"""
 
 
 class Refusal(StrEnum):
-    """Why a task was refused, for programs."""
+    """Machine-readable reason for refusing a task."""
 
     QUEUE_FULL = "queue_full"
-    """the queue has its ``capacity`` of tasks that were never delivered"""
+    """the number of tasks in the queue that were never delivered has reached ``capacity``"""
     TENANT_FULL = "tenant_full"
-    """the tenant has its ``tenant_capacity`` of tasks that were never delivered"""
+    """the number of the tenant's tasks that were never delivered has reached ``tenant_capacity``"""
     INTAKE_PAUSED = "intake_paused"
-    """an operator holds the queue's publishers up"""
+    """an operator has paused publishing to the queue"""
     MOVED = "moved"
-    """the queue is closed for good: its tasks go elsewhere"""
+    """the queue accepts no tasks any more, because it has moved to another name or backend"""
     STORE_FULL = "store_full"
-    """the store has no room for anything"""
+    """the store is out of memory or disk space"""
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    """The store's word on one published task."""
+    """The store's response for one published task."""
 
     key: str
     task_id: str
     status: Published
     position: int | None = None
-    """number of waiting tasks before it, if the backend knows"""
+    """number of waiting tasks ahead of the task, if the backend knows it"""
     code: Refusal | None = None
-    """why it was refused, for programs"""
+    """machine-readable reason if the task was refused"""
     reason: str | None = None
-    """why it was refused, for people"""
+    """human-readable reason if the task was refused"""
     retry_after: float | None = None
     """seconds after which a retry is likely to succeed; ``None`` for a refused task if waiting does not help"""
     depth: int | None = None
-    """how many tasks counted against the capacity when it was refused for that"""
+    """number of tasks that counted against the capacity, if the task was refused because the queue was full"""
 
     @property
     def stored(self) -> bool:
@@ -302,7 +301,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that was given up, kept for a human."""
+    """A task that will not be tried again, kept until an operator decides."""
 
     task: Task
     attempt: int
@@ -310,11 +309,11 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     failed_at: float
     history: tuple[Failure, ...] = ()
-    """the last failures, oldest first"""
+    """the most recent failures, oldest first"""
 
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store knows about one task."""
+    """The store's record of one task."""
 
     key: str
     task_id: str
@@ -324,11 +323,11 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     progress: float | str | None = None
     error: str | None = None
-    """the last failure, or the reason of the end"""
+    """the last failure, or the reason why the task became a dead letter"""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of entries of one queue, or a sum over queues, taken in one step."""
+    """The counts of entries by state, for one queue or summed over queues. Those of a queue are read in one step."""
 
     published: int = 0
     waiting: int = 0
@@ -342,48 +341,48 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def imbalance(self) -> int:
-        """Published minus everything that can be accounted for: 0, always (law 1)."""
+        """Number of published entries minus the sum of all states; anything but 0 violates law 1."""
         accounted: int = sum(getattr(self, state.value) for state in State)
         return self.published - accounted
 
     @property
     def balanced(self) -> bool:
-        """Whether every published entry is accounted for."""
+        """Whether every published entry is in exactly one state."""
         return self.imbalance == 0
 
     def __add__(self, other: Ledger) -> Ledger:
-        """Sum two ledgers; each balances, so their sum does."""
+        """Return the sum of two ledgers, state by state."""
         return Ledger(**{f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__})
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue at a glance."""
+    """The statistics of one queue."""
 
     key: str
     ledger: Ledger
     oldest_waiting: float | None = None
-    """since when the oldest waiting task has been waiting, Unix seconds"""
+    """time at which the task that has waited longest became available, in Unix seconds"""
     delivered: int = 0
     redelivered: int = 0
-    """releases and losses"""
+    """number of deliveries that were released or lost"""
     retried: int = 0
     lost: int = 0
     subscribers: int = 0
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker identity, over all of its connections."""
+    """One worker, identified by its id, with all of its connections."""
 
     worker_id: str
     connections: int
     keys: tuple[str, ...]
     in_flight: int
     since: float
-    """when its oldest open connection began"""
+    """time at which the oldest of its open connections was opened"""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a backend can serve, and what it says about itself."""
+    """Whether a backend is available, with details that depend on the backend."""
 
     ok: bool
     backend: str

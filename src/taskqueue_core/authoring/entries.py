@@ -1,8 +1,7 @@
-"""The rules of the contract for one task, without any storage: for backends that keep a record per task.
+"""The rules of the contract for one task, without storage, for backends that store one record per task.
 
-A backend loads an entry, lets one of these methods change it, and stores it again, all in one atomic
-step. Moving it between lanes, counters and indexes is the backend's part. See
-docs/writing-a-backend.md.
+A backend loads an entry, changes it with a method of `Entry`, and stores it again, all in one atomic step. The backend
+itself updates lanes, counters and indexes. `docs/writing-a-backend.md` explains this.
 """
 
 from __future__ import annotations
@@ -21,68 +20,66 @@ from taskqueue_core.tasks import (
     TaskStatus,
 )
 
-__all__ = ["LOST", "POISONED", "Entry"]
-
 LOST = "lost"
-"""the verb of a delivery that was released as lost"""
+"""name of the settlement that releases a delivery as lost"""
 POISONED = "max_losses_exceeded"
-"""the reason of a dead letter that was lost with its consumer too often"""
+"""reason stored with a dead letter if the task was lost with its consumer too often"""
 _HISTORY = 20
 _AT_REST = (State.WAITING, State.SCHEDULED)
 
 
 class Entry(msgspec.Struct, kw_only=True, eq=False):
-    """One task, and its one live or last entry."""
+    """One task with its current or last entry."""
 
     task: Task
     state: State | None = None
-    """none before the first step"""
+    """``None`` until the task is stored"""
     attempt: int = 1
     handed_out: int = 0
-    """the last attempt that was delivered"""
+    """number of the attempt that was delivered last; 0 if none was"""
     prior: int = 0
     losses: int = 0
     receipt: str | None = None
     delivered_at: float = 0.0
     available_at: float = 0.0
-    """since when it has its place among those of its state"""
+    """time at which the entry got its current position in its lane or state"""
     updated_at: float = 0.0
     last: tuple[str, str, Settled] | None = None
-    """the last settlement: receipt, verb, answer"""
+    """the last settlement: receipt, name of the settlement, result"""
     tokens: set[str] = msgspec.field(default_factory=set)
-    """of the retries"""
+    """the tokens of the retries that were scheduled, to detect repeated calls"""
     history: list[Failure] = msgspec.field(default_factory=list)
     reason: str | None = None
     progress: float | str | None = None
     result: bytes | None = None
     result_until: float = 0.0
     counted: bool = False
-    """against the queue's capacity"""
+    """whether the task counts against the queue's capacity"""
 
     @property
     def live(self) -> bool:
-        """Whether it may still be delivered."""
+        """Whether the entry may still be delivered."""
         return self.state is not None and self.state.live
 
     @property
     def ended(self) -> bool:
-        """Whether it is over: neither live nor dead."""
+        """Whether the task has ended: it is neither live nor a dead letter."""
         return self.state is not None and not self.live and self.state is not State.DEAD
 
     def recognise(self, task: Task, now: float, window: float) -> Published | None:
-        """Say what publishing ``task`` again means; ``None`` once the window after the end has passed."""
+        """Return whether publishing ``task`` again is a duplicate or conflict; ``None`` if ``window`` has passed."""
         if self.ended and now >= self.updated_at + window:
             return None
         return Published.DUPLICATE if self.is_of(task.payload) else Published.CONFLICT
 
     def is_of(self, payload: bytes) -> bool:
-        """Whether this is the task's payload. A backend that lets go of payloads after the end overrides this."""
+        """Return whether the task has this payload. A backend that deletes payloads of ended tasks overrides this."""
         return self.task.payload == payload
 
     def recount(self) -> int:
-        """Return by how much this step changes what counts against the capacity: a task that was never delivered.
+        """Update `counted`, and return the change in the number of tasks that count against the capacity: -1, 0 or 1.
 
-        To be called once after each change of state.
+        Tasks that were never delivered count. Call this once after each change of state.
         """
         counts = not self.handed_out and self.attempt == 1 and self.state in _AT_REST
         change = counts - self.counted
@@ -90,31 +87,32 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return change
 
     def hand_out(self, receipt: str, now: float) -> Delivery:
-        """Deliver it."""
+        """Start a delivery with this receipt, and return it."""
         self.receipt, self.handed_out, self.delivered_at = receipt, self.attempt, now
         return self.delivery
 
     def settled_before(self, receipt: str, verb: str) -> Settled:
-        """Answer a settlement whose receipt is not current."""
+        """Return the result for a stale receipt: that of the last settlement if it is repeated, else ``LEASE_LOST``."""
         if self.last is not None and self.last[:2] == (receipt, verb):
             return self.last[2]
         return Settled.LEASE_LOST
 
     def settle(self, verb: str) -> None:
-        """End the current receipt by a settlement. Where it ends otherwise, the caller clears it."""
+        """End the current receipt by a settlement. If the receipt ends for another reason, the caller clears it."""
         if self.receipt is not None:
             self.last = (self.receipt, verb, Settled.OK)
         self.receipt = None
 
     def store_result(self, result: bytes | None, now: float, ttl: float) -> None:
-        """Keep what an ack brought."""
+        """Store the result of an ack, for ``ttl`` seconds from ``now``."""
         self.result, self.result_until, self.progress = result, now + ttl, None
 
     def lose(self, max_losses: int, now: float) -> bool:
-        """Count a loss. Return whether that was one too many: it is dead then.
+        """Count a loss. Return whether the task now has more losses than ``max_losses`` and must become a dead letter.
 
-        After `settle` if its owner reported the loss; its answer is then `Settled.DEAD`. With the receipt still
-        set if the delivery was taken back, which changes no answer.
+        If the owner reported the loss, call `settle` first; for a dead letter, this changes the result of the
+        settlement to `Settled.DEAD`. If the backend ended the delivery itself, `receipt` must still be set: no result
+        changes.
         """
         self.losses += 1
         self.fail("lost with its consumer", now)
@@ -126,16 +124,16 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         return True
 
     def bury(self, reason: str, error: str | None, now: float) -> None:
-        """Note why it is given up."""
+        """Record the reason and the last error of a task that becomes a dead letter."""
         self.fail(error, now)
         self.reason = reason[: LIMITS.text]
 
     def retry_token(self, token: str | None, settles: Delivery | None) -> str:
-        """Return the token of a retry: the given one, or by the attempt that was delivered last."""
+        """Return the token of a retry: ``token``, or a default derived from the attempt that was delivered last."""
         return token or f"attempt:{settles.attempt if settles else self.handed_out}"
 
     def retry(self, token: str, error: str | None, now: float) -> None:
-        """Turn to the next attempt. Its receipt, if any, must have ended before."""
+        """Prepare the next attempt, and record the error. The current receipt, if any, must have ended."""
         if self.state is State.DEAD:
             self.prior = self.attempt
         self.fail(error, now)
@@ -144,18 +142,18 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
         self.losses, self.reason = 0, None
 
     def redrive(self) -> None:
-        """Grant a dead task its attempts again."""
+        """Reset the counts of a dead letter, so that the task gets all its attempts again."""
         self.prior, self.losses, self.reason = self.attempt - 1, 0, None
 
     def fail(self, error: str | None, now: float) -> None:
-        """Add to the history; the oldest failures fall out."""
+        """Add an error to the history, which keeps the most recent failures."""
         if error is not None:
             failure = Failure(attempt=self.attempt, at=now, error=error[: LIMITS.text])
             self.history = [*self.history[1 - _HISTORY :], failure]
 
     @property
     def delivery(self) -> Delivery:
-        """The delivery in which it is out."""
+        """The current delivery of the entry."""
         return Delivery(
             task=self.task,
             receipt=self.receipt or "",
@@ -168,7 +166,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def dead_letter(self) -> DeadLetter:
-        """It as a dead letter."""
+        """The entry as a `DeadLetter`."""
         return DeadLetter(
             task=self.task,
             attempt=self.attempt,
@@ -180,7 +178,7 @@ class Entry(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def status(self) -> TaskStatus:
-        """It as a status."""
+        """The entry as a `TaskStatus`."""
         return TaskStatus(
             key=self.task.key,
             task_id=self.task.id,

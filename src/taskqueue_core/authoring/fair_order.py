@@ -1,7 +1,8 @@
-"""The arithmetic of fair turns and of the floor share, for backends with ``order``. It keeps no tasks.
+"""The arithmetic of fair order and of the floor share, for backends with the capability ``order``. It stores no tasks.
 
-A `FairRotation` does all of it in memory. A backend that stores what tenants have spent takes `cost`, `joins_at`
-and `returns_at`: whole numbers, so that equal spending compares as equal.
+Each delivery costs its tenant an amount that depends on the tenant's weight, and the tenant that has spent the least is
+next. `FairRotation` does this in memory. A backend that stores the amounts itself uses `cost`, `joins_at` and
+`returns_at`. The amounts are whole numbers, so that equal ones compare as equal.
 """
 
 from __future__ import annotations
@@ -14,54 +15,54 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-__all__ = ["TURN", "FairRotation", "PriorityFloor", "cost", "joins_at", "returns_at"]
-
 TURN = math.lcm(*range(1, 26), 1000)
-"""the cost of a delivery for a tenant of weight 1: weights up to 25 and all round ones divide it"""
+"""cost of a delivery for a tenant of weight 1; a multiple of all weights up to 25 and of all divisors of 1000"""
 _DUST = 1e-6
-"""of a delivery: the tolerance for floating point"""
+"""tolerance for rounding errors in `PriorityFloor.owed`, as a fraction of a delivery"""
 _SPARE = 64
-"""so many places in a walk may be out of date before they are cleared"""
+"""number of outdated positions that the heap of a `FairRotation` may contain, besides one per member"""
 
 T = TypeVar("T", bound=Hashable)
 
 
 def cost(weight: int) -> int:
-    """Return the cost of a delivery for a tenant."""
+    """Return the cost of one delivery for a tenant of this weight."""
     return TURN // weight
 
 
 def joins_at(at: int, *, alone: bool) -> int:
-    """Return what a tenant has spent when it joins: it comes behind those that are there.
+    """Return the initial amount of a tenant that joins, so that its first turn comes after those of the other tenants.
 
-    ``at`` is what the next of them has spent. Where it is ``alone`` that is what the last one had, at its last turn.
+    ``at`` is the amount of the tenant whose turn is next. If the tenant is ``alone``, ``at`` is the amount that the
+    last tenant before it had at its last turn.
     """
     return at if alone else at + TURN
 
 
 def returns_at(spent: int, at: int) -> int:
-    """Return what a tenant has spent when it comes back from a rest: what it could not use is not made up for."""
+    """Return the amount of a tenant that returns after a pause. It gets no extra turns for those that it missed.
+
+    ``spent`` is its amount before the pause, and ``at`` the amount of the tenant whose turn is next.
+    """
     return min(max(spent, at), at + TURN)
 
 
 class FairRotation(Generic[T]):
-    """Tenants that take turns by weight. Each step takes O(log tenants)."""
+    """Tenants that take turns according to their weights. Each operation takes O(log tenants)."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._positions: dict[T, tuple[int, int, T]] = {}
-        """what each has spent, and the number of its place: of those that have spent the same the lowest is next"""
+        """position of each tenant: amount spent, then a serial number, which decides between equal amounts"""
         self._heap: list[tuple[int, int, T]] = []
-        """these places, and some that are out of date"""
+        """heap of the current positions, and of some outdated ones, which `next` removes"""
         self._numbers = itertools.count()
         self._at = 0
 
     def __len__(self) -> int:
-        """Count the members."""
         return len(self._positions)
 
     def next(self) -> T | None:
-        """Return the next member: the one that has spent the least."""
+        """Return the member that has spent the least, whose turn is next; ``None`` if there are no members."""
         while self._heap:
             position = self._heap[0]
             client = position[2]
@@ -72,24 +73,24 @@ class FairRotation(Generic[T]):
         return None
 
     def join(self, client: T) -> None:
-        """Add a member behind the others."""
+        """Add a member, whose first turn comes after those of the other members."""
         alone = self.next() is None
         self._push(client, joins_at(self._at, alone=alone))
 
     def come_back(self, client: T, spent: int) -> None:
-        """Add a member again that left for a rest, with what it had spent."""
+        """Add a member again after a pause, with the amount that `leave` returned."""
         self.next()
         self._push(client, returns_at(spent, self._at))
 
     def leave(self, client: T) -> int:
-        """Remove a member. Return what it had spent, for its return."""
+        """Remove a member, and return the amount that it has spent, for `come_back`."""
         return self._positions.pop(client)[0]
 
     def spend(self, client: T, weight: int) -> None:
-        """Charge a member for a turn."""
+        """Charge a member of this weight for one delivery."""
         before = self._positions[client]
         self._at = max(self._at, before[0])
-        if self._heap[0] is before:  # as it is if the next member had the turn
+        if self._heap[0] is before:  # the usual case: the turn went to the result of `next`
             position = self._positions[client] = (
                 before[0] + cost(weight),
                 next(self._numbers),
@@ -109,17 +110,15 @@ class FairRotation(Generic[T]):
 
 
 class PriorityFloor(msgspec.Struct):
-    """The credit of the lowest priority: an account of deliveries, kept with the queue.
-
-    Use it only for deliveries while several priorities could be served.
-    """
+    """The deliveries that a queue owes to its lowest priority, counted while several priorities have waiting tasks."""
 
     owed: float = 0.0
+    """number of deliveries owed to the lowest priority"""
 
     def is_next(self, share: float) -> bool:
-        """Return whether the next delivery is of the lowest priority that can be served."""
+        """Return whether the next delivery must be of the lowest priority that has available tasks."""
         return self.owed + share >= 1 - _DUST
 
     def handed_out(self, share: float) -> None:
-        """Note that delivery."""
+        """Record a delivery of the priority that `is_next` required."""
         self.owed += share - self.is_next(share)

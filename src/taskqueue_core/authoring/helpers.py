@@ -1,4 +1,4 @@
-"""What every backend would otherwise write again. Using it is optional; the contract is `taskqueue_core.backend`."""
+"""Optional helpers for authors of backends: checks of arguments, waiting in a receive, limits of a queue."""
 
 from __future__ import annotations
 
@@ -25,42 +25,22 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 
-__all__ = [
-    "UNLIMITED",
-    "LocalSubscription",
-    "QueueRoom",
-    "SubscriptionBase",
-    "Working",
-    "answer",
-    "checked_keys",
-    "checked_limit",
-    "checked_progress",
-    "checked_results",
-    "checked_settings",
-    "encodable",
-    "refusal",
-    "reject_ordering_keys",
-    "room_of",
-    "workers_of",
-]
-
 _REFUSED_FOR = 1.0
-"""seconds after which a refused publisher may try again; the time of the next delivery, which makes room, is unknown"""
+"""seconds after which a refused publisher should retry; the time of the next delivery from the queue is unknown"""
 
 
 class SubscriptionBase(ABC):
-    """Iteration and the context manager, on top of `receive` and `close`."""
+    """A base class that implements iteration and the context manager with `receive` and `close`."""
 
     @abstractmethod
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
+        """Receive deliveries, as `taskqueue_core.backend.Subscription.receive` requires."""
 
     @abstractmethod
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
+        """Close the subscription, as `taskqueue_core.backend.Subscription.close` requires."""
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
-        """Iterate over deliveries one by one, until closed."""
         while True:
             try:
                 received = await self.receive(1, None)
@@ -70,7 +50,6 @@ class SubscriptionBase(ABC):
                 yield delivery
 
     async def __aenter__(self) -> Self:
-        """Return the subscription itself."""
         return self
 
     async def __aexit__(
@@ -79,15 +58,13 @@ class SubscriptionBase(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
         await self.close()
 
 
 class LocalSubscription(SubscriptionBase):
-    """A receive that waits without polling, for a store that lives in this process."""
+    """A base class for subscriptions to a store in this process: `receive` waits for `notify` instead of polling."""
 
     def __init__(self, clock: Clock, keys: tuple[str, ...], consumer: str) -> None:
-        """Start open."""
         self.keys = keys
         self.consumer = consumer
         self.since = clock.now()
@@ -97,22 +74,23 @@ class LocalSubscription(SubscriptionBase):
 
     @abstractmethod
     def take(self, limit: int) -> Received:
-        """Take what is there, in one step; ``due_at`` must be set where time alone will bring more.
+        """Return up to ``limit`` available deliveries, in one step and without waiting.
 
-        After an answer with nothing but ``again`` it is asked once more, when others have had their turn.
+        ``due_at`` must be set if more will become available at a known time. If the result has only ``again``,
+        `receive` calls this again, after other coroutines have run.
         """
 
     @property
     @abstractmethod
     def in_flight(self) -> int:
-        """How many deliveries it owns."""
+        """Number of deliveries that the subscription owns."""
 
     def notify(self) -> None:
-        """Have a waiting receive look again: there may be something, or it was closed."""
+        """Wake a waiting receive, because tasks may have become available or the subscription was closed."""
         self._news.set()
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
+        """Receive deliveries, as `taskqueue_core.backend.Subscription.receive` requires."""
         checked_limit(limit)
         self._demand_open()
         end = None if timeout is None else self._clock.now() + timeout
@@ -140,7 +118,7 @@ class LocalSubscription(SubscriptionBase):
 
 
 class Working(Protocol):
-    """What `workers_of` reads of an open subscription."""
+    """The attributes of an open subscription that `workers_of` reads."""
 
     consumer: str
     keys: tuple[str, ...]
@@ -148,12 +126,11 @@ class Working(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """How many deliveries it owns."""
-        ...
+        """Number of deliveries that the subscription owns."""
 
 
 def workers_of(subscriptions: Iterable[Working]) -> tuple[WorkerInfo, ...]:
-    """Return the workers behind open subscriptions, by name; several connections of one count together."""
+    """Return the workers that have these open subscriptions, sorted by id; each is listed once."""
     by_name: dict[str, list[Working]] = {}
     for subscription in subscriptions:
         by_name.setdefault(subscription.consumer, []).append(subscription)
@@ -170,7 +147,7 @@ def workers_of(subscriptions: Iterable[Working]) -> tuple[WorkerInfo, ...]:
 
 
 def answer(outcomes: Iterable[Settled]) -> tuple[Settled, ...]:
-    """Return a batch's outcomes; a single stale receipt raises `LeaseLost`."""
+    """Return the results of a batch as a tuple, or raise `LeaseLost` if it had only one receipt, and that was stale."""
     settled = tuple(outcomes)
     if settled == (Settled.LEASE_LOST,):
         raise LeaseLost("the receipt is not current: already settled, revoked, or never issued")
@@ -178,7 +155,7 @@ def answer(outcomes: Iterable[Settled]) -> tuple[Settled, ...]:
 
 
 def checked_keys(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys of a subscription without repeats, in their order, or raise `InvalidInput`."""
+    """Return the keys of a subscription without duplicates, in their order, or raise `InvalidInput`."""
     unique = tuple(dict.fromkeys(keys))
     if not 0 < len(unique) <= LIMITS.keys:
         raise InvalidInput("keys", f"{len(unique)} keys", f"1 to {LIMITS.keys}")
@@ -188,14 +165,14 @@ def checked_keys(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def checked_limit(limit: int) -> int:
-    """Return the number of deliveries to take at the most, or raise `InvalidInput`."""
+    """Return the maximum number of deliveries of a receive, or raise `InvalidInput` if it is below 1."""
     if limit < 1:
         raise InvalidInput("limit", str(limit), "at least 1")
     return limit
 
 
 def checked_progress(value: float | str) -> float | str:
-    """Return a share from 0 to 1 as it is and a text cut to its limit, or raise `InvalidInput`."""
+    """Return a number from 0 to 1 unchanged, or a text cut to the maximum length. Raises `InvalidInput`."""
     if isinstance(value, str):
         return value[: LIMITS.text]
     if 0 <= value <= 1:
@@ -212,9 +189,10 @@ def checked_settings(
     order: bool = False,
     fan_out: bool = False,
 ) -> QueueSettings:
-    """Return settings whose promises the store keeps, or raise `InvalidInput`.
+    """Return the settings, or raise `InvalidInput` if the backend does not support one of them.
 
-    A store may have a ``journal``, and may keep limits of the ``flow``, an ``order``, and queues bound to others.
+    The arguments describe the backend: the supported ``durabilities``, whether it has a ``journal``, and whether it has
+    the capabilities ``flow``, ``order`` and ``fan_out``.
     """
     promised = settings.durability
     if promised is not None and promised not in durabilities:
@@ -238,7 +216,7 @@ def checked_settings(
 
 
 def reject_ordering_keys(tasks: Iterable[Task]) -> None:
-    """Raise `InvalidInput` for a task with an ordering key: a publish where there is no ``order`` asks this first."""
+    """Raise `InvalidInput` for a task with an ordering key. Backends without ``order`` call this before publishing."""
     for task in tasks:
         if task.ordering_key is not None:
             raise InvalidInput(
@@ -249,10 +227,10 @@ def reject_ordering_keys(tasks: Iterable[Task]) -> None:
 def refusal(
     task: Task, settings: QueueSettings, waiting: int, of_tenant: int = 0
 ) -> Confirmation | None:
-    """Return the answer to a new task that is not taken in; ``None``: it is.
+    """Return the confirmation for a new task that the queue refuses; ``None`` if the queue accepts it.
 
-    ``waiting`` tasks were never delivered, ``of_tenant`` of them are of its tenant. To be asked after it is clear that
-    the task's id is not known.
+    ``waiting`` is the number of the queue's tasks that were never delivered, and ``of_tenant`` the number of those that
+    belong to the task's tenant. Check for a duplicate first: a known task is not refused.
     """
     depth: int | None = None
     retry_after: float | None = _REFUSED_FOR
@@ -281,22 +259,22 @@ def refusal(
 
 
 class QueueRoom(NamedTuple):
-    """The number of deliveries that a queue's limits allow now."""
+    """The number of deliveries that the limits of a queue allow now."""
 
     left: int
-    """how many deliveries"""
+    """number of further deliveries that are allowed"""
     opens_at: float | None = None
-    """when time alone makes room, where there is none"""
+    """if no delivery is allowed because of the rate limit: time from which one is"""
 
 
 UNLIMITED = QueueRoom(sys.maxsize)
-"""of a queue without limits"""
+"""value for a queue without limits"""
 
 
 def room_of(
     settings: QueueSettings, bucket: Bucket | None, in_flight: int, now: float
 ) -> QueueRoom:
-    """Return what may be delivered from a queue with this many ``in_flight``. Brings its ``bucket`` up to date."""
+    """Return how many deliveries the limits of a queue allow with ``in_flight`` deliveries. Updates its ``bucket``."""
     remaining = UNLIMITED.left
     if settings.paused:
         remaining = 0
@@ -313,7 +291,7 @@ def room_of(
 def checked_results(
     deliveries: Sequence[Delivery], results: Sequence[bytes | None]
 ) -> Sequence[bytes | None]:
-    """Return one result (or ``None``) per delivery, or raise `InvalidInput`."""
+    """Return one result, or ``None``, per delivery. Raises `InvalidInput` for a wrong number or an invalid result."""
     if not results:
         return (None,) * len(deliveries)
     if len(results) != len(deliveries):
@@ -329,5 +307,5 @@ def encodable(text: str) -> str: ...
 @overload
 def encodable(text: str | None) -> str | None: ...
 def encodable(text: str | None) -> str | None:
-    """Return text that every store can take: a lone surrogate, which no encoding has, becomes a question mark."""
+    """Return the text with lone surrogates, which cannot be encoded in UTF-8, replaced by question marks."""
     return None if text is None else text.encode(errors="replace").decode()

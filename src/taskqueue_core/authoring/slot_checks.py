@@ -1,7 +1,8 @@
-"""What every slot pool checks of what it is given, so that all of them refuse the same. Using it is optional."""
+"""Optional checks of the arguments of a `SlotPool`, which raise `InvalidInput`: all backends refuse the same values."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,23 +18,9 @@ from taskqueue_core.limits import (
     kind_of,
 )
 
-__all__ = [
-    "Token",
-    "check_acquire",
-    "check_document",
-    "check_endpoint",
-    "check_job",
-    "check_leases",
-    "check_note",
-    "check_pairs",
-    "check_remade",
-    "check_seen",
-    "check_ttl",
-    "checked_models",
-]
-
 _MOST_ACTIVE = 1_000_000
-_TOKEN = 200
+_TOKEN_LENGTH = 200
+_TOKEN = re.compile(r"([A-Za-z0-9]+)[.]([0-9]+)[.]([A-Za-z0-9]+)")
 
 
 class Token(NamedTuple):
@@ -45,35 +32,31 @@ class Token(NamedTuple):
 
     @classmethod
     def read(cls, text: object) -> Token | None:
-        """Return the parts; ``None`` for what is no token, which is as good as a stale one."""
-        if not isinstance(text, str) or len(text) > _TOKEN:
+        """Return the parts of a token; ``None`` for a text that is no token, which counts as a stale token."""
+        if not isinstance(text, str) or len(text) > _TOKEN_LENGTH:
             return None
-        epoch, _, rest = text.partition(".")
-        fence, _, random = rest.partition(".")
-        if not (epoch.isalnum() and fence.isdecimal() and random.isalnum() and text.isascii()):
-            return None
-        return cls(epoch, int(fence), random)
+        match = _TOKEN.fullmatch(text)
+        return cls(match[1], int(match[2]), match[3]) if match else None
 
     def __str__(self) -> str:
-        """Return the token."""
         return f"{self.epoch}.{self.fence}.{self.random}"
 
 
 def check_endpoint(model: object, server: object) -> None:
-    """Check the names of an endpoint."""
+    """Check the model and the server of an endpoint."""
     check_label("model", model)
     check_label("server", server)
 
 
 def check_ttl(ttl: object) -> None:
-    """Check for how long a lease is to be held: more than 0 seconds."""
+    """Check the duration of a lease, which must be more than 0 seconds."""
     check_duration("ttl", ttl)
     if not ttl:
         raise InvalidInput("ttl", "0", "more than 0 seconds")
 
 
 def check_leases(leases: Sequence[object]) -> None:
-    """Check a batch of leases."""
+    """Check the number of leases in a call, and their type."""
     if len(leases) > LIMITS.batch:
         raise InvalidInput("leases", f"{len(leases)} leases", f"at most {LIMITS.batch}")
     for lease in leases:
@@ -88,7 +71,7 @@ def check_acquire(
     releasing: Sequence[object],
     idle: object,
 ) -> None:
-    """Check what `SlotPool.acquire` is given, but for its ``ttl``."""
+    """Check the arguments of `SlotPool.acquire`, except ``ttl``."""
     check_label("model", model)
     check_name("holder", holder)
     check_number("limit", limit, 0, LIMITS.batch)
@@ -98,14 +81,14 @@ def check_acquire(
 
 
 def check_pairs(pairs: Sequence[tuple[SlotLease, str]]) -> None:
-    """Check leases with the jobs that they are to be bound to."""
+    """Check the arguments of `SlotPool.assign`: pairs of a lease and a job."""
     check_leases([lease for lease, _ in pairs])
     for _, job in pairs:
         check_name("job", job)
 
 
 def check_remade(lease: SlotLease) -> bool:
-    """Whether a lease that the pool does not know may be made again. Raises `InvalidInput` where it is malformed."""
+    """Return whether a lease that the pool does not know may be created again: only one that is bound to a job may."""
     if lease.job is None or lease.state not in (Permit.ASSIGNED, Permit.DETACHED):
         return False
     check_endpoint(lease.model, lease.server)
@@ -115,24 +98,24 @@ def check_remade(lease: SlotLease) -> bool:
 
 
 def check_job(model: object, job: object) -> None:
-    """Check a job of a model."""
+    """Check the names of a model and a job."""
     check_label("model", model)
     check_name("job", job)
 
 
 def check_note(note: object) -> None:
-    """Check a note: JSON text, as large as a result may be."""
+    """Check a note for the holder of a lease: JSON text, no larger than a result."""
     check_json("note", note, LIMITS.result)
 
 
 def check_document(document: object) -> None:
-    """Check a model's document."""
+    """Check the document of a model: JSON text, or ``None``."""
     if document is not None:
         check_json("document", document, LIMITS.document)
 
 
 def check_seen(observed: Seen | None, settled: object) -> None:
-    """Check an observation."""
+    """Check the arguments of `SlotPool.reconcile`: a server's report and a duration."""
     check_duration("settled", settled)
     if observed is None:
         return
@@ -148,7 +131,7 @@ def check_seen(observed: Seen | None, settled: object) -> None:
 
 
 def checked_models(models: Sequence[object]) -> tuple[str, ...]:
-    """Return the models of a signal without repeats, or raise `InvalidInput`."""
+    """Return the models of a signal without duplicates, or raise `InvalidInput`."""
     unique = dict.fromkeys(str(model) for model in models)
     if not 0 < len(unique) <= LIMITS.keys:
         raise InvalidInput("models", f"{len(unique)} models", f"1 to {LIMITS.keys}")

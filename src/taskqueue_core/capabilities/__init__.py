@@ -1,4 +1,4 @@
-"""What a backend may have beyond the contract: one small protocol per capability, with a kit module each."""
+"""The optional capabilities of a backend: one protocol per capability, which the conformance kit tests."""
 
 from taskqueue_core.capabilities.control import Control, Maintained
 from taskqueue_core.capabilities.dead_letters import DeadLetters

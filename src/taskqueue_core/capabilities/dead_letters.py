@@ -1,4 +1,4 @@
-"""``dead_letters``: tasks that will not be tried again, kept until an operator decides. Dead letters never expire."""
+"""The capability ``dead_letters``: tasks that will not be tried again. They are kept until an operator decides."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ from typing import Protocol
 
 from taskqueue_core.tasks import DeadLetter
 
-__all__ = ["DeadLetters"]
-
 
 class DeadLetters(Protocol):
-    """The operator's side. `DeadLettering.dead_letter` is the consumer's."""
+    """The operations for operators. A consumer creates dead letters with `DeadLettering.dead_letter`."""
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """Return dead letters of a queue, oldest first; ``after`` is the last task id of the previous page.
+        """Return up to ``limit`` dead letters of a queue, oldest first, starting after the task id ``after``.
 
-        If that task is no longer dead, the list starts from the beginning, so that a redrive page by page misses none.
+        If the task ``after`` is no longer dead, the list starts from the beginning, so that redriving page by page
+        skips no dead letter.
         """
-        ...
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
         """Return one dead letter; ``None`` for a task that is not dead."""
-        ...
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        """Make dead tasks waiting again, at the end of their lanes; no ids means all. Returns how many moved.
+        """Make dead letters available again, at the end of their lanes, and return their number. No ids means all.
 
-        The attempt stays, `Delivery.prior` is the number of spent attempts, and losses start again from 0.
-        Idempotent: ids that are not dead are passed over.
+        The attempt number stays, `Delivery.prior` becomes the number of earlier attempts, and losses start again from
+        0. Idempotent: ids of tasks that are not dead are skipped.
         """
-        ...
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """Give dead tasks up for good: they count as ``discarded``. Otherwise like `redrive`."""
-        ...
+        """End dead letters permanently, in the state ``discarded``. Arguments and result are those of `redrive`."""

@@ -1,4 +1,4 @@
-"""Reach a capability, or learn early and clearly that the backend does not have it."""
+"""Typed access to the capabilities of a backend, with a clear error for a missing one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,6 @@ from taskqueue_core.capabilities.slots import SlotPool
 from taskqueue_core.capabilities.subscriptions import DeadLettering, Handover, Revocation
 from taskqueue_core.errors import CapabilityMissing
 
-__all__ = [
-    "HasControl",
-    "HasDeadLetters",
-    "HasSlots",
-    "control_of",
-    "dead_lettering_of",
-    "dead_letters_of",
-    "handover_of",
-    "has",
-    "revocation_of",
-    "slots_of",
-]
-
 
 class HasControl(Protocol):
     """A backend with the capability ``control``."""
@@ -31,7 +18,6 @@ class HasControl(Protocol):
     @property
     def control(self) -> Control:
         """The operations for operators."""
-        ...
 
 
 class HasDeadLetters(Protocol):
@@ -40,7 +26,6 @@ class HasDeadLetters(Protocol):
     @property
     def dead_letters(self) -> DeadLetters:
         """The dead letters of all queues."""
-        ...
 
 
 class HasSlots(Protocol):
@@ -49,11 +34,10 @@ class HasSlots(Protocol):
     @property
     def slots(self) -> SlotPool:
         """The pool of slots."""
-        ...
 
 
 def has(backend: Backend, capability: Capability) -> bool:
-    """Whether the backend declares the capability."""
+    """Return whether the backend declares the capability."""
     return capability in backend.capabilities.names
 
 
@@ -78,19 +62,19 @@ def dead_letters_of(backend: Backend) -> DeadLetters:
 
 
 def dead_lettering_of(backend: Backend, subscription: Subscription) -> DeadLettering:
-    """Return the subscription as one that can dead-letter, or raise `CapabilityMissing`."""
+    """Return the subscription, typed as `DeadLettering`, or raise `CapabilityMissing`."""
     _require(backend, Capability.DEAD_LETTERS)
     return cast("DeadLettering", subscription)
 
 
 def handover_of(backend: Backend, subscription: Subscription) -> Handover:
-    """Return the subscription as one that can adopt, or raise `CapabilityMissing`."""
+    """Return the subscription, typed as `Handover`, or raise `CapabilityMissing`."""
     _require(backend, Capability.HANDOVER)
     return cast("Handover", subscription)
 
 
 def revocation_of(backend: Backend, subscription: Subscription) -> Revocation:
-    """Return the subscription as one that reports revocations, or raise `CapabilityMissing`."""
+    """Return the subscription, typed as `Revocation`, or raise `CapabilityMissing`."""
     _require(backend, Capability.REVOCATION)
     return cast("Revocation", subscription)
 

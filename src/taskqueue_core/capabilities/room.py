@@ -1,34 +1,29 @@
-"""``flow``: a signal for publishers that wait for room in a full queue."""
+"""Part of the capability ``flow``: a notification for publishers that wait until a full queue accepts tasks again."""
 
 from __future__ import annotations
 
 from typing import Protocol, Self
 
-__all__ = ["RoomSignal", "RoomSignals"]
-
 
 class RoomSignal(Protocol):
-    """A notification that a queue that refused a task may accept one. An async context manager, active while open."""
+    """A notification that queues may accept tasks again: an async context manager, which is active while it is open."""
 
     async def wait(self, timeout: float) -> None:
-        """Wait until it was notified since it was opened or last waited for, up to ``timeout`` seconds.
+        """Wait up to ``timeout`` seconds for a notification. One that came since the last wait counts.
 
-        It is notified when room comes, an intake is resumed or settings change, and perhaps without cause.
+        A notification is sent when a task leaves a full queue, publishing is resumed or the settings change. It may
+        also be sent without a reason, so the caller has to try again and may be refused again.
         """
-        ...
 
     async def __aenter__(self) -> Self:
-        """Return it once it is notified of all that happens from now on."""
-        ...
+        """Return the signal once it is active: it misses no notification from now on."""
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
-        ...
+        """Close the signal."""
 
 
 class RoomSignals(Protocol):
-    """What the publisher of a backend with ``flow`` has."""
+    """The method that the publisher of a backend with the capability ``flow`` has in addition."""
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        """Make a signal for some queues. It does no input or output before it is opened."""
-        ...
+        """Return a signal for some queues. It does no I/O before it is opened."""

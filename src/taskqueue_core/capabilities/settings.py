@@ -1,4 +1,4 @@
-"""The settings of a queue: a versioned resource."""
+"""The settings of a queue, with a version number that detects concurrent changes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from taskqueue_core.errors import SettingsConflict
 from taskqueue_core.rate_limit import RateLimit
 from taskqueue_core.retry import RetryPolicy
 
-__all__ = ["Durability", "Order", "QueueSettings"]
-
 
 class Durability(StrEnum):
-    """What a confirmation of a publish or retry promises."""
+    """The guarantee that a confirmed publish or retry has."""
 
     MEMORY = "memory"
-    """it is in the store's memory"""
+    """the task is in the store's memory"""
     PROCESS = "process"
-    """it survives a crash of the store's process"""
+    """the task survives a crash of the store's process"""
     DISK = "disk"
-    """it survives a power cut"""
+    """the task survives a power failure"""
     REPLICATED = "replicated"
-    """it survives the loss of the store's machine"""
+    """the task survives the loss of the store's machine"""
 
 
 class Order(StrEnum):
     """The order in which the tasks of one priority are delivered."""
 
     FIFO = "fifo"
-    """in the order of becoming available"""
+    """tasks are delivered in the order in which they became available"""
     FAIR = "fair"
-    """tenant by tenant in turn, each tenant's tasks in the order of becoming available"""
+    """tenants take turns; the tasks of one tenant are delivered in the order in which they became available"""
 
 
 _FLOW = (
@@ -55,58 +53,58 @@ _Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class QueueSettings(BaseModel):
-    """How one queue behaves. Confirmed settings act on the next call (law 9). Durations are seconds."""
+    """The settings of one queue. Confirmed changes apply from the next call on (law 9). Durations are in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: int = Field(default=0, ge=0)
-    """0 for the defaults; grows by 1 with each change"""
+    """version number of the settings: 0 for the defaults; each change increases it by 1"""
     retry: RetryPolicy = RetryPolicy()
     max_losses: int = Field(default=5, ge=0, le=1000)
-    """the poison guard: an entry lost with its consumer more often than this is dead"""
+    """maximum number of times a task may be lost with its consumer; one more loss makes it a dead letter"""
     dedupe_window: float = Field(default=300.0, ge=0, le=30 * 86_400, allow_inf_nan=False)
-    """how long after its end a task's id is remembered"""
+    """seconds after the end of a task in which its id still counts as a duplicate"""
     result_ttl: float = Field(default=3600.0, ge=0, le=365 * 86_400, allow_inf_nan=False)
-    """how long a result is kept"""
+    """seconds for which a result is kept"""
     durability: Durability | None = None
-    """what a confirmation promises; none: whatever the store does by itself. Refused where it can't be kept"""
+    """durability of confirmed tasks; ``None`` uses the store's own. Refused if the store does not support it"""
     replicas: int = Field(default=1, ge=1, le=100)
-    """how many replicas must have a task before it is confirmed, where the durability is ``replicated``"""
+    """number of replicas that must have a task before it is confirmed, if the durability is ``replicated``"""
     journal: bool = False
-    """write every transition into the backend's journal. Refused where there is none"""
+    """whether the backend's journal records every change of state; refused if the backend has no journal"""
     capacity: _Bound | None = None
-    """maximum number of accepted tasks that were never delivered; further publishes are refused (law 6)"""
+    """maximum number of accepted tasks not yet delivered; further publishes are refused (law 6)"""
     max_inflight: _Many = 0
-    """how many may be in flight, over all consumers; 0 for any number (law 5)"""
+    """maximum number of tasks in flight, over all consumers; 0 means no limit (law 5)"""
     rate_limit: RateLimit | None = None
     """maximum delivery rate (law 5)"""
     paused: bool = False
-    """nothing is delivered; publishing continues"""
+    """whether deliveries are paused; publishing continues"""
     intake_paused: bool = False
-    """publishing is refused; stored tasks are delivered"""
+    """whether publishing is refused; stored tasks are still delivered"""
     moved_to: _Name | None = None
-    """closed to new tasks for good, which go to what is named here; known ids are answered as ever"""
+    """name of the queue that replaces this one: new tasks are refused, duplicates of stored tasks are still detected"""
     max_processing_time: float | None = Field(
         default=None, gt=0, le=365 * 86_400, allow_inf_nan=False
     )
-    """how long a delivery may go on without progress; after that it counts as lost, and its receipt ends"""
+    """seconds without progress after which a delivery counts as lost and its receipt ends"""
     order: Order = Order.FIFO
-    """of the tasks of one priority; a change acts at once, on what is waiting too"""
+    """order of tasks of the same priority; a change applies at once, also to waiting tasks"""
     weights: dict[_Name, _Weight] = Field(default={}, max_length=1000)
-    """turns of a tenant for each turn of a tenant without a weight; with fair order"""
+    """with fair order: number of turns of a tenant for each turn of a tenant without a weight"""
     tenant_capacity: _Bound | None = None
-    """`capacity`, for each tenant; with fair order"""
+    """with fair order: the limit `capacity` for each tenant"""
     tenant_max_inflight: _Many = 0
-    """`max_inflight`, for each tenant; with fair order"""
+    """with fair order: the limit `max_inflight` for each tenant"""
     tenant_rate_limit: RateLimit | None = None
-    """`rate_limit`, for each tenant; with fair order"""
+    """with fair order: the limit `rate_limit` for each tenant"""
     floor_share: float = Field(default=0, ge=0, le=0.5)
-    """the share of deliveries that is reserved for the lowest waiting priority; 0: none while higher ones wait"""
+    """share of deliveries that is reserved for the lowest waiting priority; 0 reserves none"""
     bound_to: tuple[_Name, ...] = Field(default=(), max_length=100)
-    """a task published here is put, as a copy of its own, into each of these queues instead"""
+    """queues that each get a copy of every task published to this queue, which then stores none itself"""
 
     shards: int = Field(default=1, ge=1, le=1000)
-    """over how many partitions of the store it is spread; each keeps its own order"""
+    """number of partitions of the store that the queue is spread over; each has its own order"""
 
     @model_validator(mode="after")
     def _fits(self) -> QueueSettings:
@@ -120,17 +118,17 @@ class QueueSettings(BaseModel):
 
     @property
     def of_the_whole(self) -> tuple[str, ...]:
-        """Return the names of what is set and can only be kept where the whole queue is seen in one step."""
+        """Names of the changed settings that a sharded queue cannot have, because they need one step over all tasks."""
         return tuple(self._changed(_WHOLE))
 
     @property
     def flow(self) -> dict[str, object]:
-        """Return what limits the flow and is not at its default: only a backend with ``flow`` keeps that."""
+        """The limits that differ from their defaults; they need the capability ``flow``."""
         return self._changed(_FLOW)
 
     @property
     def ordering(self) -> dict[str, object]:
-        """Return the settings of the order of deliveries that differ from their defaults; they need ``order``."""
+        """The settings of the delivery order that differ from their defaults; they need the capability ``order``."""
         return self._changed(_ORDER)
 
     def _changed(self, names: tuple[str, ...]) -> dict[str, object]:
@@ -138,7 +136,7 @@ class QueueSettings(BaseModel):
         return {name: values[name] for name in names if getattr(self, name) != fields[name].default}
 
     def followed_by(self, changed: QueueSettings) -> QueueSettings:
-        """Return ``changed`` with the next version. Raises `SettingsConflict` unless it was made from these."""
+        """Return ``changed`` with the next version. Raises `SettingsConflict` unless it has the current version."""
         if changed.version != self.version:
             raise SettingsConflict(
                 f"version {self.version} of the settings is in force, not {changed.version}: read them again"

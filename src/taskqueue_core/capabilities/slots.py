@@ -1,4 +1,4 @@
-"""``slots``: fenced leases on the jobs that endpoints run at once.
+"""The capability ``slots``: leases with fencing tokens, which limit the number of jobs that an endpoint runs at once.
 
 An *endpoint* is one model on one server. It has a number of *slots*; a client acquires the lease of a slot before it
 sends a job. A lease is in one of three states:
@@ -16,7 +16,7 @@ still valid. If the server does not report its running jobs, the lease ends when
 
 Laws, which the kit checks:
 
-* A slot has at most one holder, and a job at most one lease: assigning a job that already has a lease takes that over.
+* A slot has at most one holder, and a job at most one lease. Assigning a job that has a lease transfers that lease.
 * Each lease has a token of its own, with an increasing fence. A stale token changes nothing.
 * ``held + free == slots`` for each endpoint at every instant (``held`` may be larger after the slots were reduced).
 * No slot is lost: a slot that is not released becomes free when it expires, or by `SlotPool.reconcile`.
@@ -37,17 +37,6 @@ from taskqueue_core.capabilities.room import RoomSignal
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_label, check_number, kind_of
 
-__all__ = [
-    "Endpoint",
-    "EndpointInfo",
-    "Left",
-    "Permit",
-    "PoolView",
-    "Seen",
-    "SlotLease",
-    "SlotPool",
-]
-
 
 class Permit(StrEnum):
     """The state of a lease."""
@@ -61,22 +50,22 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One model on one server. The constructor checks all fields, and raises `InvalidInput`."""
 
     model: str
-    """any printable text"""
+    """name of the model, any printable text"""
     server: str
-    """any printable text; a server may run several models"""
+    """name of the server, any printable text; a server may run several models"""
     url: str
+    """HTTP address for jobs of the model"""
     slots: int
     """number of the model's jobs that the server runs at once"""
     priority: int = 5
     """0 to 9; slots of endpoints with a higher priority are granted first"""
     reports: bool = True
-    """whether the server reports its running jobs; then it gets jobs once it is healthy, and keeps slots in use"""
+    """whether the server reports its running jobs: then it gets jobs only while healthy, and running jobs keep slots"""
     together: int | None = None
-    """number of jobs of all models that the server runs at once, unassigned slots included; of the values of its
-    models, the one registered last applies. ``None``: no limit"""
+    """maximum number of jobs of all models that the server runs at once, unassigned slots included; ``None``: no limit.
+    The value of the endpoint that was registered last applies to the whole server"""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_label("model", self.model)
         check_label("server", self.server)
         url: object = self.url
@@ -95,11 +84,11 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     """whether the last check succeeded; always true if the server does not report its running jobs"""
     draining: bool = False
-    """whether it gets no more jobs; running jobs continue"""
+    """whether the endpoint gets no more jobs; running jobs continue"""
     removed: bool = False
     """like ``draining``; the endpoint is deleted with its last lease"""
     resting_until: float | None = None
-    """time before which it gets no jobs"""
+    """time before which the endpoint gets no jobs, in Unix seconds"""
     unassigned: int = 0
     assigned: int = 0
     """number of leases that are bound to a job, expired ones included"""
@@ -107,7 +96,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     overdue: int = 0
     """number of leases with a job that have expired and wait to be reconciled"""
     last_model: str | None = None
-    """the model of the last job that its server was given"""
+    """model of the last job that the endpoint's server was given"""
 
     @property
     def held(self) -> int:
@@ -121,7 +110,7 @@ class EndpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> bool:
-        """Whether it may get jobs, apart from ``resting_until``."""
+        """Whether the endpoint may get jobs, unless ``resting_until`` pauses it."""
         return self.healthy and not (self.draining or self.removed)
 
 
@@ -136,17 +125,17 @@ class SlotLease(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     """``epoch.fence.random``: unguessable; the same while the lease has one holder; the repr does not show it"""
     fence: int
-    """increases with each token of the pool"""
+    """fencing number, which increases with each token of the pool"""
     state: Permit
     job: str | None = None
     expires_at: float
-    """Unix seconds of the store's clock"""
+    """time at which the lease expires, in Unix seconds of the store's clock"""
     switched: bool = False
-    """whether the server's previous job was of another model, so that it may have to load this one"""
+    """whether the server's previous job was of another model, so that the server may have to load this model"""
     resumed: bool = False
-    """whether the job had this slot before; another holder may already have sent it to the server"""
+    """whether the job already had this lease; an earlier holder may have sent the job to the server"""
     note: bytes | None = None
-    """a note for the holder: see `SlotPool.leave`"""
+    """a note for the holder, stored by `SlotPool.leave`"""
 
     def __repr__(self) -> str:
         """Return a text without the token, which is a secret, and without the note."""
@@ -162,7 +151,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     """number of running jobs"""
     jobs: frozenset[str] | None = None
-    """the running jobs, if the server reports them; jobs of other pools among them"""
+    """ids of the running jobs, including those of other pools; ``None`` if the server reports only their number"""
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,18 +160,18 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     """an id that changes when the pool was emptied"""
     endpoints: tuple[EndpointInfo, ...] = ()
-    """by model, then in the order of registration"""
+    """the endpoints, sorted by model and then by registration"""
     leases: tuple[SlotLease, ...] = ()
-    """by fence; with empty tokens, which only the holders know, and without notes"""
+    """the leases, sorted by fence, without notes and with empty tokens, because only holders may know the tokens"""
 
 
 class Left(StrEnum):
     """The result of `SlotPool.leave`."""
 
     TAKEN = "taken"
-    """the holder gets it with its next renewal"""
+    """the holder receives the note with its next renewal"""
     LATE = "late"
-    """the token is no longer the job's: the note is stored as late, and changes nothing"""
+    """the token is stale: the note is stored as late, and changes nothing"""
 
 
 class SlotPool(Protocol):
@@ -199,11 +188,12 @@ class SlotPool(Protocol):
         A draining or removed endpoint is used again; its health, its pause and its position in the order are kept. A
         new endpoint with ``reports`` is unhealthy until its first check.
         """
-        ...
 
     async def drain(self, model: str, server: str, *, draining: bool = True) -> bool:
-        """Give an endpoint no more jobs and end its unassigned leases, or undo that. Return False if it is unknown."""
-        ...
+        """Give an endpoint no more jobs and end its unassigned leases, or, with ``draining=False``, use it again.
+
+        Return False if the endpoint does not exist.
+        """
 
     async def remove(self, model: str, server: str) -> bool:
         """Give an endpoint no more jobs, end its unassigned leases, and delete it once no slot is held.
@@ -211,26 +201,21 @@ class SlotPool(Protocol):
         An endpoint without a job is deleted at once. Return False if the endpoint does not exist. The state of a server
         is deleted with its last endpoint.
         """
-        ...
 
     async def rest(self, model: str, server: str, duration: float) -> bool:
         """Give an endpoint no jobs for ``duration`` from now on, and end its unassigned leases; 0 ends the pause.
 
         A new duration replaces an earlier one. Return False if the endpoint does not exist.
         """
-        ...
 
     async def configure(self, model: str, document: bytes | None) -> None:
         """Store a JSON document of at most 64 KiB for a model; ``None`` deletes it."""
-        ...
 
     async def documents(self) -> dict[str, bytes]:
         """Return the documents by model."""
-        ...
 
     async def inspect(self, model: str | None = None) -> PoolView:
         """Return the pool, or its part for one model."""
-        ...
 
     async def acquire(
         self,
@@ -246,11 +231,10 @@ class SlotPool(Protocol):
 
         The endpoint must be healthy and not draining, removed or paused, and its server must not be at its limit. The
         order is: higher priority; the server's last job was of this model; fewer slots in use; registered earlier. With
-        ``idle``, if there are too few slots, those are taken that other holders have held unassigned for longer than
-        ``idle``, the oldest first. Stale leases in ``releasing`` are ignored. Too few slots are no error: the result is
-        shorter, or empty.
+        ``idle``, if too few slots are free, this also takes slots that other holders have held unassigned for longer
+        than ``idle``, the oldest first. Stale leases in ``releasing`` are ignored. Too few slots are no error: the
+        result is shorter, or empty.
         """
-        ...
 
     async def assign(
         self, *pairs: tuple[SlotLease, str], ttl: float
@@ -259,16 +243,14 @@ class SlotPool(Protocol):
 
         A job of the model that already has a lease gets that lease instead, with a new token and holder, with its note,
         and marked ``resumed``; the slot of the pair is released, and the earlier holder's token is stale. Idempotent:
-        the same pair again returns the same lease, also one that was taken over, and makes a detached lease assigned.
+        the same pair again returns the same lease, even one that was transferred, and makes a detached lease assigned.
         """
-        ...
 
     async def detach(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
-        """Let jobs run on without their holder, for ``ttl``; return ``None`` for a stale lease, or one without a job.
+        """Let jobs continue without their holder, for ``ttl``; return ``None`` for a stale lease, or one without a job.
 
         The tokens stay valid: a client with a token may renew and release the lease, and leave notes for it.
         """
-        ...
 
     async def renew(self, *leases: SlotLease, ttl: float) -> tuple[SlotLease | None, ...]:
         """Extend leases to at least ``ttl`` from now, and return them with their notes; ``None`` for a stale lease.
@@ -277,24 +259,21 @@ class SlotPool(Protocol):
         created again, with a new token and fence, if its endpoint is registered and the job has no other lease; even if
         this exceeds the slots. Repeating the renewal returns the same lease.
         """
-        ...
 
     async def release(self, *leases: SlotLease) -> tuple[bool, ...]:
         """Release slots; False for a stale lease. Notifies clients that wait for a slot of the model."""
-        ...
 
     async def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
         """Leave a note for the holder of a job's lease, instead of an earlier one, and notify its model's signal.
 
-        A note is JSON text, no larger than a result, and part of every answer about the lease. A note with a stale
-        token is stored as late, and so is a note whose lease expires or ends by `reconcile`: for an hour, the last 8
-        of a job, and the last 1,000 or 16 MiB of the pool. When a lease is released, its note is deleted.
+        A note is JSON text, no larger than a result; each call that returns the lease to its holder returns the note
+        too. A note with a stale token is stored as late, and so is a note whose lease expires or ends by `reconcile`.
+        Late notes are kept for an hour: the last 8 of a job, and the last 1,000 or 16 MiB of the pool. When a lease is
+        released, its note is deleted.
         """
-        ...
 
     async def late(self, model: str, job: str) -> tuple[bytes, ...]:
         """Return the late notes of a job, oldest first."""
-        ...
 
     async def reconcile(
         self, model: str, server: str, observed: Seen | None, *, settled: float
@@ -313,11 +292,9 @@ class SlotPool(Protocol):
         ``active``, at least ``settled`` seconds of the store's clock apart, with an unchanged token and no contrary
         report between. The ended leases are returned by fence, as in a `PoolView`.
         """
-        ...
 
     def slot_signal(self, *models: str) -> RoomSignal:
         """Return a signal that is set when a slot of one of the models may have become free, or a note was left.
 
         The end of a pause or of a lease is notified by the next call that notices it, not before.
         """
-        ...

@@ -1,4 +1,4 @@
-"""Capabilities that add verbs to a subscription."""
+"""The capabilities that add methods to a subscription."""
 
 from __future__ import annotations
 
@@ -6,43 +6,36 @@ from typing import Protocol
 
 from taskqueue_core.tasks import Delivery, Settled
 
-__all__ = ["DeadLettering", "Handover", "Revocation"]
-
 
 class DeadLettering(Protocol):
-    """Part of ``dead_letters``."""
+    """The consumer's part of the capability ``dead_letters``."""
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """End a delivery by putting its task among the dead letters, in one step, with reason, error and history.
+        """End a delivery and make its task a dead letter, with reason, error and history, in one step.
 
-        Stale receipts raise `LeaseLost`; the same settlement sent again answers ok again.
+        Raises `LeaseLost` for a stale receipt. Repeating the same settlement returns the same result again.
         """
-        ...
 
 
 class Handover(Protocol):
-    """``handover``: a worker that reconnects, to this or another replica, keeps what it runs."""
+    """The capability ``handover``: a worker that reconnects, to any server of the store, keeps its running tasks."""
 
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
-        """Move live deliveries of the same worker identity to this subscription, in one step.
+        """Move deliveries of the same worker id to this subscription, in one step.
 
-        Answers per receipt: the delivery, with the receipt unchanged and valid, or ``None`` where
-        the receipt is stale or belongs to another identity. Closing the subscription that held them
-        before no longer touches them.
+        Returns the delivery for each receipt, which stays valid, or ``None`` if the receipt is stale or belongs to
+        another worker. Closing the subscription that owned the deliveries before does not release them any more.
         """
-        ...
 
 
 class Revocation(Protocol):
-    """``revocation``: learn at once that a delivery is no longer yours."""
+    """The capability ``revocation``: the consumer learns at once that a delivery has ended."""
 
     async def revoked(self) -> tuple[str, ...]:
-        """Wait for receipts that ended without a settlement by this subscription.
+        """Wait for receipts that ended without a settlement by this subscription, and return them.
 
-        They were cancelled, have expired, or another process scheduled a retry.
-        Returns an empty tuple once the subscription is closed. Adopted receipts are not revoked,
-        they moved.
+        Their tasks were cancelled or have expired, or another process scheduled a retry. Receipts that another
+        subscription has adopted are not returned. Once the subscription is closed, the result is an empty tuple.
         """
-        ...

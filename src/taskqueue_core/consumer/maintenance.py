@@ -1,4 +1,4 @@
-"""The maintenance loop of the store. Any number of replicas may run it."""
+"""The loop that runs the maintenance of the store. Any number of servers and workers may run it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _log = logging.getLogger("taskqueue.housekeeping")
 
 
 async def run_maintenance(control: Control) -> None:
-    """Run a pass every two seconds, plus or minus a quarter, until cancelled. Log the first of several failures."""
+    """Run maintenance about every two seconds until cancelled. Of several failures in a row, log only the first."""
     failing = False
     unclaimed, results = set[str](), set[str]()
     while True:
-        await asyncio.sleep(_EVERY * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - spreads load, no secret
+        await asyncio.sleep(_EVERY * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311 - only spreads the load
         try:
             async with asyncio.timeout(_PASS_SECONDS):
                 done = await control.maintain()
@@ -29,7 +29,7 @@ async def run_maintenance(control: Control) -> None:
                 code = error.code if isinstance(error, TaskQueueError) else "timeout"
                 _log.warning("maintenance keeps failing", extra={"code": code})
             failing = True
-        except Exception:  # noqa: BLE001 - the loop must not end silently
+        except Exception:  # noqa: BLE001 - the loop must continue after any error
             if not failing:
                 _log.exception("maintenance failed")
             failing = True
@@ -38,7 +38,7 @@ async def run_maintenance(control: Control) -> None:
             if done.expired or done.recovered:
                 figures = {"expired": len(done.expired), "recovered": done.recovered}
                 _log.info("maintenance finished", extra=figures)
-            # While its worker restarts, a queue may have no consumer for one pass: warn in the second one.
+            # A queue may have no consumer for one pass, while its worker restarts: warn only in the second pass.
             matches = set(done.unclaimed)
             if news := sorted((matches & unclaimed) - results):
                 _log.warning(

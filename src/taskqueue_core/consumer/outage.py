@@ -21,16 +21,18 @@ OUTAGE_BACKOFF = RetryPolicy(base=0.1, cap=2.0, jitter=0.5)
 
 
 class OutageRetry:
-    """Repeats store calls during an outage. All calls of one consumer share it, so that an outage is reported once."""
+    """Repeats store calls during an outage. All calls of one consumer share it, so that an outage is reported once.
+
+    When an outage starts or ends, ``report`` is called: whether the store is available, and the error code.
+    """
 
     def __init__(self, report: Callable[[bool, str], Awaitable[None]]) -> None:
-        """Call ``report`` when an outage starts or ends: whether the store is available, and the error code."""
         self._report = report
         self.down = False
-        """whether the last answer was that the store is unavailable"""
+        """whether the last call failed because the store was unavailable"""
 
     async def retry_until_available(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call, with backoff, until the store is available; return its result. Other errors are raised."""
+        """Repeat a call, with backoff, until the store is available; return its result. Raises all other errors."""
         tries = 0
         while True:
             try:
@@ -39,12 +41,12 @@ class OutageRetry:
                 tries += 1
                 if not self.down:
                     self.down = True
-                    await self._report(False, error.code)  # noqa: FBT003 - whether it is available
+                    await self._report(False, error.code)  # noqa: FBT003 - False: unavailable
                 await asyncio.sleep(OUTAGE_BACKOFF.delay(tries))
             else:
                 if self.down:
                     self.down = False
-                    await self._report(True, "")  # noqa: FBT003 - as above
+                    await self._report(True, "")  # noqa: FBT003 - True: available again
                 return answer
 
 
@@ -68,12 +70,12 @@ async def close(subscription: Subscription) -> None:
 
 
 async def release_as_lost(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
-    """Release the deliveries of a crashed worker; each counts a loss. Never raises. Tries once: `close` follows."""
+    """Release the deliveries of a crashed worker as lost. Never raises; `close` must follow, in case a call failed."""
     for start in range(0, len(deliveries), LIMITS.batch):
         try:
             await subscription.redeliver(*deliveries[start : start + LIMITS.batch], lost=True)
         except LeaseLost:
-            continue  # settled or adopted in the meantime
+            continue  # because the delivery was settled or adopted before this call
         except TaskQueueError as error:
             _log.warning("could not mark deliveries as lost", extra={"code": error.code})
             return

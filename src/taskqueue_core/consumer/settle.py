@@ -1,4 +1,4 @@
-"""Settling deliveries: one call per verb and batch, repeated while the store is unavailable."""
+"""Settling deliveries in the store: one call per kind of settlement and batch, repeated during an outage."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from taskqueue_core.tasks import Delivery, Settled
 async def settle(
     backend: Backend, subscription: Subscription, delivery: Delivery, verb: Verb
 ) -> Settled:
-    """Settle one delivery. Return `Settled.LEASE_LOST` for a receipt that is not current; this is no error.
+    """Settle one delivery. Return `Settled.LEASE_LOST`, instead of raising, for a receipt that is not current.
 
-    Without ``atomic_retry`` the retry is published before the delivery is acked: a crash between the two makes the
-    task run once more, and never loses it.
+    If the backend has no ``atomic_retry``, the retry is scheduled before the delivery is acked, so that a crash between
+    these two calls repeats the task but never loses it.
     """
     try:
         match verb:
@@ -46,25 +46,19 @@ async def settle(
                     delivery, reason, error
                 )
             case ScheduleRetry(delay, error):
-                return await _retry(backend, subscription, delivery, delay, error)
+                at, task = backend.now() + delay, delivery.task
+                await backend.publisher.schedule_retry(task, at, error=error, settles=delivery)
+                if backend.capabilities.atomic_retry:
+                    return Settled.OK
+                return (await subscription.ack(delivery))[0]
     except LeaseLost:
         return Settled.LEASE_LOST
 
 
-async def _retry(
-    backend: Backend, subscription: Subscription, delivery: Delivery, delay: float, error: str
-) -> Settled:
-    at = backend.now() + delay
-    await backend.publisher.schedule_retry(delivery.task, at, error=error, settles=delivery)
-    if backend.capabilities.atomic_retry:
-        return Settled.OK
-    return (await subscription.ack(delivery))[0]
-
-
 _BYTES = 4 * 1024 * 1024
-"""bytes of results in one call, unless a single result is larger"""
+"""maximum bytes of results in one call, unless a single result is larger"""
 _MAX_CONCURRENT = 100
-"""retries and dead letters that are sent to the store at the same time"""
+"""maximum number of retries and dead letters that are sent to the store at the same time"""
 _DEFAULT_POLICY = RetryPolicy()
 
 Done = tuple[Delivery, bytes | None]
@@ -73,11 +67,11 @@ Done = tuple[Delivery, bytes | None]
 class Settler:
     """Settles a subscription's deliveries. Each method returns for each receipt whether it was still current.
 
-    During an outage the same call is repeated until the store answers. Cancelling a call loses nothing.
+    During an outage, a call is repeated until the store is available. Cancelling a method loses nothing. If the backend
+    has no ``control``, the default retry policy applies to all queues.
     """
 
     def __init__(self, backend: Backend, subscription: Subscription, outage: OutageRetry) -> None:
-        """Without ``control`` there are no settings to read, and the default retry policy applies."""
         self._backend = backend
         self._subscription = subscription
         self._outage = outage
@@ -96,7 +90,7 @@ class Settler:
         return results
 
     async def redeliver(self, deliveries: Sequence[Delivery]) -> dict[str, bool]:
-        """Release deliveries, not as lost."""
+        """Release deliveries, without counting a loss."""
         results: dict[str, bool] = {}
         for start in range(0, len(deliveries), LIMITS.batch):
             batch = deliveries[start : start + LIMITS.batch]
@@ -120,10 +114,9 @@ class Settler:
     async def settle_outcomes(
         self, outcomes: Sequence[tuple[Delivery, Outcome]]
     ) -> dict[str, bool]:
-        """Settle deliveries as the retry policies of their queues require.
+        """Settle deliveries according to the retry policies of their queues.
 
-        The settings of each queue are read once, within this call, and again after an outage: a change that was
-        confirmed before the call applies to it.
+        Each call reads the settings again, once per queue, so that every change that was confirmed earlier applies.
         """
         results: dict[str, bool] = {}
         remaining = list(outcomes)

@@ -1,4 +1,4 @@
-"""Outcomes on their way to the store. Everything that waits is settled in one round."""
+"""A queue of outcomes that are not yet settled in the store, which settles them in batches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from taskqueue_core.retry import HandBack, Outcome, Success
 from taskqueue_core.tasks import Delivery
 
 _MAX_BYTES = 4 * 1024 * 1024
-"""bytes of unsettled results above which the queue has no room"""
+"""bytes of unsettled results above which `SettlementQueue.room` waits"""
 
 
 class SettlementQueue:
     """Collects the outcomes of one subscription's deliveries, and settles them in rounds.
 
-    The first outcome is settled at once; those that are put during a round are settled together in the next one.
-    Cancelling `run` loses nothing: what is unsettled then is released when the subscription is closed.
+    The first outcome is settled at once; outcomes that are put during a round are settled together in the next one.
+    After each round, ``report`` is called with the receipts: whether each was still current. Cancelling `run` loses no
+    task: deliveries that are not settled are released when the subscription is closed.
     """
 
     def __init__(
@@ -34,7 +35,6 @@ class SettlementQueue:
         report: Callable[[dict[str, bool]], Awaitable[None]],
         max_unsettled: int = LIMITS.credit,
     ) -> None:
-        """Call ``report`` after each round with its receipts: whether each was still current."""
         self._settler = Settler(backend, subscription, outage)
         self._report = report
         self._max_unsettled = max_unsettled
@@ -46,10 +46,10 @@ class SettlementQueue:
         self._settled = asyncio.Event()
         self._ended = False
         self.unsettled = 0
-        """outcomes that were put and are not settled yet"""
+        """number of outcomes that were put and are not settled yet"""
 
     def put(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Queue an outcome. Never blocks: `room` limits what is queued."""
+        """Queue an outcome without waiting. Callers can await `room` to limit the length of the queue."""
         if type(outcome) is Success:
             self._acks.append((delivery, outcome.result))
             self._bytes += len(outcome.result or b"")
@@ -61,7 +61,7 @@ class SettlementQueue:
         self._has_work.set()
 
     async def room(self) -> None:
-        """Wait while too many outcomes, or too many bytes of results, are unsettled."""
+        """Wait until the number of unsettled outcomes and the bytes of their results are below their limits."""
         while not self._ended and (
             self.unsettled > self._max_unsettled or self._bytes > _MAX_BYTES
         ):
@@ -69,7 +69,7 @@ class SettlementQueue:
             await self._settled.wait()
 
     async def finish(self, seconds: float | None = None) -> None:
-        """Wait until nothing is unsettled, at most for ``seconds``. `run` must be running."""
+        """Wait until all outcomes are settled, at most for ``seconds``. `run` must be running."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.unsettled and not self._ended:
@@ -77,7 +77,7 @@ class SettlementQueue:
                     await self._settled.wait()
 
     async def run(self) -> None:
-        """Settle until cancelled. Raises what the store raises, except during an outage."""
+        """Settle queued outcomes until cancelled. Raises the exceptions of the store, except those of an outage."""
         try:
             while True:
                 await self._has_work.wait()

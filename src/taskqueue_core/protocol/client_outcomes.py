@@ -1,4 +1,4 @@
-"""Encoding outcomes as frames: as few as the limits allow."""
+"""Encoding of outcomes as frames, with as few frames as the limits allow."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Raw
 
 from taskqueue_core.limits import LIMITS
-from taskqueue_core.protocol.frames import (
-    AckFrame,
-    ClientFrame,
-    DeadLetterFrame,
-    RedeliverFrame,
-    RetryFrame,
-    WireLimits,
-)
+from taskqueue_core.protocol import frames
 from taskqueue_core.retry import Failed, HandBack, Outcome, Rejected, RetryLater, Success
 
 _ENVELOPE = 256
@@ -26,7 +19,9 @@ def clean_text(text: str) -> str:
     return text[: LIMITS.text].encode("utf-8", "replace").decode()
 
 
-def frames_of(outcomes: Iterable[tuple[str, Outcome]], limits: WireLimits) -> Iterator[ClientFrame]:
+def frames_of(
+    outcomes: Iterable[tuple[str, Outcome]], limits: frames.WireLimits
+) -> Iterator[frames.ClientFrame]:
     """Yield frames for outcomes by receipt. Acks and releases are batched; the order of receipts is not kept."""
     batch = max(1, min(limits.batch, LIMITS.batch))
     acks: list[tuple[str, bytes | None]] = []
@@ -38,21 +33,23 @@ def frames_of(outcomes: Iterable[tuple[str, Outcome]], limits: WireLimits) -> It
             case HandBack():
                 released.append(receipt)
             case RetryLater(delay, error):
-                yield RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
+                yield frames.RetryFrame(receipt=receipt, error=clean_text(error), delay=delay)
             case Failed(error):
-                yield RetryFrame(receipt=receipt, error=clean_text(error))
+                yield frames.RetryFrame(receipt=receipt, error=clean_text(error))
             case Rejected(reason, detail):
-                yield DeadLetterFrame(
+                yield frames.DeadLetterFrame(
                     receipt=receipt,
                     reason=clean_text(reason),
                     error=None if detail is None else clean_text(detail),
                 )
     yield from _acks(acks, batch, min(limits.frame, LIMITS.frame))
     for start in range(0, len(released), batch):
-        yield RedeliverFrame(receipts=released[start : start + batch])
+        yield frames.RedeliverFrame(receipts=released[start : start + batch])
 
 
-def _acks(outcomes: list[tuple[str, bytes | None]], batch: int, frame: int) -> Iterator[AckFrame]:
+def _acks(
+    outcomes: list[tuple[str, bytes | None]], batch: int, frame: int
+) -> Iterator[frames.AckFrame]:
     receipts: list[str] = []
     results: dict[str, Raw] = {}
     size = _ENVELOPE
@@ -61,11 +58,11 @@ def _acks(outcomes: list[tuple[str, bytes | None]], batch: int, frame: int) -> I
         if result is not None:
             cost += len(receipt) + len(result)
         if receipts and (len(receipts) == batch or size + cost > frame):
-            yield AckFrame(receipts=receipts, results=results)
+            yield frames.AckFrame(receipts=receipts, results=results)
             receipts, results, size = [], {}, _ENVELOPE
         receipts.append(receipt)
         if result is not None:
             results[receipt] = Raw(result)
         size += cost
     if receipts:
-        yield AckFrame(receipts=receipts, results=results)
+        yield frames.AckFrame(receipts=receipts, results=results)

@@ -20,32 +20,13 @@ import msgspec
 
 from taskqueue_core.errors import ProtocolViolation
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.client_outcomes import frames_of
-from taskqueue_core.protocol.frames import (
-    Bye,
-    ClientFrame,
-    Credit,
-    Degraded,
-    Deliver,
-    Drain,
-    Error,
-    Hello,
-    Ping,
-    Pong,
-    Progress,
-    Revoke,
-    SettledFrame,
-    Welcome,
-    WireDelivery,
-    WireLimits,
-    decode_server,
-    encode,
-)
 from taskqueue_core.retry import HandBack, Outcome
 
 
 class ClientSessionState(StrEnum):
-    """The states of a session."""
+    """The states of a `ClientSession`."""
 
     CONNECTING = "connecting"
     GREETING = "greeting"
@@ -63,13 +44,13 @@ class Welcomed(msgspec.Struct, frozen=True):
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """New deliveries, each with a slot reserved for it."""
+    """New deliveries, each of which uses up capacity of the worker."""
 
-    deliveries: Sequence[WireDelivery]
+    deliveries: Sequence[frames.WireDelivery]
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """Receipts that were running here and no longer belong to this worker."""
+    """Receipts of running deliveries that no longer belong to this worker."""
 
     receipts: Sequence[str]
 
@@ -94,17 +75,21 @@ class Complained(msgspec.Struct, frozen=True):
     message: str
 
 
+_OPEN = (ClientSessionState.READY, ClientSessionState.DRAINING)
+_CONNECTED = (ClientSessionState.GREETING, *_OPEN)
 T = TypeVar("T")
 Event = Welcomed | Delivered | Revoked | Draining | StoreChanged | Complained
 
 
 class ClientSession:
-    """The state of one worker. `receive` reads a frame and returns events; `outgoing` returns the frames to send."""
+    """The worker's state. `receive` reads a frame and returns events; `outgoing` yields the frames to send.
+
+    ``capacity`` is the maximum number of deliveries that the worker runs at once.
+    """
 
     def __init__(
         self, worker_id: str, keys: Iterable[str], capacity: int, token: str | None = None
     ) -> None:
-        """Start unconnected, with room for ``capacity`` deliveries."""
         self._worker_id = worker_id
         self._keys = list(keys)
         self._token = token
@@ -121,17 +106,17 @@ class ClientSession:
         self._echoes: list[int] = []
         self._pings = 0
         self._ping_due = False
-        self.limits = WireLimits()
+        self.limits = frames.WireLimits()
         self.lease: float | None = None
 
     @property
     def state(self) -> ClientSessionState:
-        """The current state."""
+        """The current state of the session."""
         return self._state
 
     @property
     def held(self) -> int:
-        """Number of receipts that are running here."""
+        """Number of deliveries that the worker is running."""
         return len(self._held)
 
     @property
@@ -144,15 +129,13 @@ class ClientSession:
         """Number of deliveries that the server may still send on this connection."""
         return self._granted
 
-    # The connection
-
     def connected(self) -> None:
-        """Note that a socket is open: the next frame is a hello with all receipts that are held or unconfirmed."""
+        """Record that a socket is open. The next frame is a hello with all receipts that are running or unconfirmed."""
         self._require(ClientSessionState.CONNECTING)
         self._state = ClientSessionState.GREETING
 
     def disconnected(self) -> None:
-        """Note that the socket has closed. Receipts stay held until a welcome leaves them out."""
+        """Record that the socket has closed. Receipts stay valid here until a welcome does not contain them."""
         if self._state is ClientSessionState.CLOSED:
             return
         self._state = ClientSessionState.CONNECTING
@@ -164,35 +147,33 @@ class ClientSession:
 
     def receive(self, text: str | bytes) -> list[Event]:
         """Read one frame. Raises `ProtocolViolation`; if it is ``fatal``, close the connection."""
-        self._require(
-            ClientSessionState.GREETING, ClientSessionState.READY, ClientSessionState.DRAINING
-        )
-        frame = decode_server(text)
+        self._require(*_CONNECTED)
+        frame = frames.decode_server(text)
         events: list[Event] = []
         match frame:
-            case Ping():
+            case frames.Ping():
                 self._echoes.append(frame.n)
-            case Welcome():
+            case frames.Welcome():
                 events = self._welcome(frame)
-            case Deliver():
+            case frames.Deliver():
                 events = self._deliver(frame.deliveries)
-            case SettledFrame():
+            case frames.SettledFrame():
                 events = self._settled(frame)
-            case Revoke():
+            case frames.Revoke():
                 events = self._revoked(frame.receipts)
-            case Drain():
-                self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
+            case frames.Drain():
+                self._require(*_OPEN)
                 self._state = ClientSessionState.DRAINING
                 events = [Draining(frame.seconds)]
-            case Degraded():
+            case frames.Degraded():
                 events = [StoreChanged(frame.ok, frame.reason)]
-            case Error():
+            case frames.Error():
                 events = [Complained(frame.code[:50], frame.message[:200])]
-            case Pong():
+            case frames.Pong():
                 pass
         return events
 
-    def _welcome(self, frame: Welcome) -> list[Event]:
+    def _welcome(self, frame: frames.Welcome) -> list[Event]:
         self._require(ClientSessionState.GREETING)
         if not self._greeted:
             raise ProtocolViolation("unexpected", "received welcome before hello was sent")
@@ -214,8 +195,8 @@ class ClientSession:
         self._unsent = list(self._outbox)
         return events
 
-    def _deliver(self, deliveries: Sequence[WireDelivery]) -> list[Event]:
-        self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
+    def _deliver(self, deliveries: Sequence[frames.WireDelivery]) -> list[Event]:
+        self._require(*_OPEN)
         taken = []
         for delivery in deliveries:
             receipt = delivery.receipt
@@ -230,8 +211,8 @@ class ClientSession:
             taken.append(delivery)
         return [Delivered(taken)] if taken else []
 
-    def _settled(self, frame: SettledFrame) -> list[Event]:
-        self._require(ClientSessionState.READY, ClientSessionState.DRAINING)
+    def _settled(self, frame: frames.SettledFrame) -> list[Event]:
+        self._require(*_OPEN)
         for receipt in frame.ok:
             self._outbox.pop(receipt, None)
         return self._revoked(frame.lease_lost)
@@ -245,17 +226,12 @@ class ClientSession:
                 running.append(receipt)
         return [Revoked(running)] if running else []
 
-    # The worker
-
     def resize(self, capacity: int) -> None:
-        """Set how many deliveries may be held here.
-
-        Credit cannot be taken back, so deliveries above the new capacity are released.
-        """
+        """Set the maximum number of deliveries that run at once. Others, sent for earlier credit, are released."""
         self._capacity = capacity
 
     def settle(self, receipt: str, outcome: Outcome) -> bool:
-        """Queue an outcome and keep it until the server confirms it. Return false if the receipt is not held here."""
+        """Queue an outcome, and keep it until the server confirms it. Return False if the receipt is not running."""
         if receipt not in self._held:
             return False
         self._drop(receipt)
@@ -263,50 +239,46 @@ class ClientSession:
         return True
 
     def free(self) -> None:
-        """Free a slot: its handler has ended."""
+        """Free the capacity of one delivery, because its handler has ended."""
         self._busy = max(0, self._busy - 1)
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """Settle a receipt and free its slot."""
+        """Settle a receipt, and free its capacity."""
         self.settle(receipt, outcome)
         self.free()
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """Report progress of a held receipt. Only the latest value is sent; a lost connection loses it."""
+        """Queue the progress of a running delivery. Only the latest value is sent; a lost connection loses it."""
         if receipt in self._held:
             self._progress[receipt] = value
 
     def ping(self) -> None:
-        """Send a ping with the next frames."""
+        """Queue a ping, which `outgoing` sends with the next frames."""
         self._ping_due = True
 
     def bye(self) -> None:
-        """Send a bye after everything else. The session cannot be used afterwards."""
+        """Queue a bye, which `outgoing` sends last. Then the session is closed."""
         self._leaving = True
 
     def outgoing(self) -> Iterator[str]:
-        """Yield the frames to send now, each once."""
+        """Yield the frames to send now. Each is yielded once."""
         if self._state is ClientSessionState.GREETING and not self._greeted:
             self._greeted = True
-            yield encode(self._hello())
-        if self._state in (
-            ClientSessionState.GREETING,
-            ClientSessionState.READY,
-            ClientSessionState.DRAINING,
-        ):
+            yield frames.encode(self._hello())
+        if self._state in _CONNECTED:
             for n in _take(self._echoes):
-                yield encode(Pong(n=n))
-        if self._state in (ClientSessionState.READY, ClientSessionState.DRAINING):
+                yield frames.encode(frames.Pong(n=n))
+        if self._state in _OPEN:
             for frame in self._reports():
-                yield encode(frame)
+                yield frames.encode(frame)
             if self._leaving:
                 self._state = ClientSessionState.CLOSED
-                yield encode(Bye())
+                yield frames.encode(frames.Bye())
 
-    def _reports(self) -> Iterator[ClientFrame]:
+    def _reports(self) -> Iterator[frames.ClientFrame]:
         progress, self._progress = self._progress, {}
         for receipt, value in progress.items():
-            yield Progress(receipt=receipt, value=value)
+            yield frames.Progress(receipt=receipt, value=value)
         unsent = [
             (receipt, self._outbox[receipt])
             for receipt in _take(self._unsent)
@@ -315,16 +287,16 @@ class ClientSession:
         yield from frames_of(unsent, self.limits)
         if self._state is ClientSessionState.READY and (n := self._wanted()):
             self._granted += n
-            yield Credit(n=n)
+            yield frames.Credit(n=n)
         if self._ping_due:
             self._ping_due = False
             self._pings += 1
-            yield Ping(n=self._pings)
+            yield frames.Ping(n=self._pings)
 
-    def _hello(self) -> Hello:
+    def _hello(self) -> frames.Hello:
         # The credit in a hello does not include the deliveries that are listed in `holding`.
         self._granted = self._wanted()
-        return Hello(
+        return frames.Hello(
             worker_id=self._worker_id,
             keys=self._keys,
             credit=self._granted,
@@ -333,7 +305,7 @@ class ClientSession:
         )
 
     def _wanted(self) -> int:
-        # The second limit keeps `holding` within a frame, however many outcomes are unconfirmed.
+        # The second limit ensures that `holding` fits into a frame, however many outcomes are unconfirmed.
         books = self._granted + len(self._held) + len(self._outbox)
         return max(0, min(self._capacity - self._busy - self._granted, LIMITS.credit - books))
 

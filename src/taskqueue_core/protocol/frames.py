@@ -1,8 +1,8 @@
-"""The frames of the socket protocol, version 1, and their encoding. `docs/protocol.md` describes them for any language.
+"""The frames of the socket protocol, version 1, and their encoding. `docs/protocol.md` describes the protocol.
 
-A frame is one JSON object in a text message; ``type`` names it. Unknown fields are ignored, so that
-either side may be newer. Payloads and results are copied as raw JSON: nothing between publisher and
-worker decodes them.
+A frame is one JSON object in a text message; its field ``type`` is the name of the frame. Unknown fields are ignored,
+so that either side may be newer. Payloads and results are copied as raw JSON: no code between publisher and worker
+decodes them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PROTOCOL_VERSION = 1
 
 CLOSE_CLEAN = 1000
 CLOSE_RESTART = 1012
-"""the server is shutting down: reconnect to any replica"""
+"""close code: the server is shutting down; reconnect to any replica"""
 CLOSE_TRY_LATER = 1013
-"""too many connections"""
+"""close code: the server has too many connections"""
 CLOSE_REVOKED = 4001
-"""the worker's token is no longer valid, or no longer allows its keys"""
+"""close code: the worker's token is no longer valid, or no longer allows its keys"""
 CLOSE_PROTOCOL = 4400
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_TIMEOUT = 4408
-"""no hello in time, or silence for longer than the lease"""
+"""close code: the worker sent no hello in time, or no frame for longer than the lease"""
 
 _Name = Annotated[str, Meta(max_length=LIMITS.name)]
 _Text = Annotated[str, Meta(max_length=LIMITS.text)]
@@ -45,7 +45,7 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_d
     """A message of the protocol."""
 
 
-# worker -> server
+# Frames that the worker sends.
 
 
 class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Hello(_Frame, tag="hello", frozen=True, kw_only=True):
 
 
 class Credit(_Frame, tag="credit", frozen=True, kw_only=True):
-    """Room for ``n`` more deliveries."""
+    """Permission to send ``n`` more deliveries."""
 
     n: Annotated[int, Meta(ge=1, le=LIMITS.credit)]
 
@@ -88,7 +88,7 @@ class RetryFrame(_Frame, tag="retry", frozen=True, kw_only=True):
 
 
 class DeadLetterFrame(_Frame, tag="dead_letter", frozen=True, kw_only=True):
-    """The task is given up and becomes a dead letter."""
+    """The task must not be tried again, and becomes a dead letter."""
 
     receipt: _Receipt
     reason: _Text
@@ -103,10 +103,10 @@ class Progress(_Frame, tag="progress", frozen=True, kw_only=True):
 
 
 class Bye(_Frame, tag="bye", frozen=True, kw_only=True):
-    """The worker leaves; deliveries that it still holds are released."""
+    """The worker leaves; the server releases all deliveries that the worker has not settled."""
 
 
-# both ways
+# Frames that either side sends.
 
 
 class Ping(_Frame, tag="ping", frozen=True, kw_only=True):
@@ -121,11 +121,11 @@ class Pong(_Frame, tag="pong", frozen=True, kw_only=True):
     n: int = 0
 
 
-# server -> worker
+# Frames that the server sends.
 
 
 class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of the server, in bytes or counts."""
+    """The limits of the server: ``frame``, ``payload`` and ``result`` in bytes, the others as numbers."""
 
     frame: int = LIMITS.frame
     payload: int = LIMITS.payload
@@ -135,7 +135,7 @@ class WireLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
-    """The answer to a hello. Held receipts that are not among ``adopted`` are lost and follow in a `Revoke`."""
+    """The answer to a hello. Receipts of the hello that are not in ``adopted`` are lost; a `Revoke` follows."""
 
     connection_id: str
     lease: float
@@ -146,7 +146,7 @@ class Welcome(_Frame, tag="welcome", frozen=True, kw_only=True):
 
 
 class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task as JSON."""
+    """The JSON form of a task."""
 
     id: str
     key: str
@@ -161,7 +161,7 @@ class WireTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WireDelivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A delivery as JSON."""
+    """The JSON form of a delivery."""
 
     receipt: str
     attempt: int
@@ -184,7 +184,7 @@ class SettledFrame(_Frame, tag="settled", frozen=True, kw_only=True):
 
     ok: list[str] = []
     lease_lost: list[str] = []
-    """stale or unknown; nothing was changed"""
+    """receipts that are stale or unknown; nothing was changed"""
 
 
 class Revoke(_Frame, tag="revoke", frozen=True, kw_only=True):
@@ -200,7 +200,7 @@ class Drain(_Frame, tag="drain", frozen=True, kw_only=True):
 
 
 class Degraded(_Frame, tag="degraded", frozen=True, kw_only=True):
-    """The store is unavailable, or available again if ``ok``. Keep running tasks; no credit is used in an outage."""
+    """The store is unavailable or, if ``ok``, available again. Running tasks continue; an outage uses up no credit."""
 
     ok: bool = False
     reason: str = ""
@@ -213,18 +213,8 @@ class Error(_Frame, tag="error", frozen=True, kw_only=True):
     message: str
 
 
-ClientFrame = (
-    Hello
-    | Credit
-    | AckFrame
-    | RedeliverFrame
-    | RetryFrame
-    | DeadLetterFrame
-    | Progress
-    | Ping
-    | Pong
-    | Bye
-)
+SettlementFrame = AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame
+ClientFrame = Hello | Credit | SettlementFrame | Progress | Ping | Pong | Bye
 ServerFrame = Welcome | Deliver | SettledFrame | Revoke | Drain | Degraded | Error | Ping | Pong
 
 _encoder = msgspec.json.Encoder()
@@ -252,11 +242,11 @@ def _decode(decoder: msgspec.json.Decoder[Any], text: str | bytes) -> Any:
 decode_client: Callable[[str | bytes], ClientFrame] = partial(
     _decode, msgspec.json.Decoder(ClientFrame)
 )
-"""Read a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the peer may be newer."""
+"""Decode a worker's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the worker may be newer."""
 decode_server: Callable[[str | bytes], ServerFrame] = partial(
     _decode, msgspec.json.Decoder(ServerFrame)
 )
-"""Read a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal."""
+"""Decode a server's frame, or raise `ProtocolViolation`. An unknown type is not fatal: the server may be newer."""
 
 
 def _without_values(message: str) -> str:
@@ -265,7 +255,7 @@ def _without_values(message: str) -> str:
 
 
 def to_wire_task(task: Task) -> WireTask:
-    """Turn a task into its wire form; the payload's bytes are shared, not copied."""
+    """Convert a task for a frame. The bytes of the payload are shared, not copied."""
     return WireTask(
         id=task.id,
         key=task.key,
@@ -281,7 +271,7 @@ def to_wire_task(task: Task) -> WireTask:
 
 
 def to_wire(delivery: Delivery) -> WireDelivery:
-    """Turn a delivery into its wire form."""
+    """Convert a delivery for a frame."""
     return WireDelivery(
         receipt=delivery.receipt,
         attempt=delivery.attempt,
@@ -295,12 +285,12 @@ def to_wire(delivery: Delivery) -> WireDelivery:
 
 
 def to_task(wire: WireTask) -> Task:
-    """Turn a task's wire form back, checking it. Raises `InvalidInput`."""
+    """Convert the task of a frame to a `Task`, which checks it. Raises `InvalidInput`."""
     return Task(**msgspec.structs.asdict(wire) | {"payload": bytes(wire.payload)})
 
 
 def result_text(raw: Raw) -> bytes:
-    """Return a result's JSON text, checked against the limit. Raises `ProtocolViolation`."""
+    """Return the JSON text of a result. Raises `ProtocolViolation` if it is too long or invalid."""
     text = bytes(raw)
     try:
         check_json("results", text, LIMITS.result)

@@ -1,4 +1,4 @@
-"""Validating task runs for a Prefect worker, which acks everything and exits if it is not a task run that it serves."""
+"""Validation of task runs before they are sent to a Prefect worker, which would ack an invalid one and exit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from taskqueue_core.tasks import Task
 
 MAX_BYTES = 1024 * 1024
-"""the largest message that a worker accepts"""
+"""maximum bytes of a message that a Prefect worker accepts"""
 _LONGEST = 10_000 * 366 * 86_400.0
 Seconds = Annotated[float, msgspec.Meta(ge=-_LONGEST, le=_LONGEST)]
 
@@ -41,7 +41,7 @@ class Constant(msgspec.Struct, tag_field="input_type", tag="constant"):
 
 
 class TaskRunPolicy(msgspec.Struct):
-    """How the worker's engine retries."""
+    """The retry policy that Prefect's engine in the worker applies."""
 
     max_retries: int = 0
     retry_delay_seconds: float = 0
@@ -51,10 +51,10 @@ class TaskRunPolicy(msgspec.Struct):
 
 
 class StateDetails(msgspec.Struct):
-    """The details of a state."""
+    """The details of the state of a task run."""
 
     deferred: Literal[True]
-    """executed by a worker, not by the submitting process"""
+    """whether a worker executes the run, instead of the submitting process"""
     flow_run_id: UUID | None = None
     task_run_id: UUID | None = None
     child_flow_run_id: UUID | None = None
@@ -70,7 +70,7 @@ class StateDetails(msgspec.Struct):
     retriable: bool | None = None
     transition_id: UUID | None = None
     task_parameters_id: UUID | None = None
-    """where the parameters are stored; ``None`` if there are none"""
+    """id under which the parameters are stored; ``None`` if there are none"""
     traceparent: str | None = None
     deployment_concurrency_lease_id: UUID | None = None
 
@@ -130,7 +130,7 @@ def refusal(task: Task) -> str | None:
     if len(task.payload) > MAX_BYTES:
         return f"{len(task.payload)} bytes; the maximum is {MAX_BYTES}"
     try:
-        # fields that are not listed must be valid JSON as well
+        # `TaskRun` skips unknown fields, which must be valid JSON as well
         _everything.decode(task.payload)
         run = _task_run.decode(task.payload)
     except (ValueError, RecursionError) as error:

@@ -21,20 +21,20 @@ class CreditGranted(msgspec.Struct, frozen=True):
 
 
 class AckRequested(msgspec.Struct, frozen=True):
-    """The tasks were executed; the results are in the same order."""
+    """The worker executed the tasks; ``results`` contains one value per delivery, in the same order."""
 
     deliveries: tuple[Delivery, ...]
     results: tuple[bytes | None, ...]
 
 
 class ReleaseRequested(msgspec.Struct, frozen=True):
-    """The deliveries are to be released."""
+    """The worker did not execute the tasks; their deliveries must be released."""
 
     deliveries: tuple[Delivery, ...]
 
 
 class RetryRequested(msgspec.Struct, frozen=True):
-    """The attempt failed. Apply the queue's retry policy; ``delay`` overrides its delay."""
+    """The attempt failed. Apply the queue's retry policy; ``delay``, if it is set, overrides the policy's delay."""
 
     delivery: Delivery
     error: str
@@ -42,7 +42,7 @@ class RetryRequested(msgspec.Struct, frozen=True):
 
 
 class DeadLetterRequested(msgspec.Struct, frozen=True):
-    """The task is to become a dead letter."""
+    """The task must become a dead letter."""
 
     delivery: Delivery
     reason: str
@@ -50,7 +50,7 @@ class DeadLetterRequested(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """The progress of a task. It settles nothing."""
+    """The worker reported the progress of a running task."""
 
     delivery: Delivery
     value: float | str
@@ -61,7 +61,7 @@ class WorkerLeft(msgspec.Struct, frozen=True):
 
 
 class SendFrames(msgspec.Struct, frozen=True):
-    """A frame to send."""
+    """The text of a frame that the server must send."""
 
     text: str
 

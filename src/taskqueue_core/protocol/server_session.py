@@ -21,34 +21,7 @@ import msgspec
 
 from taskqueue_core.errors import InvalidInput, ProtocolViolation
 from taskqueue_core.limits import LIMITS, check_name
-from taskqueue_core.protocol.frames import (
-    CLOSE_PROTOCOL,
-    PROTOCOL_VERSION,
-    AckFrame,
-    Bye,
-    ClientFrame,
-    Credit,
-    DeadLetterFrame,
-    Degraded,
-    Deliver,
-    Drain,
-    Error,
-    Hello,
-    Ping,
-    Pong,
-    Progress,
-    RedeliverFrame,
-    RetryFrame,
-    Revoke,
-    ServerFrame,
-    SettledFrame,
-    Welcome,
-    WireLimits,
-    decode_client,
-    encode,
-    result_text,
-    to_wire,
-)
+from taskqueue_core.protocol import frames
 from taskqueue_core.protocol.server_events import (
     AckRequested,
     CloseSocket,
@@ -66,7 +39,7 @@ from taskqueue_core.tasks import Delivery
 
 
 class ServerSessionState(StrEnum):
-    """The states of a session."""
+    """The states of a `ServerSession`."""
 
     NEW = "new"
     READY = "ready"
@@ -75,7 +48,7 @@ class ServerSessionState(StrEnum):
 
 
 _PIECE = 500
-"""receipts in one frame; this many of the longest receipts stay below the frame limit"""
+"""maximum number of receipts in one frame; with more, long receipts could exceed the size limit of a frame"""
 _HEAD, _TAIL = b'{"type":"deliver","deliveries":[', b"]}"
 _EMPTY = len(_HEAD + _TAIL)
 _REASON_BYTES = 123
@@ -84,12 +57,11 @@ _OPEN = (ServerSessionState.READY, ServerSessionState.DRAINING)
 
 
 class ServerSession:
-    """The state of one connection. Not thread-safe."""
+    """The server's state of one connection, in which the first frame must be a hello. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Start in `ServerSessionState.NEW`, in which only a hello is accepted."""
         self._state = ServerSessionState.NEW
-        self._hello: Hello | None = None
+        self._hello: frames.Hello | None = None
         self._credit = 0
         self._held: dict[str, Delivery] = {}
         self._pending: dict[str, Delivery] = {}
@@ -97,28 +69,26 @@ class ServerSession:
 
     @property
     def state(self) -> ServerSessionState:
-        """The current state."""
+        """The current state of the session."""
         return self._state
 
     @property
     def credit(self) -> int:
-        """Number of deliveries that may still be sent; never negative, and 0 unless ready."""
+        """Number of deliveries that may still be sent; 0 unless the session is ready."""
         return self._credit if self._state is ServerSessionState.READY else 0
 
     @property
     def held(self) -> tuple[Delivery, ...]:
-        """The deliveries that the worker has and has not tried to settle, oldest first."""
+        """The deliveries that the worker has not tried to settle, oldest first."""
         return tuple(self._held.values())
 
     @property
     def busy(self) -> int:
-        """Number of deliveries held, including those whose settlement is in progress."""
+        """Number of deliveries that the worker has, including those whose settlement is in progress."""
         return len(self._held) + len(self._pending)
 
-    # Frames of the worker
-
     def feed(self, data: str | bytes) -> list[Event]:
-        """Read one message; bytes are a binary message. Never raises; a closed session ignores everything."""
+        """Read a message of the worker, and return its events. Never raises; a closed session ignores all messages."""
         if self._state is ServerSessionState.CLOSED:
             return []
         try:
@@ -126,67 +96,73 @@ class ServerSession:
         except ProtocolViolation as error:
             if error.fatal:
                 return self.refuse(error.rule, str(error))
-            return [SendFrames(encode(Error(code=error.rule, message=str(error))))]
+            return [SendFrames(frames.encode(frames.Error(code=error.rule, message=str(error))))]
 
-    def refuse(self, rule: str, message: str, code: int = CLOSE_PROTOCOL) -> list[Event]:
-        """Close the session; return an error frame with the reason, and the close."""
+    def refuse(self, rule: str, message: str, code: int = frames.CLOSE_PROTOCOL) -> list[Event]:
+        """Close the session; return the events that send an error frame and close the socket."""
         if self._state is ServerSessionState.CLOSED:
             return []
         self._state = ServerSessionState.CLOSED
         reason = rule.encode()[:_REASON_BYTES].decode("ascii", "ignore")
-        return [SendFrames(encode(Error(code=rule, message=message))), CloseSocket(code, reason)]
+        return [
+            SendFrames(frames.encode(frames.Error(code=rule, message=message))),
+            CloseSocket(code, reason),
+        ]
 
-    def _handle(self, frame: ClientFrame) -> list[Event]:
-        if isinstance(frame, Hello):
+    def _handle(self, frame: frames.ClientFrame) -> list[Event]:
+        if isinstance(frame, frames.Hello):
             return self._greet(frame)
         self._require(*_OPEN)
-        if isinstance(frame, AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame):
+        if isinstance(frame, frames.SettlementFrame):
             return self._settle(frame)
         events: list[Event] = []
         match frame:
-            case Ping():
-                events.append(SendFrames(encode(Pong(n=frame.n))))
-            case Credit():
+            case frames.Ping():
+                events.append(SendFrames(frames.encode(frames.Pong(n=frame.n))))
+            case frames.Credit():
                 events += self._grant(frame.n)
-            case Progress():
+            case frames.Progress():
                 events += self._progress(frame)
-            case Bye():
+            case frames.Bye():
                 self._state = ServerSessionState.CLOSED
                 events.append(WorkerLeft())
-            case Pong():
+            case frames.Pong():
                 pass
         return events
 
-    def _settle(
-        self, frame: AckFrame | RedeliverFrame | RetryFrame | DeadLetterFrame
-    ) -> list[Event]:
-        results = _results(frame) if isinstance(frame, AckFrame) else {}
+    def _settle(self, frame: frames.SettlementFrame) -> list[Event]:
+        results = _results(frame) if isinstance(frame, frames.AckFrame) else {}
         receipts = (
-            frame.receipts if isinstance(frame, AckFrame | RedeliverFrame) else [frame.receipt]
+            frame.receipts
+            if isinstance(frame, frames.AckFrame | frames.RedeliverFrame)
+            else [frame.receipt]
         )
         known, stale = self._claim(receipts)
         events: list[Event] = []
         if known:
             match frame:
-                case AckFrame():
+                case frames.AckFrame():
                     events.append(AckRequested(known, tuple(results.get(d.receipt) for d in known)))
-                case RedeliverFrame():
+                case frames.RedeliverFrame():
                     events.append(ReleaseRequested(known))
-                case RetryFrame():
+                case frames.RetryFrame():
                     events.append(RetryRequested(known[0], frame.error, frame.delay))
-                case DeadLetterFrame():
+                case frames.DeadLetterFrame():
                     events.append(DeadLetterRequested(known[0], frame.reason, frame.error))
         return [
             *events,
-            *(SendFrames(encode(SettledFrame(lease_lost=piece))) for piece in _pieces(stale)),
+            *(
+                SendFrames(frames.encode(frames.SettledFrame(lease_lost=piece)))
+                for piece in _pieces(stale)
+            ),
         ]
 
-    def _greet(self, hello: Hello) -> list[Event]:
+    def _greet(self, hello: frames.Hello) -> list[Event]:
         if self._hello is not None:
             raise ProtocolViolation("unexpected", "a second hello")
-        if hello.protocol != PROTOCOL_VERSION:
+        if hello.protocol != frames.PROTOCOL_VERSION:
             raise ProtocolViolation(
-                "unsupported_protocol", f"this server supports version {PROTOCOL_VERSION}"
+                "unsupported_protocol", f"this server supports version {frames.PROTOCOL_VERSION}"
             )
         try:
             check_name("worker_id", hello.worker_id)
@@ -209,16 +185,16 @@ class ServerSession:
                 "too_much_credit", f"credit plus held deliveries may be at most {LIMITS.credit}"
             )
 
-    def _progress(self, frame: Progress) -> list[Event]:
+    def _progress(self, frame: frames.Progress) -> list[Event]:
         delivery = self._held.get(frame.receipt)
         if delivery is not None:
             return [Progressed(delivery, frame.value)]
         if frame.receipt in self._pending:
             return []
-        return [SendFrames(encode(SettledFrame(lease_lost=[frame.receipt])))]
+        return [SendFrames(frames.encode(frames.SettledFrame(lease_lost=[frame.receipt])))]
 
     def _claim(self, receipts: Iterable[str]) -> tuple[tuple[Delivery, ...], list[str]]:
-        # The first settlement of a receipt counts; one that repeats it before the answer gets the same answer.
+        # Only the first settlement of a receipt counts. While it is pending, a second one gets no result of its own.
         known, stale = [], []
         for receipt in dict.fromkeys(receipts):
             delivery = self._held.pop(receipt, None)
@@ -229,12 +205,10 @@ class ServerSession:
                 stale.append(receipt)
         return tuple(known), stale
 
-    # Frames of the server
-
     def welcome(
         self, connection_id: str, lease: float, server: str, adopted: Sequence[Delivery] = ()
     ) -> list[str]:
-        """Answer the hello. Receipts that it named and that are not in ``adopted`` are revoked."""
+        """Answer the hello. Its receipts are revoked if they are not in ``adopted``."""
         hello = self._hello
         if self._state is ServerSessionState.CLOSED:
             return []
@@ -246,17 +220,20 @@ class ServerSession:
         self._held = {delivery.receipt: delivery for delivery in adopted}
         retained = list(self._held)
         gone = [receipt for receipt in dict.fromkeys(hello.holding) if receipt not in self._held]
-        welcome = Welcome(
+        welcome = frames.Welcome(
             connection_id=connection_id,
             lease=lease,
             server=server,
-            limits=WireLimits(),  # explicit: defaults are not sent
+            limits=frames.WireLimits(),  # a new object, because the encoder omits the default one
             adopted=retained,
         )
-        return [encode(welcome), *(encode(Revoke(receipts=piece)) for piece in _pieces(gone))]
+        return [
+            frames.encode(welcome),
+            *(frames.encode(frames.Revoke(receipts=piece)) for piece in _pieces(gone)),
+        ]
 
     def deliver(self, deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
-        """Hold deliveries and use up their credit; return frames, each with the deliveries in it.
+        """Record that deliveries are sent, which uses up credit; return frames, each with the deliveries in it.
 
         Frames are built one at a time, so that a peer that reads slowly keeps only one in memory.
         """
@@ -268,14 +245,14 @@ class ServerSession:
         return _frames(deliveries)
 
     def settled(self, outcomes: Mapping[str, bool]) -> list[str]:
-        """End pending settlements; report for each whether it took effect."""
+        """End pending settlements; return frames that report for each receipt whether the settlement took effect."""
         for receipt in outcomes:
             self._pending.pop(receipt, None)
         if self._state is ServerSessionState.CLOSED:
             return []
         return [
-            encode(
-                SettledFrame(
+            frames.encode(
+                frames.SettledFrame(
                     ok=[receipt for receipt in piece if outcomes[receipt]],
                     lease_lost=[receipt for receipt in piece if not outcomes[receipt]],
                 )
@@ -284,40 +261,40 @@ class ServerSession:
         ]
 
     def revoke(self, receipts: Iterable[str]) -> list[str]:
-        """Revoke held receipts. Those whose settlement is in progress get its result instead."""
+        """Revoke receipts that the worker has, except those whose settlement is in progress."""
         gone = [receipt for receipt in receipts if self._held.pop(receipt, None) is not None]
-        return self._send(*(Revoke(receipts=piece) for piece in _pieces(gone)))
+        return self._send(*(frames.Revoke(receipts=piece) for piece in _pieces(gone)))
 
     def forget(self, receipts: Iterable[str]) -> None:
-        """Remove held receipts without a frame: they moved to another connection or were never sent."""
+        """Remove receipts without a frame, because they moved to another connection or were never sent."""
         for receipt in receipts:
             self._held.pop(receipt, None)
 
     def drain(self, seconds: float) -> list[str]:
-        """Stop delivering; settlements are still accepted. Idempotent."""
+        """Stop deliveries, and return a frame that says so. Settlements are still accepted. Idempotent."""
         if self._state is not ServerSessionState.READY:
             return []
         self._state = ServerSessionState.DRAINING
-        return [encode(Drain(seconds=seconds))]
+        return [frames.encode(frames.Drain(seconds=seconds))]
 
     def degraded(self, *, ok: bool, reason: str = "") -> list[str]:
         """Report that the store is unavailable, or available again."""
-        return self._send(Degraded(ok=ok, reason=reason))
+        return self._send(frames.Degraded(ok=ok, reason=reason))
 
     def ping(self) -> list[str]:
         """Ask the worker for a pong."""
         self._pings += 1
-        return self._send(Ping(n=self._pings))
+        return self._send(frames.Ping(n=self._pings))
 
     def close(self) -> None:
-        """Close the session: it neither sends nor reads any more. `held` is unchanged."""
+        """Close the session, which then neither sends nor reads frames. `held` is unchanged."""
         self._state = ServerSessionState.CLOSED
 
-    def _send(self, *frames: ServerFrame) -> list[str]:
+    def _send(self, *to_send: frames.ServerFrame) -> list[str]:
         if self._state is ServerSessionState.CLOSED:
             return []
         self._require(*_OPEN)
-        return [encode(frame) for frame in frames]
+        return [frames.encode(frame) for frame in to_send]
 
     def _require(self, *states: ServerSessionState) -> None:
         if self._state not in states:
@@ -326,15 +303,15 @@ class ServerSession:
             raise ProtocolViolation("unexpected", "the first frame must be hello" if early else why)
 
 
-def _read(data: str | bytes) -> ClientFrame:
+def _read(data: str | bytes) -> frames.ClientFrame:
     if isinstance(data, bytes):
         raise ProtocolViolation("not_text", "frames must be text messages")
-    return decode_client(data)
+    return frames.decode_client(data)
 
 
-def _results(frame: AckFrame) -> dict[str, bytes]:
+def _results(frame: frames.AckFrame) -> dict[str, bytes]:
     return {
-        receipt: result_text(frame.results[receipt])
+        receipt: frames.result_text(frame.results[receipt])
         for receipt in frame.receipts
         if receipt in frame.results
     }
@@ -347,14 +324,16 @@ def _pieces(receipts: Sequence[str]) -> Iterator[list[str]]:
 
 def _frames(deliveries: Sequence[Delivery]) -> Iterator[tuple[str, Sequence[Delivery]]]:
     if sum(len(delivery.task.payload) for delivery in deliveries) < LIMITS.frame:
-        whole = _encoder.encode(Deliver(deliveries=[to_wire(delivery) for delivery in deliveries]))
+        whole = _encoder.encode(
+            frames.Deliver(deliveries=[frames.to_wire(delivery) for delivery in deliveries])
+        )
         if len(whole) <= LIMITS.frame:
             yield whole.decode(), deliveries
             return
     texts: list[bytes] = []
     start, size = 0, _EMPTY
     for index, delivery in enumerate(deliveries):
-        text = _encoder.encode(to_wire(delivery))
+        text = _encoder.encode(frames.to_wire(delivery))
         if texts and size + len(text) > LIMITS.frame:
             yield _joined(texts), deliveries[start:index]
             texts, start, size = [], index, _EMPTY

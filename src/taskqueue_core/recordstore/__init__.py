@@ -1,6 +1,6 @@
-"""A whole backend for any store with transactions and look-ups in this process: write a `RecordStore`, get the rest.
+"""A complete backend for any store with transactions that only this process uses: the author writes a `RecordStore`.
 
-docs/writing-a-backend.md explains it; `examples/taskqueue_sqlite` is one.
+`docs/writing-a-backend.md` explains it, and `examples/taskqueue_sqlite` is an example.
 """
 
 from taskqueue_core.recordstore.backend import RecordBackend

@@ -1,31 +1,94 @@
-"""The backend, put together."""
+"""A backend on a `RecordStore`, and its publisher."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from taskqueue_core.authoring.helpers import answer, encodable, refusal, reject_ordering_keys
 from taskqueue_core.backend import Capabilities, Capability
 from taskqueue_core.capabilities import Durability
 from taskqueue_core.clock import Clock
-from taskqueue_core.errors import TaskQueueError
+from taskqueue_core.errors import PublishUnconfirmed, TaskQueueError
+from taskqueue_core.limits import check_time
 from taskqueue_core.recordstore.control import RecordControl, RecordDeadLetters
-from taskqueue_core.recordstore.publisher import RecordPublisher
-from taskqueue_core.recordstore.store import RecordStore
+from taskqueue_core.recordstore.notify import RecordRoomSignal
+from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.recordstore.subscription import RecordSubscription
 from taskqueue_core.recordstore.transitions import Transitions
-from taskqueue_core.tasks import Health
+from taskqueue_core.tasks import Confirmation, Delivery, Health, Published, Settled, State, Task
 
-__all__ = ["RecordBackend"]
+
+class RecordPublisher:
+    """The publisher of a `RecordBackend`. Each call changes the store in one step."""
+
+    def __init__(self, transitions: Transitions) -> None:
+        self._transitions = transitions
+
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        reject_ordering_keys(tasks)
+        return await self._transitions.when_promoted(
+            {task.key for task in tasks},
+            lambda now: tuple([self._publish(task, now) for task in tasks]),
+            PublishUnconfirmed,
+        )
+
+    def _publish(self, task: Task, now: float) -> Confirmation:
+        transitions = self._transitions
+        settings = transitions.store.settings(task.key)
+        record = transitions.find(task.key, task.id, now)
+        if record and (known := record.recognise(task, now, settings.dedupe_window)):
+            return _confirmation(task, known)
+        if settings.capacity is not None or settings.intake_paused or settings.moved_to:
+            refused = refusal(task, settings, transitions.store.counters(task.key)["fresh"])
+            if refused is not None:
+                return refused
+        record = Record(task=task, at=task.not_before or now)
+        transitions.move(record, State.SCHEDULED if record.at > now else State.WAITING, now)
+        return _confirmation(task, Published.ACCEPTED)
+
+    def room_signal(self, *keys: str) -> RecordRoomSignal:
+        return RecordRoomSignal(self._transitions.signals, keys)
+
+    async def schedule_retry(
+        self,
+        task: Task,
+        at: float,
+        *,
+        error: str | None = None,
+        token: str | None = None,
+        settles: Delivery | None = None,
+    ) -> Confirmation:
+        check_time("at", at)
+        with self._transitions.step() as now:
+            record = self._transitions.find(task.key, task.id, now) or Record(task=task)
+            used = record.retry_token(encodable(token), settles)
+            if used in record.tokens:
+                return _confirmation(task, Published.DUPLICATE)
+            if settles is not None:
+                if record.receipt != settles.receipt:
+                    answer([Settled.LEASE_LOST])
+                record.settle("retry")
+            if record.ended:  # then the retry creates a new entry of the same task
+                record.task, record.state = task, None
+            record.retry(used, encodable(error), now)
+            record.at = at
+            self._transitions.store.count(task.key, "retried")
+            self._transitions.move(record, State.SCHEDULED, now)
+        return _confirmation(task, Published.ACCEPTED)
+
+
+def _confirmation(task: Task, status: Published) -> Confirmation:
+    return Confirmation(key=task.key, task_id=task.id, status=status)
 
 
 class RecordBackend:
-    """A backend on a `RecordStore`, with dead letters, control and flow. See `taskqueue_core.backend.Backend`."""
+    """A backend on a `RecordStore`, with the capabilities ``dead_letters``, ``control`` and ``flow``.
+
+    The first call opens the store. ``durable`` means that confirmed tasks survive the end of the process and a power
+    failure; then settings may require any durability up to `Durability.DISK`.
+    """
 
     def __init__(self, name: str, store: RecordStore, clock: Clock, *, durable: bool) -> None:
-        """Put the parts together; the first call opens the store.
-
-        ``durable``: what it has confirmed outlives the process, and a power cut: `Durability.DISK` may be asked for.
-        """
         self.capabilities = Capabilities(
             names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
             durable=durable,
@@ -40,16 +103,15 @@ class RecordBackend:
         )
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> RecordSubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         self._transitions.ensure_open()
         return RecordSubscription(self._transitions, keys, consumer)
 
     def now(self) -> float:
-        """Return this process's time."""
+        """Return the time of this process, which is also the store's time."""
         return self._transitions.clock.now()
 
     async def health(self) -> Health:
-        """Ask the store, and open it if it is not; the error is in the details."""
+        """Check whether the store works, opening it if necessary. An error is in the details of the result."""
         try:
             with self._transitions.step():
                 return Health(ok=True, backend=self._name)
@@ -57,7 +119,7 @@ class RecordBackend:
             return Health(ok=False, backend=self._name, details={"error": str(error)})
 
     async def aclose(self) -> None:
-        """Close every subscription, then the store. Where that fails it stays open: close it again."""
+        """Close all subscriptions, then the store. If that fails, the store stays open; call this again."""
         for subscription in self._transitions.subscriptions.all:
             await subscription.close()
         self._transitions.close()

@@ -1,11 +1,10 @@
-"""The operator's side: dead letters and control."""
+"""The capabilities ``dead_letters`` and ``control`` of a backend on a `RecordStore`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
-from functools import partial
 
 import msgspec
 
@@ -30,22 +29,19 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 
-__all__ = ["RecordControl", "RecordDeadLetters"]
-
-_PASS = 8  # steps of one pass of maintenance
+_PASS = 8
+"""maximum number of steps in one pass of maintenance"""
 
 
 class RecordDeadLetters:
-    """See `taskqueue_core.capabilities.DeadLetters`. All of a queue go step by step, each whole."""
+    """The dead letters of a `RecordBackend`. A change of all dead letters of a queue is divided into steps."""
 
     def __init__(self, transitions: Transitions) -> None:
-        """Look after the dead of ``transitions``."""
         self._transitions = transitions
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """See `taskqueue_core.capabilities.DeadLetters.list`."""
         with self._transitions.step():
             last = self._transitions.store.load(key, after) if after is not None else None
             index = last.seq if last is not None and last.state is State.DEAD else 0
@@ -53,17 +49,14 @@ class RecordDeadLetters:
         return tuple(record.dead_letter for record in records)
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        """See `taskqueue_core.capabilities.DeadLetters.get`."""
         with self._transitions.step():
             record = self._transitions.store.load(key, task_id)
         return None if record is None or record.state is not State.DEAD else record.dead_letter
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        """See `taskqueue_core.capabilities.DeadLetters.redrive`."""
         return await self._each(key, task_ids, self._redrive)
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """See `taskqueue_core.capabilities.DeadLetters.discard`."""
         return await self._each(key, task_ids, self._discard)
 
     async def _each(
@@ -71,24 +64,16 @@ class RecordDeadLetters:
     ) -> int:
         if not task_ids:
             return await self._transitions.sweep(key, [State.DEAD], change)
-        return await self._transitions.when_promoted(
-            [key], partial(self._chosen, key, task_ids, change)
-        )
+        store = self._transitions.store
 
-    def _chosen(
-        self,
-        key: str,
-        task_ids: tuple[str, ...],
-        change: Callable[[Record, float], None],
-        now: float,
-    ) -> int:
-        records = [
-            self._transitions.store.load(key, task_id) for task_id in dict.fromkeys(task_ids)
-        ]
-        dead = [record for record in records if record is not None and record.state is State.DEAD]
-        for record in dead:
-            change(record, now)
-        return len(dead)
+        def change_chosen(now: float) -> int:
+            records = [store.load(key, task_id) for task_id in dict.fromkeys(task_ids)]
+            dead = [record for record in records if record and record.state is State.DEAD]
+            for record in dead:
+                change(record, now)
+            return len(dead)
+
+        return await self._transitions.when_promoted([key], change_chosen)
 
     def _redrive(self, record: Record, now: float) -> None:
         record.redrive()
@@ -99,39 +84,33 @@ class RecordDeadLetters:
 
 
 class RecordControl:
-    """See `taskqueue_core.capabilities.Control`."""
+    """The operations for operators of a `RecordBackend`, whose store supports ``durabilities``."""
 
     def __init__(self, transitions: Transitions, durabilities: Collection[Durability]) -> None:
-        """Look into ``transitions``. ``kept``: what its store can promise."""
         self._transitions = transitions
         self._stored = durabilities
 
     async def queues(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Control.queues`."""
         with self._transitions.step():
             return tuple(
                 sorted(self._transitions.store.queues() | self._transitions.subscriptions.keys)
             )
 
     async def settings(self, key: str) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.settings`."""
         with self._transitions.step():
             return self._transitions.store.settings(key)
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.configure`."""
         check_name("key", key)
         checked_settings(settings, self._stored, flow=True)
         with self._transitions.step() as now:
             return self._transitions.configure(key, settings, now)
 
     async def ledger(self, key: str) -> Ledger:
-        """See `taskqueue_core.capabilities.Control.ledger`."""
         with self._transitions.step():
             return _ledger(self._transitions.store.counters(key))
 
     async def stats(self, key: str) -> QueueStats:
-        """See `taskqueue_core.capabilities.Control.stats`."""
         with self._transitions.step():
             counters = self._transitions.store.counters(key)
             waiting = self._transitions.store.in_state(key, State.WAITING, 1)
@@ -147,13 +126,11 @@ class RecordControl:
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        """See `taskqueue_core.capabilities.Control.statuses`."""
         with self._transitions.step() as now:
             records = [self._transitions.find(key, task_id, now) for task_id in task_ids]
         return tuple(record.status if record else None for record in records)
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """See `taskqueue_core.capabilities.Control.results`."""
         with self._transitions.step() as now:
             records = [self._transitions.find(key, task_id, now) for task_id in task_ids]
         return tuple(
@@ -161,7 +138,6 @@ class RecordControl:
         )
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        """See `taskqueue_core.capabilities.Control.progress`."""
         checked = checked_progress(value)
         with self._transitions.step() as now:
             record = self._transitions.find(delivery.task.key, delivery.task.id, now)
@@ -173,7 +149,6 @@ class RecordControl:
         return True
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """See `taskqueue_core.capabilities.Control.cancel`."""
         with self._transitions.step() as now:
             record = self._transitions.find(key, task_id, now)
             if record is None or not record.live:
@@ -182,19 +157,17 @@ class RecordControl:
         return True
 
     async def purge(self, key: str) -> int:
-        """See `taskqueue_core.capabilities.Control.purge`. It goes step by step, each whole."""
+        """End all waiting and scheduled tasks as ``cancelled``, in several steps, and return their number."""
         return await self._transitions.sweep(key, [State.WAITING, State.SCHEDULED], self._cancel)
 
     def _cancel(self, record: Record, now: float) -> None:
         self._transitions.move(record, State.CANCELLED, now)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        """See `taskqueue_core.capabilities.Control.workers`."""
         with self._transitions.step():
             return workers_of(self._transitions.subscriptions.all)
 
     async def maintain(self) -> Maintained:
-        """See `taskqueue_core.capabilities.Control.maintain`."""
         promoted = forgotten = recovered = 0
         expired: list[Expired] = []
         for _ in range(_PASS):

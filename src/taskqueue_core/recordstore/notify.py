@@ -1,4 +1,4 @@
-"""The open subscriptions, and what this process knows of the keys without asking the store."""
+"""The open subscriptions and room signals of a backend, and hints that save look-ups in the store."""
 
 from __future__ import annotations
 
@@ -6,137 +6,115 @@ import asyncio
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Self
-
-from taskqueue_core.authoring.helpers import LocalSubscription
-
-__all__ = [
-    "Hints",
-    "OpenSubscriptions",
-    "RecordRoomNotifier",
-    "RecordRoomSignal",
-]
+from typing import Generic, Protocol, Self, TypeVar
 
 
-class OpenSubscriptions:
-    """The open subscriptions, by key."""
+class Notifiable(Protocol):
+    """A subscription or room signal that waits for changes of some keys."""
+
+    keys: tuple[str, ...]
+
+    def notify(self) -> None:
+        """Wake the call that waits for a change, if there is one."""
+
+
+N = TypeVar("N", bound=Notifiable)
+
+
+class ByKey(Generic[N]):
+    """The open subscriptions, or the open room signals, of a backend, by key."""
 
     def __init__(self) -> None:
-        """Start without any."""
-        self._by_key: dict[str, set[LocalSubscription]] = {}
+        self._by_key: dict[str, set[N]] = {}
 
     @property
     def keys(self) -> set[str]:
-        """The keys with a subscription."""
+        """The keys that have an open subscription or signal."""
         return set(self._by_key)
 
     @property
-    def all(self) -> set[LocalSubscription]:
-        """All of them."""
-        return set[LocalSubscription]().union(*self._by_key.values())
+    def all(self) -> set[N]:
+        """All open subscriptions or signals."""
+        return set[N]().union(*self._by_key.values())
 
-    def of(self, key: str) -> set[LocalSubscription]:
-        """Return those of a key."""
+    def of(self, key: str) -> set[N]:
+        """Return the open subscriptions or signals of a key."""
         return self._by_key.get(key, set())
 
-    def add(self, subscription: LocalSubscription) -> None:
-        """Note an open one."""
-        for key in subscription.keys:
-            self._by_key.setdefault(key, set()).add(subscription)
+    def add(self, opened: N) -> None:
+        """Add a subscription or signal that was opened."""
+        for key in opened.keys:
+            self._by_key.setdefault(key, set()).add(opened)
 
-    def remove(self, subscription: LocalSubscription) -> None:
-        """Forget a closed one; once more is harmless."""
-        for key in subscription.keys:
-            here = self.of(key)
-            here.discard(subscription)
-            if not here:
+    def remove(self, closed: N) -> None:
+        """Remove a subscription or signal that was closed. Idempotent."""
+        for key in closed.keys:
+            remaining = self.of(key)
+            remaining.discard(closed)
+            if not remaining:
                 self._by_key.pop(key, None)
+
+    def notify(self, keys: Iterable[str]) -> None:
+        """Notify the open subscriptions or signals of some keys."""
+        for key in keys:
+            for waiting in self.of(key):
+                waiting.notify()
 
 
 class Hints:
-    """Which keys may have something waiting, and when the first task of each falls due, or earlier.
+    """Estimates for each key: whether it has waiting tasks, and when its next task becomes due.
 
-    Idle keys cost no look-up that way; an error costs one look-up without a result.
+    They avoid look-ups for idle keys. A hint may be wrong only in one direction, which costs a look-up without a
+    result.
     """
 
     def __init__(self) -> None:
-        """Start with no keys."""
         self.waiting: set[str] = set()
-        """every key with something waiting, and perhaps others"""
+        """all keys with waiting tasks, and perhaps some keys without"""
         self._due: dict[str, float] = {}
 
     def note_due(self, key: str, at: float) -> None:
-        """Note that something of the key falls due at a time."""
+        """Record that a task of the key becomes due at the time ``at``."""
         self._due[key] = min(at, self.due(key))
 
     def due(self, key: str) -> float:
-        """When the key's first task falls due, or earlier; infinite: never."""
+        """Return a time, perhaps too early, at which the key's next task becomes due; infinity if it has none."""
         return self._due.get(key, math.inf)
 
     def nothing_due(self, key: str) -> None:
-        """Note that nothing of the key is scheduled."""
+        """Record that no task of the key becomes due."""
         self._due.pop(key, None)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Take nothing for granted about keys: a step was undone, or the store was opened."""
+        """Discard the hints for keys, because a step was rolled back or the store was opened: look-ups are needed."""
         for key in keys:
             self.waiting.add(key)
             self._due[key] = -math.inf
 
 
-class RecordRoomNotifier:
-    """The open signals, by key."""
-
-    def __init__(self) -> None:
-        """Start without any."""
-        self._by_key: dict[str, set[RecordRoomSignal]] = {}
-
-    def add(self, signal: RecordRoomSignal) -> None:
-        """Note an open one."""
-        for key in signal.keys:
-            self._by_key.setdefault(key, set()).add(signal)
-
-    def remove(self, signal: RecordRoomSignal) -> None:
-        """Forget a closed one; once more is harmless."""
-        for key in signal.keys:
-            here = self._by_key.get(key, set())
-            here.discard(signal)
-            if not here:
-                self._by_key.pop(key, None)
-
-    def notify(self, keys: Iterable[str]) -> None:
-        """Notify those of some keys."""
-        for key in keys:
-            for signal in self._by_key.get(key, ()):
-                signal.notify()
-
-
 class RecordRoomSignal:
-    """See `taskqueue_core.capabilities.RoomSignal`."""
+    """A room signal of a `RecordBackend`, which ``signals`` notifies while it is open."""
 
-    def __init__(self, signals: RecordRoomNotifier, keys: tuple[str, ...]) -> None:
-        """Be notified by ``signals`` once it is open."""
+    def __init__(self, signals: ByKey[RecordRoomSignal], keys: tuple[str, ...]) -> None:
         self.keys = keys
         self._signals = signals
         self._rang = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake the waiter, or the next one."""
+        """Wake the current call of `wait`, or let the next one return at once."""
         self._rang.set()
 
     async def wait(self, timeout: float) -> None:
-        """See `taskqueue_core.capabilities.RoomSignal.wait`. The seconds are real ones, not those of the store."""
+        """Wait for a notification. The timeout is measured by the event loop's clock, not by the store's."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._rang.wait()
         self._rang.clear()
 
     async def __aenter__(self) -> Self:
-        """Open it."""
         self._rang.clear()
         self._signals.add(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
         self._signals.remove(self)

@@ -1,4 +1,4 @@
-"""What an author writes: a transaction, and look-ups that an index or a sorted key answers."""
+"""The interface that the author of a record-store backend implements: transactions, and look-ups by index."""
 
 from __future__ import annotations
 
@@ -13,135 +13,134 @@ from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.rate_limit import Bucket
 from taskqueue_core.tasks import Expired, State
 
-__all__ = [
-    "Record",
-    "RecordStore",
-]
-
 
 class Record(Entry, kw_only=True, eq=False):
-    """The books of one task, with what it is found by. msgspec encodes and decodes it whole."""
+    """The record of one task, with the fields that look-ups use. msgspec can encode and decode it as a whole."""
 
     seq: int = 0
-    """its place in its lane, or among those of its state; a number given once"""
+    """unique position of the record in its lane, or among the records of its state"""
     at: float = 0.0
-    """when it falls due, if it is scheduled"""
+    """time at which a scheduled task becomes due"""
     owner: int | None = None
-    """the number of the subscription that has it in flight"""
+    """number of the subscription that owns the delivery, if the task is in flight"""
     patience: float | None = None
-    """how many seconds it may be in flight without progress"""
+    """seconds without progress after which a delivery counts as lost; ``None``: no limit"""
     forget_at: float = 0.0
-    """when it may be dropped, if it has ended"""
+    """time at which the record of an ended task may be deleted"""
 
     @property
     def due(self) -> float | None:
-        """When it is to wait: it is scheduled for then, or counts as lost from then on. ``None``: never."""
+        """The time at which the task becomes available by itself, as scheduled or as lost; ``None``: never."""
         if self.state is State.SCHEDULED:
             return self.at
         if self.state is not State.IN_FLIGHT or self.patience is None:
             return None
-        end = self.updated_at + self.patience  # of the delivery, or of the last progress
+        end = (
+            self.updated_at + self.patience
+        )  # `updated_at` is the time of the delivery or of the last progress
         return None if self.task.deadline is not None and self.task.deadline <= end else end
 
     @property
     def alarm(self) -> float | None:
-        """When time alone will change it: it is due, expires or may be dropped. ``None``: never."""
+        """The next time at which the task becomes available by itself, expires, or can be deleted; ``None``: never."""
         if self.ended:
             return self.forget_at
         times = (self.due, self.task.deadline if self.live else None)
         return min((time for time in times if time is not None), default=None)
 
     def overdue(self, now: float) -> bool:
-        """Whether its deadline has come."""
+        """Return whether the deadline of the task has passed."""
         return self.task.deadline is not None and self.task.deadline <= now
 
     @property
     def expired(self) -> Expired:
-        """The report that it expired."""
+        """The report that the task has expired."""
         return Expired(self.task.key, self.task.id, self.attempt)
 
 
 class RecordStore(ABC):
-    """Records, counters, settings and buckets in one place that this process has for itself.
+    """A store of records, counters, settings and rate-limit buckets that only this process uses.
 
-    All but `open`, `close` and `transaction` are called inside a transaction, and see what it wrote. None is called
-    from two threads, or while another one runs. Only errors of the package leave them: where the store fails,
-    or holds what cannot be decoded, `BackendUnavailable`.
+    All methods except `open`, `close` and `transaction` are called inside a transaction, and must see its changes.
+    Calls come from one thread and never overlap. The methods raise no other exceptions than those of this package: they
+    raise `BackendUnavailable` if the store fails or contains data that cannot be decoded.
     """
 
     @abstractmethod
     def open(self) -> None:
-        """Take the store for this process alone, and make what it needs if it is new.
+        """Open the store for exclusive use by this process, and create its tables or files if it is new.
 
-        Raises `BackendUnavailable`, at once, where another process has it, and `ConfigurationError` where it is of
-        another kind or version, and leaves it as it is. After an error core calls `close`, and `open` again later.
+        Raises `BackendUnavailable`, without waiting, if another process uses the store. Raises `ConfigurationError`,
+        and changes nothing, if the store has another format or version. After an error, core calls `close`, and later
+        `open` again.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the store, a half opened one too. It may be opened again; if it raised, closed again."""
+        """Close the store, even if `open` failed halfway. After an error, core calls this again, and later `open`."""
 
     @abstractmethod
     def transaction(self, unsure: type[TaskQueueError]) -> AbstractContextManager[None]:
-        """Do the whole body or, if anything is raised in it, nothing. What is done survives a crash.
+        """Store all changes of the body, or none if the body raises an exception. Stored changes survive a crash.
 
-        Raises ``unsure`` if the end failed and it is unknown which of the two happened. What the body raised is passed
-        on even if the rollback fails, and the next transaction finds none left open.
+        Raises ``unsure`` if the commit failed and it is unknown whether the changes were stored. An exception of the
+        body is raised even if the rollback fails, and the next transaction never finds an earlier one still open.
         """
 
     @abstractmethod
     def last_position(self) -> int:
-        """Return the highest ``seq`` of all records, 0 without any. Asked once, after `open`."""
+        """Return the highest ``seq`` of all records, or 0 if there are none. Called once after `open`."""
 
     @abstractmethod
     def load(self, key: str, task_id: str) -> Record | None:
-        """Return the record of a task."""
+        """Return the record of a task; ``None`` if there is none."""
 
     @abstractmethod
     def save(self, record: Record) -> None:
-        """Write a record, in place of the former one of its task.
+        """Write a record, which replaces an earlier one of the same task.
 
-        The look-ups find it by its task's ``key``, ``id`` and ``priority``, and by its ``state``, ``seq``, ``due``,
+        The look-ups use the task's ``key``, ``id`` and ``priority``, and the record's ``state``, ``seq``, ``due``,
         ``alarm`` and ``owner``.
         """
 
     @abstractmethod
     def drop(self, record: Record) -> None:
-        """Forget a record."""
+        """Delete a record."""
 
     @abstractmethod
     def first_waiting(self, key: str) -> Record | None:
-        """Return the waiting record of a key with the highest priority, among those the one with the lowest ``seq``."""
+        """Return the waiting record of a key with the highest priority and, among equal ones, the lowest ``seq``."""
 
     @abstractmethod
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> Sequence[Record]:
-        """Return records of a key in a state with a ``seq`` above ``after``, by ``seq``."""
+        """Return up to ``limit`` records of a key in a state, with a ``seq`` above ``after``, ordered by ``seq``."""
 
     @abstractmethod
     def due(self, key: str, until: float, limit: int) -> Sequence[Record]:
-        """Return records of a key with a ``due`` up to a time (it may be infinite), by ``due`` and ``seq``."""
+        """Return up to ``limit`` records of a key with ``due`` up to ``until`` (or infinity), by ``due``, ``seq``."""
 
     @abstractmethod
     def alarms(self, until: float, limit: int) -> Sequence[Record]:
-        """Return records of any key with an ``alarm`` up to a time, by ``alarm`` and ``seq``."""
+        """Return up to ``limit`` records of any key with ``alarm`` up to ``until``, by ``alarm`` and ``seq``."""
 
     @abstractmethod
     def owned(self, owner: int | None = None) -> Sequence[Record]:
-        """Return the records with this ``owner``, or with any, in any order."""
+        """Return the records with this ``owner``, or all that have an owner, in any order."""
 
     @abstractmethod
     def count(self, key: str, name: str, by: int = 1) -> None:
-        """Add to a counter of a queue."""
+        """Add ``by`` to the counter ``name`` of a queue."""
 
     @abstractmethod
     def counters(self, key: str) -> Counter[str]:
-        """Return the counters of a queue."""
+        """Return the counters of a queue; those that were never changed are 0."""
 
     @abstractmethod
     def settings(self, key: str) -> QueueSettings:
-        """Return the settings of a queue, the defaults unless they were configured.
+        """Return the settings of a queue; the defaults if none were stored.
 
-        Asked at nearly every move, so it must be cheap: cache the decoded settings, until a transaction is undone.
+        Almost every change calls this, so it must be fast: cache the decoded settings, and clear the cache when a
+        transaction is rolled back.
         """
 
     @abstractmethod
@@ -150,12 +149,12 @@ class RecordStore(ABC):
 
     @abstractmethod
     def bucket(self, key: str) -> Bucket | None:
-        """Return the tokens of a queue; ``None`` if there are none, or no longer. Called if deliveries have a rate."""
+        """Return the rate-limit bucket of a queue; ``None`` if none is stored. Called only for a queue with a limit."""
 
     @abstractmethod
     def save_bucket(self, key: str, bucket: Bucket | None) -> None:
-        """Write the tokens of a queue in place of the former ones, or drop them."""
+        """Store the rate-limit bucket of a queue, or delete it if ``bucket`` is ``None``."""
 
     @abstractmethod
     def queues(self) -> set[str]:
-        """Return the keys that have counters or settings."""
+        """Return the names of all queues that have counters or settings."""

@@ -1,4 +1,4 @@
-"""Receiving and settling."""
+"""The subscription of a backend on a `RecordStore`: receives and settles deliveries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ from taskqueue_core.recordstore.store import Record
 from taskqueue_core.recordstore.transitions import STEP, Transitions
 from taskqueue_core.tasks import Delivery, Expired, Received, Settled, State
 
-__all__ = ["RecordSubscription"]
-
 
 class RecordSubscription(LocalSubscription):
-    """See `taskqueue_core.backend.Subscription` and `taskqueue_core.capabilities.DeadLettering`."""
+    """The subscription of a `RecordBackend`, which also creates dead letters."""
 
     def __init__(self, transitions: Transitions, keys: Iterable[str], consumer: str) -> None:
-        """Start open, with a number that marks what it owns."""
         check_name("consumer", consumer)
         super().__init__(transitions.clock, checked_keys(keys), consumer)
         self._transitions = transitions
@@ -38,12 +35,9 @@ class RecordSubscription(LocalSubscription):
         transitions.subscriptions.add(self)
 
     def take(self, limit: int) -> Received:
-        """Deliver from the keys in turn, in one step; only ``again`` while more is due than a step moves."""
         transitions, deliveries, expired = self._transitions, list[Delivery](), list[Expired]()
         with transitions.step() as now:
-            if (
-                self._unseen
-            ):  # of a step that failed, but perhaps was done: they were never returned
+            if self._unseen:  # deliveries of a failed step that the store may have stored; they were never returned
                 self._take_back(now, self._unseen)
             due_at = transitions.promote(self.keys, now)
             if due_at <= now:
@@ -91,20 +85,17 @@ class RecordSubscription(LocalSubscription):
 
     @property
     def in_flight(self) -> int:
-        """How many deliveries it owns; asked inside a step."""
+        """Number of deliveries that the subscription owns. Must be called inside a step."""
         return len(self._transitions.store.owned(self._number))
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.ack`."""
         pairs = list(zip(deliveries, checked_results(deliveries, results), strict=True))
         with self._transitions.step() as now:
             return answer(
-                [
-                    self._settle(delivery, "ack", partial(self._ack, result), now)
-                    for delivery, result in pairs
-                ]
+                self._settle(delivery, "ack", partial(self._ack, result), now)
+                for delivery, result in pairs
             )
 
     def _ack(self, result: bytes | None, record: Record, now: float) -> None:
@@ -114,15 +105,13 @@ class RecordSubscription(LocalSubscription):
         self._transitions.move(record, State.DONE, now)
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.redeliver`."""
         verb, end = LOST if lost else "redeliver", partial(self._transitions.take_back, lost=lost)
         with self._transitions.step() as now:
-            return answer([self._settle(delivery, verb, end, now) for delivery in deliveries])
+            return answer(self._settle(delivery, verb, end, now) for delivery in deliveries)
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """See `taskqueue_core.capabilities.DeadLettering.dead_letter`."""
         end = partial(self._bury, encodable(reason), encodable(error))
         with self._transitions.step() as now:
             return answer([self._settle(delivery, "dead_letter", end, now)])[0]
@@ -134,7 +123,7 @@ class RecordSubscription(LocalSubscription):
     def _settle(
         self, delivery: Delivery, verb: str, end: Callable[[Record, float], None], now: float
     ) -> Settled:
-        """End a delivery if its receipt is current. Answer as to the first settlement by it, or that it is stale."""
+        """End a delivery if its receipt is current. Otherwise return the result of a repeated or stale settlement."""
         record = self._transitions.find(delivery.task.key, delivery.task.id, now)
         if record is None:
             return Settled.LEASE_LOST
@@ -145,7 +134,7 @@ class RecordSubscription(LocalSubscription):
         return record.settled_before(delivery.receipt, verb)
 
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`. Where the store fails it stays open: close it again."""
+        """Release the deliveries, and close. If the store fails, the subscription stays open; call this again."""
         if self._transitions.opened and not self.closed:
             with self._transitions.step() as now:
                 self._take_back(now)

@@ -1,4 +1,4 @@
-"""All moves of records in any store: each inside one step, each change of state by `move`."""
+"""All changes of records in a `RecordStore`: each happens inside one step, and each change of state uses `move`."""
 
 from __future__ import annotations
 
@@ -7,35 +7,31 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TypeVar
 
-from taskqueue_core.authoring.helpers import QueueRoom, room_of
+from taskqueue_core.authoring.helpers import LocalSubscription, QueueRoom, room_of
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.clock import Clock
 from taskqueue_core.errors import BackendUnavailable, TaskQueueError
 from taskqueue_core.rate_limit import bucket_after
-from taskqueue_core.recordstore.notify import Hints, OpenSubscriptions, RecordRoomNotifier
+from taskqueue_core.recordstore.notify import ByKey, Hints, RecordRoomSignal
 from taskqueue_core.recordstore.store import Record, RecordStore
 from taskqueue_core.tasks import State
 
-__all__ = ["STEP", "Transitions"]
-
 STEP = 500
-"""how many records a step changes at the most where others can follow: the event loop waits for each"""
+"""maximum number of records that one step changes if more steps can follow; a step blocks the event loop"""
 
 T = TypeVar("T")
 
 
 class Transitions:
-    """The records of a store. Nothing awaits inside a step, so a cancelled call has done each of its steps or not."""
+    """The changes of the records of a store. No step contains an ``await``: cancelling a call never interrupts one."""
 
     def __init__(self, store: RecordStore, clock: Clock) -> None:
-        """Start closed: the first step opens the store."""
         self.store = store
         self.clock = clock
-        self.subscriptions = OpenSubscriptions()
-        self.signals = RecordRoomNotifier()
+        self.subscriptions = ByKey[LocalSubscription]()
+        self.signals = ByKey[RecordRoomSignal]()
         self.hints = Hints()
         self.owners = itertools.count(1)
         """source of unique owner numbers, one per subscription"""
@@ -46,11 +42,12 @@ class Transitions:
         self._news: set[str] = set()
         self._room: set[str] = set()
 
-    # steps
-
     @contextmanager
     def step(self, unsure: type[TaskQueueError] = BackendUnavailable) -> Iterator[float]:
-        """Do the whole body or nothing, then wake the receivers that wait for its result. Yield the time."""
+        """Run the body as one transaction and yield the current time; afterwards, notify receivers and room signals.
+
+        The exception ``unsure`` means that it is unknown whether the transaction was stored.
+        """
         self.ensure_open()
         self._touched, self._news, self._room = set(), set(), set()
         try:
@@ -61,25 +58,23 @@ class Transitions:
         except BaseException:
             self.hints.forget(self._touched)
             raise
-        finally:  # after an error too: what is not certain may have been done
-            for key in self._news:
-                for subscription in self.subscriptions.of(key):
-                    subscription.notify()
+        finally:  # also after an error, because the transaction may have been stored
+            self.subscriptions.notify(self._news)
             self.signals.notify(self._room)
 
     def ensure_open(self) -> None:
-        """Raise `BackendUnavailable` after the end."""
+        """Raise `BackendUnavailable` if the backend was closed."""
         if self._ended:
             raise BackendUnavailable("the backend is closed")
 
     def close(self) -> None:
-        """Let go of the store, for good. If that fails, call it again."""
+        """Close the store permanently. If this raises, call it again."""
         if self.opened:
             self.store.close()
         self.opened, self._ended = False, True
 
     def _open(self) -> None:
-        """Open the store, and take back as lost what the process before had in flight."""
+        """Open the store, and release as lost the deliveries that an earlier process left in flight."""
         try:
             self.store.open()
             with self.store.transaction(BackendUnavailable):
@@ -93,19 +88,17 @@ class Transitions:
             raise
         self.opened = True
 
-    # moves, inside a step
-
     def find(self, key: str, task_id: str, now: float) -> Record | None:
-        """Return the record of a task, unless it is unknown or has outlived its time."""
+        """Return the record of a task; ``None`` if the task is unknown or its record has expired."""
         record = self.store.load(key, task_id)
         return None if record is None or (record.ended and record.forget_at <= now) else record
 
     def move(self, record: Record, state: State, now: float) -> None:
-        """Bring a record into a state, and the counters with it. A delivery and a release keep its place."""
+        """Change a record's state, with counters and hints. A delivery or release keeps its position in the lane."""
         key = record.task.key
         self._touched.add(key)
         if record.state is State.IN_FLIGHT and self.store.settings(key).max_inflight:
-            self._news.add(key)  # a place came free
+            self._news.add(key)  # because another task may now be delivered
         if {record.state, state} != {State.WAITING, State.IN_FLIGHT}:
             self._place += 1
             record.seq, record.available_at = self._place, now
@@ -133,7 +126,7 @@ class Transitions:
         self.store.save(record)
 
     def take_back(self, record: Record, now: float, *, lost: bool) -> None:
-        """Put a delivery back into its lane, or among the dead if it was lost once too often."""
+        """Release a delivery. If it was ``lost`` once too often, the task becomes a dead letter."""
         key = record.task.key
         self.store.count(key, "redelivered")
         if lost:
@@ -142,7 +135,7 @@ class Transitions:
         self.move(record, State.DEAD if dies else State.WAITING, now)
 
     def configure(self, key: str, settings: QueueSettings, now: float) -> QueueSettings:
-        """Apply settings, and wake the receivers that they let through. Return them with their version."""
+        """Replace the settings of a queue, notify its receivers and publishers, and return the settings."""
         before = self.store.settings(key)
         changed = before.followed_by(settings)
         self.store.configure(key, changed)
@@ -154,14 +147,14 @@ class Transitions:
         return changed
 
     def room(self, key: str, now: float) -> QueueRoom:
-        """Return what the limits of a queue leave to be delivered."""
+        """Return how many deliveries the limits of a queue allow now."""
         settings = self.store.settings(key)
         in_flight = self.store.counters(key)["in_flight"] if settings.max_inflight else 0
         bucket = self.store.bucket(key) if settings.rate_limit else None
         return room_of(settings, bucket, in_flight, now)
 
     def take_token(self, key: str, now: float) -> None:
-        """Count a delivery, if the settings have a rate."""
+        """Count a delivery against the rate limit of its queue, if it has one."""
         limit = self.store.settings(key).rate_limit
         if limit and (bucket := self.store.bucket(key)):
             bucket.fill(limit, now)
@@ -169,9 +162,9 @@ class Transitions:
             self.store.save_bucket(key, bucket)
 
     def promote(self, keys: Collection[str], now: float) -> float:
-        """Make wait what is due, or count it as lost, as much as a step may.
+        """Make due tasks available, and release deliveries without progress as lost, up to the limit of a step.
 
-        Return when more is due; not after ``now``: go on.
+        Return the time at which the next task of the keys becomes due. If that is not after ``now``, call this again.
         """
         room = STEP
         for key in keys:
@@ -186,7 +179,7 @@ class Transitions:
         return min((self.hints.due(key) for key in keys), default=math.inf)
 
     def promote_one(self, record: Record, now: float) -> bool:
-        """Make a due one wait. Return whether it was in flight, for too long without progress."""
+        """Make the task of a due record available. Return whether it was in flight, without progress for too long."""
         hung = record.state is State.IN_FLIGHT
         if hung:
             self.take_back(record, now, lost=True)
@@ -194,15 +187,16 @@ class Transitions:
             self.move(record, State.WAITING, now)
         return hung
 
-    # as many steps as it takes
-
     async def when_promoted(
         self,
         keys: Collection[str],
         change: Callable[[float], T],
         unsure: type[TaskQueueError] = BackendUnavailable,
     ) -> T:
-        """Call ``change`` in a step in which nothing of the keys is due any more: what fell due before comes first."""
+        """Make all due tasks of the keys available, in as many steps as necessary; in the last step, call ``change``.
+
+        This keeps the order: tasks that became due earlier come before tasks that ``change`` makes available.
+        """
         while True:
             with self.step(unsure) as now:
                 if self.promote(keys, now) > now:
@@ -212,30 +206,20 @@ class Transitions:
     async def sweep(
         self, key: str, states: Collection[State], change: Callable[[Record, float], None]
     ) -> int:
-        """Change as many records as the states have now, the oldest first; return how many were found."""
+        """Call ``change``, in several steps, for all records in these states now, oldest first; return their number."""
         with self.step():
             counters = self.store.counters(key)
         result = remaining = sum(counters[state] for state in states)
-        while remaining and (
-            changed := await self.when_promoted(
-                [key], partial(self._page, key, states, change, min(remaining, STEP))
-            )
-        ):
+
+        def change_page(now: float) -> int:
+            page: list[Record] = []
+            for state in states:
+                page += self.store.in_state(key, state, min(remaining, STEP) - len(page))
+            for record in page:
+                change(record, now)
+            return len(page)
+
+        while remaining and (changed := await self.when_promoted([key], change_page)):
             remaining -= changed
             await asyncio.sleep(0)
         return result - remaining
-
-    def _page(
-        self,
-        key: str,
-        states: Collection[State],
-        change: Callable[[Record, float], None],
-        limit: int,
-        now: float,
-    ) -> int:
-        page: list[Record] = []
-        for state in states:
-            page += self.store.in_state(key, state, limit - len(page))
-        for record in page:
-            change(record, now)
-        return len(page)
