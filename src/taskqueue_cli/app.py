@@ -1,4 +1,4 @@
-"""The application of all commands, and the handling of their errors."""
+"""The Typer application with all commands, and the conversion of exceptions to exit codes."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ COMMANDS_GROUP = "taskqueue.commands"
 
 
 class Commands(Protocol):
-    """The object of an entry point in the group ``taskqueue.commands``."""
+    """The interface of the objects that packages register as entry points of the group ``taskqueue.commands``."""
 
     def add_to(self, app: typer.Typer) -> None:
-        """Add commands or groups of commands."""
+        """Add the package's commands to ``app``."""
 
 
 def mount(app: typer.Typer, points: Iterable[EntryPoint] | None = None) -> None:
-    """Add the commands of installed packages, in the order of their names.
+    """Add the commands of other installed packages, sorted by the names of their entry points.
 
-    If an entry point cannot be loaded, its command reports this; the other commands are not affected.
+    If an entry point cannot be loaded, a command of the same name is added that reports the error when it is called.
     """
     for point in sorted(entry_points(group=COMMANDS_GROUP) if points is None else points):
         try:
             cast("Commands", point.load()).add_to(app)
-        except Exception as error:  # noqa: BLE001 - a package may raise anything; its command reports it
+        except Exception as error:  # noqa: BLE001 - a package may raise any exception
             _add_broken(app, point.name, f"{type(error).__name__}: {error}")
 
 
@@ -90,7 +90,7 @@ for module in (
 mount(app)
 
 
-@cache  # building it takes longer than most commands
+@cache  # converting the application to a click command takes longer than running most commands
 def _command() -> Callable[..., object]:
     return typer.main.get_command(app)
 
@@ -105,13 +105,14 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader closed the pipe, for example `head`. Prevent a second error when the interpreter exits.
+        # The program that reads stdout, for example `head`, closed the pipe. The interpreter flushes stdout when it
+        # exits, which would raise the error again, so redirect stdout to the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except TaskQueueError as error:
         fail(error, as_json=as_json)
         return exit_code(error)
-    except Exception as error:  # noqa: BLE001 - a bug is reported as one line, with its place
+    except Exception as error:  # noqa: BLE001 - a bug is reported as one line, with file and line number
         fail(error, as_json=as_json)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Parsing and formatting of the limits of queues."""
+"""Parsing and formatting of the limits of queues, as options and output of commands show them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NONE = "none"
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10})?")
 _MAX_NAMES = 3
-"""maximum number of tenants or queues in one line"""
+"""maximum number of tenants or queues that one line lists"""
 _RATE = re.compile(rf"({_NUMBER.pattern})/([0-9]{{0,7}})([smh])")
 _UNITS = {"s": IntervalUnit.SECONDS, "m": IntervalUnit.MINUTES, "h": IntervalUnit.HOURS}
 _UNIT_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
 
 
 def parse_number(field: str, text: str) -> int | None:
-    """Parse a number, or ``none``. Raises `InvalidInput`."""
+    """Return the number in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
     if text == NONE:
         return None
     if _NUMBER.fullmatch(text):
@@ -30,7 +30,7 @@ def parse_number(field: str, text: str) -> int | None:
 
 
 def parse_seconds(field: str, text: str) -> float | None:
-    """Parse seconds, or ``none``. Raises `InvalidInput`."""
+    """Return the seconds in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
     if text == NONE:
         return None
     if _SECONDS.fullmatch(text):
@@ -41,9 +41,9 @@ def parse_seconds(field: str, text: str) -> float | None:
 
 
 def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str, int]:
-    """Return weights changed by texts. Raises `InvalidInput`.
+    """Return the weights of tenants, changed by the values of ``--weight``. Raises `InvalidInput`.
 
-    ``TENANT=N`` sets one weight, ``TENANT=none`` removes it, and ``none`` removes all.
+    ``TENANT=N`` sets the weight of one tenant, ``TENANT=none`` removes it, and ``none`` removes all weights.
     """
     changed = dict(weights)
     for text in texts:
@@ -60,7 +60,10 @@ def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str,
 
 
 def parse_rate(field: str, text: str) -> dict[str, Any] | None:
-    """Parse ``100/1m``, ``100/m`` or ``none`` to the fields of a rate limit. Raises `InvalidInput`."""
+    """Return the fields of a `RateLimit` for a text such as ``100/1m`` or ``100/m``, or None for ``none``.
+
+    Raises `InvalidInput`, which names ``field``.
+    """
     if text == NONE:
         return None
     if match := _RATE.fullmatch(text):
@@ -75,12 +78,12 @@ def parse_rate(field: str, text: str) -> dict[str, Any] | None:
 
 
 def format_rate(limit: RateLimit) -> str:
-    """Return a rate limit in the form that `parse_rate` reads."""
+    """Format a rate limit as `parse_rate` reads it, for example ``100/1m``."""
     return f"{limit.max_tokens}/{limit.interval}{_UNIT_LETTERS[limit.interval_unit]}"
 
 
 def describe_limits(settings: QueueSettings) -> list[str]:
-    """Return the limits of a queue, each in a few words."""
+    """Return a short text for each setting of a queue that is not at its default."""
     fields = {
         "paused": settings.paused,
         "intake paused": settings.intake_paused,

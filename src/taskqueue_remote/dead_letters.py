@@ -1,4 +1,4 @@
-"""Dead letters, over HTTP."""
+"""The capability ``dead letters`` of a server's backend, used over HTTP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Count(msgspec.Struct, frozen=True):
 
 
 class RemoteDeadLetters:
-    """See `taskqueue_core.capabilities.DeadLetters`."""
+    """Implements `taskqueue_core.capabilities.DeadLetters` with HTTP requests."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -47,7 +47,7 @@ class RemoteDeadLetters:
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """Return dead letters of a queue, oldest first, page by page."""
+
         collected: dict[str, DeadLetter] = {}
         target = path("queues", key, "dead-letters")
         while len(collected) < limit:
@@ -69,7 +69,7 @@ class RemoteDeadLetters:
         return tuple(collected.values())
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        """Return one dead letter; ``None`` for a task that is not a dead letter."""
+
         target = path("queues", key, "dead-letters", task_id)
         answer = await self._client.fetch("GET", target)
         if answer.status == _NOT_FOUND and problem_of(answer.status, answer.body).code == _NOT_DEAD:
@@ -79,17 +79,20 @@ class RemoteDeadLetters:
         return _to_dead_letter(self._client.decode(answer.body, _WireDeadLetter))
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        """Make dead letters available again, and return their number."""
+
         return await self._act(key, "redrive", task_ids)
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """Discard dead letters, and return their number."""
+
         return await self._act(key, "discard", task_ids)
 
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
-        """Redrive or discard (``verb``) the dead letters that match the conditions of `DeadLetterFilter`."""
+        """Redrive or discard the dead letters that match the conditions of `DeadLetterFilter`; return their number.
+
+        ``verb`` is ``redrive`` or ``discard``. ``now`` is the time by which ``older_than`` is measured.
+        """
         DeadLetterFilter.of(now, **conditions)
-        if conditions.get("older_than") is not None:  # the same time in every request
+        if conditions.get("older_than") is not None:  # so that every request uses the same time
             conditions["failed_before"] = max(0.0, now - conditions.pop("older_than"))
         fields = {name: value for name, value in conditions.items() if value is not None}
         target = path("queues", key, "dead-letters", verb)

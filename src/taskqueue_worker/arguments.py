@@ -1,4 +1,4 @@
-"""Reading a handler's arguments from a payload, checked against the handler's annotations."""
+"""Decoding of payloads into the arguments of handlers, with validation by the handlers' type annotations."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _FAULT_TEXTS = {
 
 
 class InvalidPayload(TaskQueueError):
-    """A payload does not fit the handler. The message names fields and errors, never values."""
+    """A payload does not match the parameters of the handler. The message names fields and errors, never values."""
 
     code = "invalid_payload"
 
 
 class Arguments:
-    """The parameters of one handler, read once at registration.
+    """Decodes payloads into the arguments of one handler, whose signature is inspected once.
 
-    A JSON object is passed by parameter name. Any other value goes to the only parameter; if there is not exactly one,
-    ``null`` means no arguments. Parameters with a default may be left out. A parameter annotated with `Context` gets
-    the context instead. Values are read in pydantic's lax mode for JSON.
+    A payload that is a JSON object provides arguments by name. Any other JSON value is the argument of the handler's
+    only parameter. If the handler has no parameter or several, ``null`` means no arguments. Arguments for parameters
+    with a default are optional. A parameter annotated with `Context` receives the context and no part of the payload.
+    Values are validated in pydantic's lax mode for JSON.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Read a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
+        """Inspect a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
         self._contexts: list[str] = []
         fields: dict[str, Any] = {}
         extra = False
@@ -58,7 +59,7 @@ class Arguments:
             raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes, context: Context) -> dict[str, Any]:
-        """Return the keyword arguments, or raise `InvalidPayload`."""
+        """Decode one payload into the keyword arguments of the handler. Raises `InvalidPayload`."""
         try:
             if self._single_parameter is not None and payload.lstrip()[:1] != b"{":
                 name, adapter = self._single_parameter
@@ -84,14 +85,15 @@ class Arguments:
 
 
 class BatchArguments:
-    """The parameters of one batch handler, read once at registration.
+    """Decodes payloads into the arguments of one batch handler, whose signature is inspected once.
 
-    Its parameter annotated ``list[T]`` gets the payloads, each read as ``T`` in pydantic's lax mode for JSON; one
-    annotated ``list[Context]`` gets the contexts, in the same order. ``list`` and no annotation take any payload.
+    A parameter annotated ``list[T]`` receives the payloads, each validated as ``T`` in pydantic's lax mode for JSON.
+    With the annotation ``list``, or without one, it receives payloads of any type. A parameter annotated
+    ``list[Context]`` receives the contexts, in the same order.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Read a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
+        """Inspect a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
         self._contexts: list[str] = []
         payloads: list[str] = []
         item: Any = Any
@@ -120,14 +122,14 @@ class BatchArguments:
             raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes) -> Any:
-        """Return the value of one payload, or raise `InvalidPayload`."""
+        """Decode one payload. Raises `InvalidPayload`."""
         try:
             return self._adapter.validate_json(payload)
         except ValidationError as error:
             raise InvalidPayload(_describe(error)) from None
 
     def of(self, values: list[Any], contexts: list[Context]) -> dict[str, Any]:
-        """Return the keyword arguments for payloads that have been read."""
+        """Return the keyword arguments of the handler for decoded payloads and their contexts."""
         arguments: dict[str, Any] = {self._payloads: values}
         for name in self._contexts:
             arguments[name] = contexts
@@ -135,7 +137,7 @@ class BatchArguments:
 
 
 def _item_type(annotation: Any) -> Any:
-    """Return the type of a list's items; ``None`` if the annotation is not a list."""
+    """Return the item type of an annotation such as ``list[int]``; ``None`` if the annotation is not a list."""
     if annotation in (inspect.Parameter.empty, Any, list, Sequence):
         return Any
     if get_origin(annotation) in (list, Sequence):
@@ -171,7 +173,7 @@ def _single_parameter(fields: dict[str, Any]) -> tuple[str, TypeAdapter[Any]]:
 
 
 def _describe(error: ValidationError) -> str:
-    # Only pydantic's short codes are used: some of its messages quote the value.
+    # Show only pydantic's error codes, because some of its messages quote the value, which may be confidential.
     faults = []
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"

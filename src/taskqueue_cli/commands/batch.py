@@ -54,7 +54,7 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 class _BatchResult:
-    """The outcome of each line."""
+    """The number of lines with each outcome, and the reasons why lines were not stored."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -90,7 +90,7 @@ def publish_file(
             size = os.fstat(file.fileno()).st_size or None
             with _progress(quiet=as_json) as progress:
                 bar = progress.add_task("publishing", total=size)
-                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - one line
+                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - a short callback
                 asyncio.run(_publish(file, key, server, result, advance, end=end))
     except OSError as error:
         raise InvalidInput(
@@ -149,7 +149,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     while line := file.readline(_MAX_LINE_BYTES):
         yield line
         while not line.endswith(b"\n") and len(line) == _MAX_LINE_BYTES:
-            line = file.readline(_MAX_LINE_BYTES)  # skip the rest of a line that is too long
+            line = file.readline(_MAX_LINE_BYTES)  # skip the rest of a line that exceeds the limit
 
 
 def _task(line: bytes, key: str | None, now: float) -> Task:

@@ -39,7 +39,7 @@ dlq = typer.Typer(help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_i
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands of this module to ``app``."""
     app.add_typer(dlq, name="dlq")
 
 

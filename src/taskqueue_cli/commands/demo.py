@@ -15,7 +15,7 @@ from taskqueue_core.config import Settings, load_settings
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to ``app``."""
     app.command(name="demo", help=paragraphs(run.__doc__))(run)
 
 
@@ -59,8 +59,8 @@ def run(
 
     If the backend needs a store and its settings name none, the command starts one for the run.
     """
-    from taskqueue_cli.demo import DemoOptions, run_demo  # noqa: PLC0415 - no other command needs it
-    from taskqueue_cli.demo_frame.run import run_command  # noqa: PLC0415 - as above
+    from taskqueue_cli.demo import DemoOptions, run_demo  # noqa: PLC0415 - slow to import
+    from taskqueue_cli.demo_frame.run import run_command  # noqa: PLC0415 - slow to import
 
     name = backend or load_settings(Settings).backend
     store = embedded_store(name)

@@ -41,7 +41,7 @@ _PHASE_TEXTS = {
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands of this module to ``app``."""
     app.add_typer(migrate, name="migrate")
 
 
@@ -53,7 +53,7 @@ def begin(*, as_json: AsJson = False) -> None:
 
 @migrate.command(name="status")
 def show_status(*, as_json: AsJson = False) -> None:
-    """Show which tasks are left in the backend that is drained."""
+    """Show which tasks are left in the backend that is being drained."""
     _act(status, as_json=as_json)
 
 
@@ -63,12 +63,12 @@ def end(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Finish although tasks are left in the backend that is drained."
+            "--force", help="Finish although tasks are left in the backend that is being drained."
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Finish the migration. Fails while tasks are left in the backend that is drained."""
+    """Finish the migration. Fails if tasks are left in the backend that is being drained."""
     _act(lambda backend: finish(backend, force=force), as_json=as_json)
 
 
@@ -79,7 +79,7 @@ def back(
         bool,
         typer.Option(
             "--force",
-            help="Reopen the old backend without contacting the new one, if that is lost for good.",
+            help="Reopen the old backend without contacting the new one. Use this if the new one is permanently lost.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -21,7 +21,7 @@ from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, new_id
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to ``app``."""
     text = "Publish one task, or all tasks of a file with --batch."
     app.command(name="publish", help=f"{text}\n\n{BACKEND_HELP}", short_help=text)(publish)
 
@@ -85,7 +85,7 @@ def publish(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """See `add_to`."""
+    """Publish one task, or all tasks of a file with --batch."""
     if batch is not None:
         own = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
@@ -141,7 +141,10 @@ async def _timed(
 
 
 def payload_of(argument: str | None) -> bytes:
-    """Return the JSON text of a PAYLOAD argument. Raises `InvalidInput`."""
+    """Return the JSON text of a PAYLOAD argument, read from stdin for ``-`` or from a file for ``@FILE``.
+
+    Raises `InvalidInput` if it is not JSON.
+    """
     if argument is None:
         return b"null"
     text = _read(argument).strip()

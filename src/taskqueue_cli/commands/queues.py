@@ -41,7 +41,7 @@ Intake = Annotated[bool, typer.Option("--intake", help="Apply to publishing inst
 Version = Annotated[
     int | None,
     option(
-        "Change the settings only if this is their version. Default: merge with concurrent changes.",
+        "Change the settings only if their current version is N. Default: merge with concurrent changes.",
         min=0,
         metavar="N",
     ),
@@ -52,7 +52,7 @@ queue = typer.Typer(help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands of this module to ``app``."""
     app.add_typer(queue, name="queue")
 
 
@@ -134,14 +134,15 @@ def change(
     order: Annotated[
         Order | None,
         option(
-            "Order of delivery: first in, first out; or tenants in turn, which the settings of tenants need."
+            "Order of delivery: fifo (first in, first out) or fair (tenants take turns). --weight and --tenant-... "
+            "need fair."
         ),
     ] = None,
     weight: Annotated[
         list[str] | None,
         option(
-            f"Weight of a tenant: its turns for each turn of the others. Repeatable; TENANT={NONE} removes it, "
-            f"{NONE} removes all weights.",
+            "Weight of a tenant: the number of its turns for each turn of a tenant without a weight. May be repeated. "
+            f"TENANT={NONE} removes the weight, {NONE} removes all weights.",
             metavar=f"TENANT=N|{NONE}",
         ),
     ] = None,
@@ -157,7 +158,7 @@ def change(
     floor_share: Annotated[
         float | None,
         option(
-            "Share of deliveries reserved for the lowest priority: 0.1 is about one in ten; 0 for none.",
+            "Share of deliveries reserved for the lowest priority: 0.1 means about one in ten, 0 means none.",
             metavar="SHARE",
         ),
     ] = None,
@@ -205,7 +206,7 @@ def change(
         changes["max_processing_time"] = parse_seconds("max_processing_time", max_processing_time)
     if not (changes or weight):
         raise typer.BadParameter("nothing to set: give --capacity, --max-inflight, --rate ...")
-    apply_weights({}, weight or [])  # refuse an invalid weight before any request
+    apply_weights({}, weight or [])  # report an invalid weight before connecting to the backend
 
     def edit(current: QueueSettings) -> dict[str, Any]:
         return changes | ({"weights": apply_weights(current.weights, weight)} if weight else {})
@@ -300,7 +301,7 @@ def _edit(
     version: int | None,
     as_json: bool,
 ) -> None:
-    """Change the settings that ``edit`` returns for the current settings."""
+    """Pass the current settings to ``edit``, and store the changed settings that it returns."""
 
     def edited(current: QueueSettings) -> QueueSettings:
         return read_settings(msgspec.json.encode(current.model_dump(mode="json") | edit(current)))
@@ -330,7 +331,7 @@ def _change(
         return settings, bool((await control.ledger(key)).published)
 
     settings, used = asyncio.run(_with_control(server, act))
-    if not used:  # the name may be mistyped
+    if not used:  # the name of the queue may be mistyped
         note(f"no task has been published to {key!r} yet", "yellow")
     if as_json:
         print_json(_as_dict(key, settings))

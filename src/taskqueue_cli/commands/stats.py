@@ -26,7 +26,7 @@ _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to ``app``."""
     text = "Show the ledgers of all queues, or of the given ones."
     after = "Exits with 1 if a ledger does not balance."
     app.command(name="stats", help=f"{text}\n\n{BACKEND_HELP} {after}", short_help=text)(show)
@@ -40,7 +40,7 @@ def show(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show ledgers; exit with 1 if one does not balance."""
+    """Show the ledgers of all queues, or of the given ones."""
     queues, now = asyncio.run(_read(keys or [], server))
     if as_json:
         print_json([_as_dict(stats, settings) for stats, settings in queues])
@@ -56,7 +56,7 @@ def show(
 
 
 def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
-    """Raise `UnknownKey` for a queue that has never been used: its name is probably mistyped."""
+    """Raise `UnknownKey` if one of ``keys`` is not in ``known``, because its name is probably mistyped."""
     for key in keys:
         if key not in known:
             shown = ", ".join(known[:_MAX_SHOWN])
@@ -120,5 +120,5 @@ def _cells(ledger: Ledger, shown: list[str]) -> list[str]:
 
 
 def count(number: int) -> str:
-    """Return a number for a table; zero is dimmed."""
+    """Return a number as Rich markup for a table cell; zero is dimmed."""
     return f"{number:,}" if number else "[dim]0"

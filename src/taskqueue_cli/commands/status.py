@@ -17,8 +17,8 @@ from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import TaskStatus
 
-Key = Annotated[str, argument("The task's key.", metavar="KEY")]
-Id = Annotated[str, argument("The task's id.", metavar="ID")]
+Key = Annotated[str, argument("Key of the task, which is the name of its queue.", metavar="KEY")]
+Id = Annotated[str, argument("Id of the task.", metavar="ID")]
 
 
 class NoTask(TaskQueueError):
@@ -34,7 +34,7 @@ class NoResult(TaskQueueError):
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands of this module to ``app``."""
     for command, text in (
         (status, "Show the status of one task."),
         (result, "Print the result of one task, as JSON."),
@@ -43,7 +43,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Show the status; exit with 1 if the task was not found."""
+    """Show the status of one task."""
     task_status, _ = asyncio.run(_read(key, task_id, server))
     if task_status is None:
         raise NoTask(
@@ -68,7 +68,7 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
 
 
 def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Print the result; exit with 1 if there is none."""
+    """Print the result of one task, as JSON."""
     task_status, text = asyncio.run(_read(key, task_id, server))
     if text is None:
         why = (
@@ -91,5 +91,5 @@ async def _read(
 
 
 def format_time(at: float) -> str:
-    """Return a time as text, in this machine's time zone."""
+    """Format a time, given in Unix seconds, in the local time zone."""
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

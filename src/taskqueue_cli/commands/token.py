@@ -39,7 +39,7 @@ token = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands of this module to ``app``."""
     app.add_typer(token, name="token")
 
 
@@ -64,7 +64,9 @@ def new(
     ] = None,
     burst: Annotated[
         float | None,
-        option("Maximum number of them at once after a pause. Default: the number per second."),
+        option(
+            "Maximum number of requests and published tasks at once after an idle period. Default: as --rate."
+        ),
     ] = None,
     connections: Annotated[
         int | None, option("Maximum number of open sockets, for each server process.")
@@ -74,15 +76,15 @@ def new(
 ) -> None:
     """Create a token and print it once; the file stores only its hash.
 
-    A name can have several tokens. To replace a token, create a new one, distribute it, then revoke the old one with
-    --keep-newest.
+    A name can have several tokens. To replace a token, create a new one for the same name and distribute it.
+    Then revoke the old one: taskqueue token revoke NAME --keep-newest
     """
-    from taskqueue_server.auth.tokens import (  # noqa: PLC0415 - as in `serve`
+    from taskqueue_server.auth.tokens import (  # noqa: PLC0415 - slow to import
         VERBS,
         check_limits,
         check_pattern,
     )
-    from taskqueue_server.auth.tokens_file import add, new_token  # noqa: PLC0415 - as in `serve`
+    from taskqueue_server.auth.tokens_file import add, new_token  # noqa: PLC0415 - slow to import
 
     path, rights, patterns = _path(file), _split_list(verbs), _split_list(keys)
     check_name("name", name)
@@ -118,7 +120,7 @@ def new(
 @token.command(name="list")
 def listing(*, file: File = None, as_json: AsJson = False) -> None:
     """List the tokens of a file with their permissions, limits and expiry."""
-    from taskqueue_server.auth.tokens_file import entries  # noqa: PLC0415 - as in `serve`
+    from taskqueue_server.auth.tokens_file import entries  # noqa: PLC0415 - slow to import
 
     tokens = entries(path := _path(file))
     if as_json:
@@ -154,8 +156,8 @@ def revoke(
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke all tokens of a name, or some of them. Connections that use them are closed within ten seconds."""
-    from taskqueue_server.auth.tokens_file import entries, remove  # noqa: PLC0415 - as in `serve`
+    """Revoke all or some tokens of a name. The server closes connections that use them within ten seconds."""
+    from taskqueue_server.auth.tokens_file import entries, remove  # noqa: PLC0415 - slow to import
 
     path = _path(file)
 
@@ -190,7 +192,7 @@ def _split_list(text: str) -> list[str]:
 
 
 def _expiry(text: str | None) -> float | None:
-    from taskqueue_server.auth.tokens import seconds_of  # noqa: PLC0415 - as in `serve`
+    from taskqueue_server.auth.tokens import seconds_of  # noqa: PLC0415 - slow to import
 
     if text is None:
         return None

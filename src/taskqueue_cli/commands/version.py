@@ -16,12 +16,12 @@ _DISTRIBUTION = "taskqueue-backends"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command, and the option of the same name."""
+    """Add the command ``version`` and the option ``--version`` to ``app``."""
     app.command(name="version")(show)
     app.callback()(options)
 
 
-def _print(requested: bool) -> None:  # noqa: FBT001 - a callback's only argument
+def _print(requested: bool) -> None:  # noqa: FBT001 - typer passes the value by position
     if requested:
         show()
         raise typer.Exit
@@ -33,7 +33,7 @@ def options(
         bool, typer.Option("--version", callback=_print, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Declare the options that come before a command."""
+    """Declare the options of ``taskqueue`` itself, which are given before a command."""
 
 
 def show(*, as_json: AsJson = False) -> None:

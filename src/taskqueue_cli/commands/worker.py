@@ -23,7 +23,7 @@ from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to ``app``."""
     app.command(name="worker", help=paragraphs(run.__doc__))(run)
 
 
@@ -58,9 +58,9 @@ def run(
 ) -> None:
     """Run a worker until Ctrl-C or SIGTERM; a second signal releases the running tasks at once.
 
-    With --local or --backend the worker connects directly to the store, without a server. A LocalWorker always does.
+    With --local or --backend, the worker connects directly to the store, without a server. A LocalWorker always does.
 
-    Exits with 3 if its handlers only fail, and with 4 if the server refuses the worker.
+    The exit code is 3 if too many attempts fail in a row, and 4 if the server refuses the worker.
     """
     configure_logging(log_level, load_settings(Settings).log_format)
     worker = _configured(load_worker(target), url, local, backend)
@@ -79,7 +79,7 @@ def run(
 def _configured(
     worker: BaseWorker,
     url: str | None,
-    local: bool,  # noqa: FBT001 - positional, as in the caller
+    local: bool,  # noqa: FBT001 - private, with one caller
     backend: str | None,
 ) -> BaseWorker:
     if isinstance(worker, Worker):

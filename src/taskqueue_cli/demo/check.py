@@ -1,4 +1,4 @@
-"""Comparison of every result with a direct computation."""
+"""Comparison of the stored result of every task with a result that is computed in this process."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from taskqueue_cli.demo.plan import DemoPlan, File
 from taskqueue_core.capabilities import Control
 
 _CHUNK = 100
-_THREADS = 4  # reading, hashing and compressing release the GIL
+_THREADS = (
+    4  # threads run in parallel here, because reading, hashing and compressing release the GIL
+)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of the comparison."""
+    """Counts of the results that were compared, by outcome."""
 
     compared: int = 0
     mismatches: tuple[str, ...] = ()
-    """paths of the files with a wrong result or none"""
+    """paths of the files whose result is wrong or missing"""
     changed: int = 0
-    """number of files that another program changed during the run, so that results may differ"""
+    """number of files whose result differs because another program changed them during the run"""
     unreadable: int = 0
-    """number of files that neither the worker nor the check could read"""
+    """number of files that neither the worker nor this process could read"""
 
 
 async def compare(control: Control, plan: DemoPlan, advance: Callable[[int], None]) -> Comparison:
-    """Compute every result again in this process and compare. ``advance`` is called with the number compared so far."""
+    """Compute the result of every file in this process, and compare it with the result of its task.
+
+    ``advance`` is called repeatedly with the number of results compared so far.
+    """
     outcomes: list[str] = []
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "taskqueue-demo")
     try:

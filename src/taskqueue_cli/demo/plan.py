@@ -1,4 +1,4 @@
-"""The plan of a run: the files, the tasks that fail once, and the poison task."""
+"""The plan of a demo run: the files, the tasks that fail once, and the poison task, which always fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FAIL_ONE_IN = 100
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file with its size and time of change at the start of the run."""
+    """A file to process, with its size and modification time at the start of the run."""
 
     path: str
     size: int
@@ -29,7 +29,7 @@ class File(msgspec.Struct, frozen=True):
 
     @property
     def unchanged(self) -> bool:
-        """Whether size and time of change are still the same."""
+        """Whether size and modification time are the same as at the start of the run."""
         try:
             info = Path(self.path).lstat()
         except OSError:
@@ -38,7 +38,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks of one run. Each run has its own queue and ids."""
+    """The tasks of one demo run. Each run has a queue and task ids of its own."""
 
     key: str
     files: tuple[File, ...]
@@ -47,16 +47,16 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def poison_id(self) -> str:
-        """The id of the poison task, which always fails."""
+        """The id of the poison task, whose attempts all fail."""
         return f"{self.key}.poison"
 
     @property
     def total(self) -> int:
-        """The number of tasks: one per file, and the poison task."""
+        """The number of tasks: one for each file, plus the poison task."""
         return len(self.files) + 1
 
     def task_id(self, index: int) -> str:
-        """Return the id of a file's task."""
+        """Return the id of the task for the file with this index."""
         return f"{self.key}.{index}"
 
     def tasks(self) -> Iterator[Task]:
@@ -75,9 +75,9 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(path: Path, limit: int | None) -> DemoPlan:
-    """Collect the files. About one in a hundred, at least one, fails once; the path decides which.
+    """List the files, and choose about one in a hundred, but at least one, whose first attempt fails.
 
-    Raises `InvalidInput` if there are no files.
+    The choice depends only on the paths, so it is the same in every run. Raises `InvalidInput` if there are no files.
     """
     files = tuple(islice(_files(path), limit))
     if not files:
@@ -102,11 +102,11 @@ def _files(path: Path) -> Iterator[File]:
         folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
         for name in sorted(names):
             if not name.endswith(".pyc"):
-                yield from _file(os.path.join(folder, name))  # noqa: PTH118 - os.walk gives text
+                yield from _file(os.path.join(folder, name))  # noqa: PTH118 - os.walk yields strings
 
 
 def _file(path: str) -> Iterator[File]:
-    """Yield the file if it is a regular one and JSON can express its name; skip devices, pipes and links."""
+    """Yield the file if it is a regular file and its path can be encoded as UTF-8; skip devices, pipes and links."""
     try:
         path.encode()
         info = Path(path).lstat()
@@ -117,18 +117,18 @@ def _file(path: str) -> Iterator[File]:
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run."""
+    """The options of ``taskqueue demo``."""
 
     path: Path
-    """a folder, or one file"""
+    """folder whose files are processed, or one file"""
     backend: str
     """name of the server's backend"""
     embedded: bool = False
-    """let the server start an embedded store, whose folder is removed at the end"""
+    """whether the server starts an embedded store, whose files are deleted at the end of the run"""
     workers: int = 2
     limit: int | None = None
-    """maximum number of files"""
+    """maximum number of files to process"""
     journal: Path | None = None
-    """file for the journal of the run"""
+    """file to which the journal of the run is written"""
     keep_going: bool = False
-    """keep server and workers running after the report, until interrupted"""
+    """whether the server and the workers keep running after the report, until Ctrl-C"""

@@ -1,4 +1,4 @@
-"""What the view shows during a run: bars and the counts of the queue."""
+"""The display of a demo run in progress: progress bars and the counts of the queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskqueue_core.tasks import Ledger, QueueStats, State
 
 
 def heading(options: DemoOptions, plan: DemoPlan) -> Text:
-    """Return the heading of a run."""
+    """Return the heading that is printed when a run begins."""
     settings = (
         f"backend {options.backend}  ·  worker processes {options.workers}  ·  queue {plan.key}"
     )
@@ -27,12 +27,12 @@ def heading(options: DemoOptions, plan: DemoPlan) -> Text:
 
 
 def count_ended(stats: QueueStats) -> int:
-    """Return the number of tasks that have ended, in whatever state."""
+    """Return the number of tasks that have ended, with or without success."""
     return sum(getattr(stats.ledger, state.value) for state in State if not state.live)
 
 
 class JobProgress:
-    """The counts of a run, and how many of its results have been compared."""
+    """The current counts of the queue, and the number of results compared so far."""
 
     def __init__(self, plan: DemoPlan) -> None:
         self._total = plan.total
@@ -41,16 +41,16 @@ class JobProgress:
         self._stats = QueueStats(key=plan.key, ledger=Ledger())
         self._rate = ""
         self.compared: int | None = None
-        """None until comparing begins"""
+        """number of results compared so far; None before the comparison begins"""
 
     def update(self, stats: QueueStats) -> None:
-        """Take the current counts of the queue."""
+        """Replace the counts of the queue, and compute the rate at which tasks end."""
         self._stats = stats
         if ended := count_ended(stats):
             self._rate = f"{ended / (time.monotonic() - self._began):,.0f}/s"
 
     def render(self) -> RenderableType:
-        """Return a bar for the tasks, one for the comparison, and the counts below."""
+        """Return a progress bar for the tasks, one for the comparison of results, and the counts below."""
         columns = [
             Column(no_wrap=name != "bar") for name in ("name", "bar", "share", "count", "rate")
         ]
@@ -67,7 +67,7 @@ class JobProgress:
         return Group(bars, "", counts)
 
     def line(self) -> str:
-        """Return the counts, or the number of compared results, as one line."""
+        """Return the counts as one line, or during the comparison the number of results compared."""
         if self.compared is not None:
             return f"compared {self.compared:,} of {self._files:,} results"
         return " · ".join(f"{name} {number:,}" for name, number, _ in self._counts())

@@ -1,4 +1,4 @@
-"""The report at the end of a run."""
+"""The report of a demo run: its counts and its checks."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from taskqueue_core.retry import EXHAUSTED
 from taskqueue_core.tasks import DeadLetter, QueueStats
 
 REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
-"""the command that makes a report from the journal, for programs that start the demo by another command"""
+"""environment variable with the command that the footer suggests, for programs that wrap ``taskqueue demo``"""
 _MAX_SHOWN = 10
 
 
 class Killed(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker that was killed."""
+    """The worker that the demo killed on purpose, and its replacement."""
 
     worker: str
     pid: int
     held: int
-    """number of deliveries that it had not settled"""
+    """number of deliveries that the worker had not settled when it was killed"""
     replacement: str
 
 
 class Report(DemoReport, frozen=True, kw_only=True):
-    """All counts and checks of a run."""
+    """All counts and checks of a demo run."""
 
     subject: ClassVar[str] = "task"
 
@@ -56,7 +56,7 @@ class Report(DemoReport, frozen=True, kw_only=True):
     dead: tuple[DeadLetter, ...]
     seconds: float
     journal: Path | None = None
-    """path of the journal of the run, if one was written"""
+    """path of the journal of the run; None if no journal was written"""
 
     @property
     def rate(self) -> float:
@@ -65,12 +65,12 @@ class Report(DemoReport, frozen=True, kw_only=True):
 
     @property
     def expected_retries(self) -> int:
-        """Number of retries caused on purpose: one per failing file, and those of the poison task."""
+        """Number of retries caused on purpose: one for each failing file, plus those of the poison task."""
         return len(self.plan.failing) + POISON_ATTEMPTS - 1
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """All conditions that a correct run fulfils."""
+        """All conditions that a correct run meets."""
         stats, ledger, plan = self.stats, self.stats.ledger, self.plan
         ended = ledger.done == len(plan.files) and ledger.published == plan.total
         right = self.comparison.compared - len(self.comparison.mismatches) - self.comparison.changed
@@ -141,7 +141,7 @@ class Report(DemoReport, frozen=True, kw_only=True):
         }
 
     def tables(self) -> tuple[RenderableType, ...]:
-        """Return the ledger next to the flow of tasks."""
+        """Return one table row with the ledger and the flow of tasks side by side."""
         return (side_by_side(ledger_section(self.stats.ledger), self._flow()),)
 
     def _flow(self) -> Table:
@@ -164,7 +164,7 @@ class Report(DemoReport, frozen=True, kw_only=True):
         )
 
     def notes(self) -> tuple[Text, ...]:
-        """Name the files with wrong results, and count those that could not be compared."""
+        """Return the names of files with wrong results, and the number of files that could not be compared."""
         comparison = self.comparison
         notes = [
             Text(f"wrong result: {path}", "red") for path in comparison.mismatches[:_MAX_SHOWN]
@@ -178,14 +178,14 @@ class Report(DemoReport, frozen=True, kw_only=True):
         return tuple(notes)
 
     def footer(self) -> tuple[Text, ...]:
-        """Return the command that makes a report from the journal of the run, if it has one."""
+        """Return the command that makes a report from the journal of the run, if a journal was written."""
         if self.journal is None:
             return ()
         args = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(self.journal))
         command = Text.assemble(
             ("Report of this run: ", "dim"),
             os.environ.get(REPORT_VARIABLE) or shlex.join(args),
-            no_wrap=True,  # so that it can be copied
+            no_wrap=True,  # so that the command can be copied as one line
             overflow="ignore",
         )
         return (command,)

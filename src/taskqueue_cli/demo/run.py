@@ -1,4 +1,4 @@
-"""The steps of the demo."""
+"""The steps of a demo run, from starting the server to the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from taskqueue_core.tasks import Published, QueueStats, Task
 
 _BATCH = 200
 _FIRST_SHARE = 0.6
-"""the share that is published before the kill; the rest ensures that workers hold deliveries then"""
+"""share of the tasks published before a worker is killed; others must remain, so that the worker holds deliveries"""
 _DONE_BEFORE_KILL = 0.5
 _STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
@@ -34,7 +34,7 @@ _RESULT_TTL_SECONDS = 86_400.0
 
 
 async def run_demo(options: DemoOptions, view: PlainView) -> None:
-    """Run the demo. Every process that it starts has ended when this returns, raises or is cancelled.
+    """Run the demo. All its processes have ended when this function returns, raises an exception or is cancelled.
 
     Raises `InvalidInput` if there are no files, and `DemoFailed` if the run cannot be finished.
     """
@@ -81,7 +81,7 @@ class _Job:
         self._duplicates = 0
         self._journal = journal
         self.began_at = cluster.backend.now()
-        """time of the store's clock"""
+        """time before the first publish, by the store's clock, in Unix seconds"""
 
     async def run(self, options: DemoOptions) -> Report:
         key, total = self._plan.key, self._plan.total
@@ -122,7 +122,7 @@ class _Job:
     async def _kill_and_replace_worker(self, rest: Sequence[Task]) -> Killed:
         """Kill a worker while it holds deliveries, and start another in its place."""
         self._cluster.pause_workers()
-        # Not all of the rest: the server gives up a worker that does not answer for long.
+        # Publish only one batch now, because the server closes the connection of a worker that is paused for long.
         await self._publish(rest[:_BATCH])
         victim, held = await self._cluster.kill_busiest_worker()
         self._view.event(
@@ -164,7 +164,7 @@ class _Job:
 
 
 def prepare_journal_file(path: Path) -> Path:
-    """Create the folder of a journal file, and delete an older file. Raises `ConfigurationError`."""
+    """Create the folder of a journal file, and delete an earlier journal. Raises `ConfigurationError`."""
     path = path.expanduser().absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The processes of a demo. Each is started, watched and ended by its process id.
+"""Starting, watching and ending the child processes of a demo.
 
-Run as a program, this module is ``taskqueue``, but it also ends when its parent process ends.
+When this module is run as a program, it behaves like ``taskqueue``, but also ends when its parent process ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STDIN = 0
 
 
 class Child:
-    """One process of this program."""
+    """A child process that runs a ``taskqueue`` command."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended yet, as far as is known."""
+        """Whether the process is running. It may take a moment until this property reflects an exit."""
         return self._process.returncode is None
 
     def signal(self, number: signal.Signals) -> None:
@@ -53,7 +53,7 @@ class Child:
         await self._process.wait()
 
     async def stop(self) -> None:
-        """Terminate the process; kill it if it does not end in time."""
+        """Send SIGTERM, and after eight seconds SIGKILL; wait until the process has ended."""
         self.stopping = True
         self.signal(signal.SIGTERM)
         try:
@@ -68,11 +68,11 @@ class Child:
         return await self._process.wait()
 
     async def first_line(self) -> bytes:
-        """Return the first line of its output, if the output is piped."""
+        """Wait for the first line that the process prints on stdout; empty if stdout is not piped."""
         return await self._process.stdout.readline() if self._process.stdout else b""
 
     def tail(self) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines of the process's log file."""
         try:
             lines = self._log.read_text("utf-8", "replace").splitlines()
         except OSError:
@@ -81,7 +81,7 @@ class Child:
 
 
 class Children:
-    """All processes of a demo, each in a session of its own, so that Ctrl-C reaches only their parent."""
+    """All child processes of a demo. Each has a session of its own, so that Ctrl-C signals only the parent process."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(
@@ -91,13 +91,13 @@ class Children:
 
     @property
     def folder(self) -> Path:
-        """A folder for files of the run, readable by the owner only; `end` removes it."""
+        """A temporary folder that only the owner can read; `end` removes it."""
         return Path(self._temporary.name)
 
     async def start(
         self, name: str, *args: str, env: Mapping[str, str], piped: bool = False
     ) -> Child:
-        """Start ``taskqueue`` with arguments. Its log goes to a file that only the owner can read."""
+        """Start ``taskqueue`` with arguments. Its log is written to a file that only the owner can read."""
         path = self.folder / f"{name}.log"
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -119,18 +119,18 @@ class Children:
         return child
 
     def ended(self) -> Child | None:
-        """Return a process that ended without being stopped, if there is one."""
+        """Return a process that ended although it was not stopped, or None."""
         return next(
             (child for child in self._all if not child.running and not child.stopping), None
         )
 
     async def stop(self) -> None:
-        """Stop the workers, then the server, which was started first."""
+        """Stop all processes. The first one, the server, is stopped last, because workers need it until they end."""
         await asyncio.gather(*(child.stop() for child in self._all[1:]))
         await asyncio.gather(*(child.stop() for child in self._all[:1]))
 
     async def end(self) -> None:
-        """Kill the remaining processes, for example after a second interrupt, and remove the folder."""
+        """Kill the processes that are still running, for example after a second Ctrl-C, and remove the folder."""
         for child in self._all:
             child.signal(signal.SIGKILL)
         self._temporary.cleanup()
@@ -138,7 +138,7 @@ class Children:
 
 
 def _end_with_parent() -> None:
-    # The parent never writes. The read ends when its end of the pipe is closed, even after a SIGKILL.
+    # The parent never writes to this pipe. The read returns when the parent ends, even if the parent was killed.
     while os.read(_STDIN, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A server and its workers, as processes."""
+"""The server and the workers of a demo, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Ready(msgspec.Struct, frozen=True):
 
 
 class Cluster:
-    """A server on a free port and workers connected to it. Leaving the context ends all of them."""
+    """A server on a free port, and workers that are connected to it. Exiting the context ends all these processes."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Cluster:
         variables: Mapping[str, str],
         server_variables: Mapping[str, str],
     ) -> None:
-        """Start nothing yet.
+        """Prepare the environment of the processes, without starting any.
 
-        ``target`` is what workers run (``module:attr``), and their ids begin with ``run_id``. ``variables`` are
-        environment variables of all processes, ``server_variables`` of the server alone.
+        Workers run ``target`` (``module:attr``), and their ids begin with ``run_id``. ``variables`` are environment
+        variables of all processes; ``server_variables`` are added for the server.
 
-        Raises `ConfigurationError` for a backend that leads to another server.
+        Raises `ConfigurationError` for the backend named ``server``, which would use another server.
         """
         if backend_name == "server":
             raise ConfigurationError(
@@ -68,9 +68,9 @@ class Cluster:
         self._workers: dict[str, Child] = {}
         self._started = 0
         self.store: Mapping[str, str] = {}
-        """environment variables by which a process finds the embedded store, once the server runs"""
+        """environment variables that tell a backend where the embedded store is; empty before the server runs"""
         self.store_name = ""
-        """product and version of the embedded store; empty without one"""
+        """product and version of the embedded store; empty if the server uses another store"""
         self.url = ""
         self.backend: RemoteBackend
 
@@ -110,7 +110,7 @@ class Cluster:
         return child
 
     async def in_flight(self) -> dict[str, int]:
-        """Return the number of deliveries that each connected worker holds, according to the server."""
+        """Return the number of deliveries in flight at each connected worker, as reported by the server."""
         prefix = f"{self._run_id}."
         return {
             worker.worker_id.removeprefix(prefix): worker.in_flight
@@ -119,14 +119,15 @@ class Cluster:
         }
 
     def pause_workers(self) -> None:
-        """Freeze every worker (SIGSTOP)."""
+        """Suspend every worker process with SIGSTOP."""
         for child in self._workers.values():
             child.signal(signal.SIGSTOP)
 
     async def kill_busiest_worker(self) -> tuple[Child, int]:
-        """Kill the frozen worker with the most deliveries, and let the others continue. Raises `DemoFailed`.
+        """Kill the paused worker that has the most deliveries in flight, and let the other workers continue.
 
-        Return it with that number, which is exact: a frozen worker sends no more acks.
+        Return the worker and that number of deliveries. The number is exact, because a paused worker cannot send acks.
+        Raises `DemoFailed`.
         """
         try:
             async with asyncio.timeout(_START_TIMEOUT):
@@ -156,13 +157,13 @@ class Cluster:
         return last
 
     def check(self) -> None:
-        """Raise `DemoFailed` if a process ended by itself."""
+        """Raise `DemoFailed` if a process ended although it was not stopped."""
         ended = self._children.ended()
         if ended is not None:
             raise DemoFailed(f"{ended.name} ended unexpectedly", logs=ended.tail())
 
     async def run_until_cancelled(self) -> None:
-        """Keep everything running until cancelled. Raises `DemoFailed` if a process ends."""
+        """Wait until this call is cancelled. Raises `DemoFailed` if a process ends before that."""
         while True:
             self.check()
             await asyncio.sleep(1)
