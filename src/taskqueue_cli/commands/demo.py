@@ -59,7 +59,8 @@ def run(
 
     If the backend needs a store and its settings name none, the command starts one for the run.
     """
-    from taskqueue_cli.demo import DemoOptions, run_demo  # noqa: PLC0415 - slow to import
+    from taskqueue_cli.demo.plan import DemoOptions  # noqa: PLC0415 - slow to import
+    from taskqueue_cli.demo.run import run_demo  # noqa: PLC0415 - slow to import
     from taskqueue_cli.demo_frame.run import run_command  # noqa: PLC0415 - slow to import
 
     name = backend or load_settings(Settings).backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -21,20 +22,11 @@ _FAIL_ONE_IN = 100
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file to process, with its size and modification time at the start of the run."""
+    """A file to process, with its size and modification time in nanoseconds when the plan was made."""
 
     path: str
     size: int
     changed_at: int
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether size and modification time are the same as at the start of the run."""
-        try:
-            info = Path(self.path).lstat()
-        except OSError:
-            return False
-        return (info.st_size, info.st_mtime_ns) == (self.size, self.changed_at)
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +53,8 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def tasks(self) -> Iterator[Task]:
         """Yield all tasks, the poison task first."""
-        yield Task.of(
-            self.key,
-            {"path": "", "poison": True},
-            id=self.poison_id,
-            max_attempts=POISON_ATTEMPTS,
-        )
+        poison = {"path": "", "poison": True}
+        yield Task.of(self.key, poison, id=self.poison_id, max_attempts=POISON_ATTEMPTS)
         for index, file in enumerate(self.files):
             payload: dict[str, object] = {"path": file.path}
             if index in self.failing:
@@ -79,7 +67,7 @@ def make_plan(path: Path, limit: int | None) -> DemoPlan:
 
     The choice depends only on the paths, so it is the same in every run. Raises `InvalidInput` if there are no files.
     """
-    files = tuple(islice(_files(path), limit))
+    files = tuple(islice(filter(None, map(file_at, _paths(path.absolute()))), limit))
     if not files:
         raise InvalidInput(
             "path", "a path without readable files", "a file, or a folder that contains files"
@@ -93,27 +81,24 @@ def make_plan(path: Path, limit: int | None) -> DemoPlan:
     )
 
 
-def _files(path: Path) -> Iterator[File]:
-    top = path.absolute()
+def _paths(top: Path) -> Iterator[str]:
     if top.is_file():
-        yield from _file(str(top))
-        return
+        yield str(top)
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
         for name in sorted(names):
             if not name.endswith(".pyc"):
-                yield from _file(os.path.join(folder, name))  # noqa: PTH118 - os.walk yields strings
+                yield os.path.join(folder, name)  # noqa: PTH118 - os.walk yields strings
 
 
-def _file(path: str) -> Iterator[File]:
-    """Yield the file if it is a regular file and its path can be encoded as UTF-8; skip devices, pipes and links."""
-    try:
+def file_at(path: str) -> File | None:
+    """Return the file at a path, or None if it is not a regular file or its path cannot be encoded as UTF-8."""
+    with contextlib.suppress(OSError, UnicodeEncodeError):
         path.encode()
         info = Path(path).lstat()
-    except (OSError, UnicodeEncodeError):
-        return
-    if stat.S_ISREG(info.st_mode):
-        yield File(path, info.st_size, info.st_mtime_ns)
+        if stat.S_ISREG(info.st_mode):
+            return File(path, info.st_size, info.st_mtime_ns)
+    return None
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):

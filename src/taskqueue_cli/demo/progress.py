@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 from taskqueue_cli.demo.plan import DemoOptions, DemoPlan
 from taskqueue_cli.demo_frame.report import count_text
 from taskqueue_core.tasks import Ledger, QueueStats, State
+
+_BAR_COLUMNS = (
+    TextColumn("{task.description:>9}"),
+    BarColumn(None, complete_style="cyan", finished_style="green"),
+    TextColumn("{task.percentage:>3.0f}%", "magenta"),
+    TextColumn("{task.completed:,} / {task.total:,}"),
+    TextColumn("{task.fields[rate]}", "dim"),
+)
 
 
 def heading(options: DemoOptions, plan: DemoPlan) -> Text:
@@ -35,8 +43,7 @@ class JobProgress:
     """The current counts of the queue, and the number of results compared so far."""
 
     def __init__(self, plan: DemoPlan) -> None:
-        self._total = plan.total
-        self._files = len(plan.files)
+        self._plan = plan
         self._began = time.monotonic()
         self._stats = QueueStats(key=plan.key, ledger=Ledger())
         self._rate = ""
@@ -50,26 +57,20 @@ class JobProgress:
             self._rate = f"{ended / (time.monotonic() - self._began):,.0f}/s"
 
     def render(self) -> RenderableType:
-        """Return a progress bar for the tasks, one for the comparison of results, and the counts below."""
-        columns = [
-            Column(no_wrap=name != "bar") for name in ("name", "bar", "share", "count", "rate")
-        ]
-        bars = Table.grid(*columns, padding=(0, 1), expand=True)
-        _add_bar(bars, "tasks", count_ended(self._stats), self._total, self._rate)
+        bars = Progress(*_BAR_COLUMNS, expand=True)
+        ended = count_ended(self._stats)
+        bars.add_task("tasks", total=self._plan.total, completed=ended, rate=self._rate)
         if self.compared is not None:
-            _add_bar(bars, "compared", self.compared, self._files)
-        counts = Table.grid(expand=True)
+            bars.add_task("compared", total=len(self._plan.files), completed=self.compared, rate="")
         cells = self._counts()
-        for _ in cells:
-            counts.add_column(justify="center")
+        counts = Table.grid(*(Column(justify="center") for _ in cells), expand=True)
         counts.add_row(*(count_text(number, style) for _, number, style in cells))
         counts.add_row(*(Text(name, "dim") for name, _, _ in cells))
-        return Group(bars, "", counts)
+        return Group(bars.make_tasks_table(bars.tasks), "", counts)
 
     def line(self) -> str:
-        """Return the counts as one line, or during the comparison the number of results compared."""
         if self.compared is not None:
-            return f"compared {self.compared:,} of {self._files:,} results"
+            return f"compared {self.compared:,} of {len(self._plan.files):,} results"
         return " · ".join(f"{name} {number:,}" for name, number, _ in self._counts())
 
     def _counts(self) -> list[tuple[str, int, str]]:
@@ -85,13 +86,3 @@ class JobProgress:
             ("lost", stats.lost, "magenta"),
             ("dead", ledger.dead, "red"),
         ]
-
-
-def _add_bar(bars: Table, name: str, completed: int, total: int, rate: str = "") -> None:
-    bars.add_row(
-        f"{name:>9}",
-        ProgressBar(total, completed, complete_style="cyan", finished_style="green"),
-        Text(f"{completed / total:>4.0%}", "magenta"),
-        f"{completed:,} / {total:,}",
-        Text(rate, "dim"),
-    )

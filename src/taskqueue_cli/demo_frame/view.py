@@ -76,16 +76,13 @@ class LiveView(PlainView):
         self._live = Live(console=console, refresh_per_second=12, transient=True)
 
     def begin(self, heading: Text) -> AbstractContextManager[object]:
-        """Print the heading. The returned context displays the state of the run until it exits."""
         super().begin(Text.assemble(heading, "\n"))
         return self._live
 
     def update(self, progress: Progress) -> None:
-        """Show the current state of the run."""
         self._live.update(Padding(progress.render(), (1, 0, 0, 0)))
 
     def end(self, report: DemoReport) -> None:
-        """Replace the display of the state by the report."""
         self._live.stop()
         super().end(report)
 
