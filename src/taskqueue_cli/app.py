@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import typer
 
+from taskqueue_cli.backends import BACKEND_HELP, ServeCommand
 from taskqueue_cli.commands import (
     dead_letters,
     demo,
@@ -24,7 +25,7 @@ from taskqueue_cli.commands import (
     version,
     worker,
 )
-from taskqueue_cli.output import INTERRUPTED, exit_code, fail
+from taskqueue_cli.output import INTERRUPTED, exit_code, fail, paragraphs
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 
 COMMANDS_GROUP = "taskqueue.commands"
@@ -73,20 +74,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (
-    serve,
-    token,
-    worker,
-    publish,
-    stats,
-    queues,
-    dead_letters,
-    status,
-    migrate,
-    demo,
-    version,
-):
-    module.add_to(app)
+for group in (token.token, queues.queue, dead_letters.dlq, migrate.migrate):
+    app.add_typer(group)
+app.callback()(version.options)
+
+
+def _add(command: Callable[..., None], name: str, *notes: str, **more: Any) -> None:
+    """Add a command whose help is its docstring, followed by notes."""
+    text = paragraphs(command.__doc__)
+    short = text.partition("\n")[0]
+    app.command(name, help="\n\n".join((text, *notes)), short_help=short, **more)(command)
+
+
+_add(serve.run, "serve", cls=ServeCommand)
+_add(worker.run, "worker")
+_add(publish.publish, "publish", BACKEND_HELP)
+_add(stats.show, "stats", f"{BACKEND_HELP} Exits with 1 if a ledger does not balance.")
+_add(status.status, "status", BACKEND_HELP)
+_add(status.result, "result", BACKEND_HELP)
+_add(demo.run, "demo")
+_add(version.show, "version")
 mount(app)
 
 

@@ -6,14 +6,15 @@ name of its backend.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, cast
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast
 
 import typer
 import typer.core
@@ -26,6 +27,7 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import InstrumentedBackend
 
+T = TypeVar("T")
 EMBEDDED_GROUP = "taskqueue.embedded"
 JOURNALS_GROUP = "taskqueue.journals"
 EMBEDDED_OPTION = "--embedded-redis"
@@ -155,14 +157,20 @@ ServerUrl = Annotated[
 ]
 
 
-@asynccontextmanager
-async def opened(server: str | None) -> AsyncIterator[Backend]:
-    """Open the backend for one command and close it when the context ends. ``server`` is the URL given by --server."""
-    backend = await _choose(load_settings(Settings), server)
-    try:
-        yield backend
-    finally:
-        await backend.aclose()
+def with_backend(server: str | None, act: Callable[[Backend], Awaitable[T]]) -> T:
+    """Call ``act`` with the backend of a command, close the backend, and return the result.
+
+    ``server`` is the URL given by --server.
+    """
+
+    async def run() -> T:
+        backend = await _choose(load_settings(Settings), server)
+        try:
+            return await act(backend)
+        finally:
+            await backend.aclose()
+
+    return asyncio.run(run())
 
 
 async def _choose(settings: Settings, server: str | None) -> Backend:

@@ -6,11 +6,14 @@ import inspect
 import logging
 import sys
 import traceback
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from taskqueue_core.errors import (
@@ -54,6 +57,26 @@ def paragraphs(text: str | None) -> str:
     """Return a docstring with each paragraph on one line, so that the terminal can wrap it at any width."""
     parts = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(" ".join(part.split()) for part in parts)
+
+
+def print_fields(fields: Mapping[str, str]) -> None:
+    """Print names and values in two columns, without empty values."""
+    grid = Table.grid(padding=(0, 2))
+    for name, value in fields.items():
+        if value:
+            grid.add_row(Text(name, "dim"), Text(value))
+    console.print(grid)
+
+
+def make_table(name: str, *, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> Table:
+    """Return a table without rows. Its columns are ``name`` in bold, then numbers on the right, then texts."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(name, style="bold", overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in texts:
+        table.add_column(title, overflow="fold")
+    return table
 
 
 def note(text: str, style: str = "") -> None:

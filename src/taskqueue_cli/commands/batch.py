@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -23,8 +22,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from taskqueue_cli.backends import opened
+from taskqueue_cli.backends import with_backend
 from taskqueue_cli.output import FAILED, console, note, print_json
+from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, instant
@@ -91,7 +91,9 @@ def publish_file(
             with _progress(quiet=as_json) as progress:
                 bar = progress.add_task("publishing", total=size)
                 advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - a short callback
-                asyncio.run(_publish(file, key, server, result, advance, end=end))
+                with_backend(
+                    server, lambda backend: _publish(backend, file, key, result, advance, end=end)
+                )
     except OSError as error:
         raise InvalidInput(
             "batch", f"a file that cannot be read ({error.strerror})", "a readable file, or -"
@@ -105,33 +107,32 @@ def publish_file(
 
 
 async def _publish(
+    backend: Backend,
     file: BinaryIO,
     key: str | None,
-    server: str | None,
     result: _BatchResult,
     advance: Callable[[int], None],
     *,
     end: float,
 ) -> None:
     read = 0
-    async with opened(server) as backend:
-        await backend.health()  # a remote backend learns the server's time from its first response
-        queue = Queue(backend)
-        pending: list[tuple[int, Task]] = []
-        for number, line in enumerate(_lines(file), start=1):
-            read += len(line)
-            if not line.strip():
-                continue
-            result.lines += 1
-            try:
-                pending.append((number, _task(line, key, backend.now())))
-            except InvalidInput as error:
-                result.count(number, "invalid", str(error))
-            if len(pending) >= _BATCH:
-                await _send(queue, pending, end, result)
-                advance(read)
-        await _send(queue, pending, end, result)
-        advance(read)
+    await backend.health()  # a remote backend learns the server's time from its first response
+    queue = Queue(backend)
+    pending: list[tuple[int, Task]] = []
+    for number, line in enumerate(_lines(file), start=1):
+        read += len(line)
+        if not line.strip():
+            continue
+        result.lines += 1
+        try:
+            pending.append((number, _task(line, key, backend.now())))
+        except InvalidInput as error:
+            result.count(number, "invalid", str(error))
+        if len(pending) >= _BATCH:
+            await _send(queue, pending, end, result)
+            advance(read)
+    await _send(queue, pending, end, result)
+    advance(read)
 
 
 async def _send(

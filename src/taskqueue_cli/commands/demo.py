@@ -10,13 +10,8 @@ from typing import Annotated
 import typer
 
 from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.output import AsJson, argument, option, paragraphs
+from taskqueue_cli.output import AsJson, argument, option
 from taskqueue_core.config import Settings, load_settings
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command(name="demo", help=paragraphs(run.__doc__))(run)
 
 
 def run(

@@ -30,7 +30,9 @@ _DETAILS = (
     "TASKQUEUE_BACKEND names the new backend and TASKQUEUE_MIGRATE_FROM the old one, here and in every server, worker "
     "and publisher. Each command can be repeated after an interruption."
 )
-migrate = typer.Typer(help=f"{_TEXT}\n\n{_DETAILS}", short_help=_TEXT, no_args_is_help=True)
+migrate = typer.Typer(
+    name="migrate", help=f"{_TEXT}\n\n{_DETAILS}", short_help=_TEXT, no_args_is_help=True
+)
 _PHASE_TEXTS = {
     MigrationPhase.IDLE: "not started: all tasks are in the old backend",
     MigrationPhase.STARTED: "started: new tasks go to the new backend; the old one is drained",
@@ -38,11 +40,6 @@ _PHASE_TEXTS = {
     MigrationPhase.ROLLED_BACK: "rolled back: new tasks go to the old backend; the new one is drained",
     MigrationPhase.INTERRUPTED: "interrupted: repeat the command",
 }
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module to ``app``."""
-    app.add_typer(migrate, name="migrate")
 
 
 @migrate.command(name="start")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
+from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.commands.batch import publish_file
 from taskqueue_cli.output import AsJson, argument, console, option, print_json
 from taskqueue_core.backend import Backend
@@ -18,12 +17,6 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration
 from taskqueue_core.queue import Queue, stored
 from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, new_id
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    text = "Publish one task, or all tasks of a file with --batch."
-    app.command(name="publish", help=f"{text}\n\n{BACKEND_HELP}", short_help=text)(publish)
 
 
 def publish(
@@ -107,7 +100,9 @@ def publish(
         max_attempts=max_attempts,
         headers=_headers(header or []),
     )
-    confirmation = asyncio.run(_publish(task, delay, expires_in, server, wait))
+    confirmation = with_backend(
+        server, lambda backend: _publish(backend, task, delay, expires_in, wait)
+    )
     if as_json:
         print_json(confirmation)
     else:
@@ -115,11 +110,10 @@ def publish(
 
 
 async def _publish(
-    task: Task, delay: float | None, expires_in: float | None, server: str | None, wait: float
+    backend: Backend, task: Task, delay: float | None, expires_in: float | None, wait: float
 ) -> Confirmation:
-    async with opened(server) as backend:
-        task = await _timed(backend, task, delay, expires_in)
-        (confirmation,) = await Queue(backend).publish_many([task], wait=wait)
+    task = await _timed(backend, task, delay, expires_in)
+    (confirmation,) = await Queue(backend).publish_many([task], wait=wait)
     return stored(confirmation)
 
 

@@ -6,26 +6,19 @@ import contextlib
 import os
 from typing import Annotated, Any, Literal
 
-import typer
 from rich.markup import escape
 
-from taskqueue_cli.backends import EMBEDDED_OPTION, ServeCommand, run_embedded
+from taskqueue_cli.backends import EMBEDDED_OPTION, run_embedded
 from taskqueue_cli.output import (
     AsJson,
     LogFormat,
     configure_logging,
     console,
     option,
-    paragraphs,
     print_json,
 )
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command(name="serve", cls=ServeCommand, help=paragraphs(run.__doc__))(run)
 
 
 def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -11,9 +10,10 @@ import typer
 from rich import box
 from rich.table import Table
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
+from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.limits import describe_limits
 from taskqueue_cli.output import FAILED, AsJson, argument, console, print_json
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats
@@ -25,13 +25,6 @@ _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
 _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    text = "Show the ledgers of all queues, or of the given ones."
-    after = "Exits with 1 if a ledger does not balance."
-    app.command(name="stats", help=f"{text}\n\n{BACKEND_HELP} {after}", short_help=text)(show)
-
-
 def show(
     keys: Annotated[
         list[str] | None, argument("Queues to show. Default: all queues.", metavar="KEY")
@@ -41,7 +34,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the ledgers of all queues, or of the given ones."""
-    queues, now = asyncio.run(_read(keys or [], server))
+    queues, now = with_backend(server, lambda backend: _read(backend, keys or []))
     if as_json:
         print_json([_as_dict(stats, settings) for stats, settings in queues])
     elif queues:
@@ -67,14 +60,13 @@ def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
 
 
 async def _read(
-    keys: list[str], server: str | None
+    backend: Backend, keys: list[str]
 ) -> tuple[list[tuple[QueueStats, QueueSettings]], float]:
-    async with opened(server) as backend:
-        control = control_of(backend)
-        known = await control.queues()
-        check_known(keys, known)
-        results = [(await control.stats(key), await control.settings(key)) for key in keys or known]
-        return results, backend.now()
+    control = control_of(backend)
+    known = await control.queues()
+    check_known(keys, known)
+    results = [(await control.stats(key), await control.settings(key)) for key in keys or known]
+    return results, backend.now()
 
 
 def _as_dict(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:

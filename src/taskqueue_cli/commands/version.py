@@ -15,12 +15,6 @@ from taskqueue_core.loading import installed_backends
 _DISTRIBUTION = "taskqueue-backends"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command ``version`` and the option ``--version`` to ``app``."""
-    app.command(name="version")(show)
-    app.callback()(options)
-
-
 def _print(requested: bool) -> None:  # noqa: FBT001 - typer passes the value by position
     if requested:
         show()

@@ -14,17 +14,11 @@ from taskqueue_cli.output import (
     configure_logging,
     console,
     option,
-    paragraphs,
     print_json,
 )
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command(name="worker", help=paragraphs(run.__doc__))(run)
 
 
 def run(

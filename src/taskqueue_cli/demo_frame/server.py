@@ -42,7 +42,7 @@ class Cluster(AsyncExitStack):
     def __init__(
         self,
         run_id: str,
-        backend_name: str,
+        backend: str,
         target: str,
         *,
         embedded: bool = False,
@@ -57,7 +57,7 @@ class Cluster(AsyncExitStack):
         Raises `ConfigurationError` for the backend named ``server``, which would use another server.
         """
         super().__init__()
-        if backend_name == "server":
+        if backend == "server":
             raise ConfigurationError(
                 "the demo starts its own server and cannot use another: set --backend to a store, for example redis"
             )
@@ -65,16 +65,7 @@ class Cluster(AsyncExitStack):
         self._target = target
         files = tempfile.TemporaryDirectory(prefix="taskqueue-demo-", ignore_cleanup_errors=True)
         self._folder = Path(self.enter_context(files))
-        self._serve = [
-            "serve",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--json",
-            "--backend",
-            backend_name,
-        ]
+        self._serve = ["serve", "--json", "--host=127.0.0.1", "--port=0", f"--backend={backend}"]
         if embedded:
             self._serve += ["--embedded-redis", str(self._folder / "store")]
         self._env = {**os.environ, **variables}
