@@ -147,6 +147,13 @@ BACKEND_HELP = (
     "Uses the configured backend (TASKQUEUE_BACKEND) if several processes can share it, otherwise a running "
     "server: the memory backend, for example, exists only inside the server's process."
 )
+BackendName = Annotated[
+    str | None,
+    option(
+        "Backend to use: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
+        metavar="BACKEND",
+    ),
+]
 ServerUrl = Annotated[
     str | None,
     option(

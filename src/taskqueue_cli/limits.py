@@ -22,22 +22,22 @@ _UNIT_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
 
 def parse_number(field: str, text: str) -> int | None:
     """Return the number in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
-    if text == NONE:
-        return None
-    if _NUMBER.fullmatch(text):
-        return int(text)
-    raise InvalidInput(field, f"text of length {len(text)}", f"a number, or {NONE}")
+    match = _match(field, text, _NUMBER, "a number")
+    return match and int(match[0])
 
 
 def parse_seconds(field: str, text: str) -> float | None:
     """Return the seconds in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
+    match = _match(field, text, _SECONDS, "seconds, for example 600 or 0.5")
+    return match and float(match[0])
+
+
+def _match(field: str, text: str, pattern: re.Pattern[str], allowed: str) -> re.Match[str] | None:
     if text == NONE:
         return None
-    if _SECONDS.fullmatch(text):
-        return float(text)
-    raise InvalidInput(
-        field, f"text of length {len(text)}", f"seconds, for example 600 or 0.5, or {NONE}"
-    )
+    if match := pattern.fullmatch(text):
+        return match
+    raise InvalidInput(field, f"text of length {len(text)}", f"{allowed}, or {NONE}")
 
 
 def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str, int]:
@@ -64,17 +64,15 @@ def parse_rate(field: str, text: str) -> dict[str, Any] | None:
 
     Raises `InvalidInput`, which names ``field``.
     """
-    if text == NONE:
+    match = _match(field, text, _RATE, "a rate, for example 100/1m, 1000/1s or 15/1h")
+    if match is None:
         return None
-    if match := _RATE.fullmatch(text):
-        tokens, interval, unit = match.groups()
-        return {
-            "max_tokens": int(tokens),
-            "interval": int(interval or 1),
-            "interval_unit": _UNITS[unit],
-        }
-    allowed = f"a rate, for example 100/1m, 1000/1s or 15/1h, or {NONE}"
-    raise InvalidInput(field, f"text of length {len(text)}", allowed)
+    tokens, interval, unit = match.groups()
+    return {
+        "max_tokens": int(tokens),
+        "interval": int(interval or 1),
+        "interval_unit": _UNITS[unit],
+    }
 
 
 def format_rate(limit: RateLimit) -> str:

@@ -76,11 +76,9 @@ class RemoteBackend:
         details: dict[str, str | int | float | bool | None] = {"url": self._client.address.shown}
         try:
             answer = await self._client.fetch("GET", "/ready", seconds=_HEALTH_TIMEOUT)
-        except TaskQueueError as error:
-            return Health(ok=False, backend="server", details=details | {"error": str(error)})
         except Exception as error:  # noqa: BLE001 - this method must not raise
-            name = type(error).__name__
-            return Health(ok=False, backend="server", details=details | {"error": name})
+            text = str(error) if isinstance(error, TaskQueueError) else type(error).__name__
+            return Health(ok=False, backend="server", details=details | {"error": text})
         return Health(ok=answer.ok, backend="server", details=details | _scalars(answer.body))
 
     async def aclose(self) -> None:

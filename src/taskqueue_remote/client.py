@@ -163,9 +163,7 @@ class HttpClient:
                         raise
                     # The server has probably just closed an idle connection. Repeat the request on a new one.
                     return await self._send(method, target, content, JSON, query)
-        except TimeoutError as error:
-            raise self._no_answer(error) from None
-        except httpx2.HTTPError as error:
+        except (TimeoutError, httpx2.HTTPError) as error:
             raise self._no_answer(error) from None
 
     async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:

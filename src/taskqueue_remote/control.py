@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import NoReturn, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -38,13 +38,19 @@ class _Cancelled(msgspec.Struct, frozen=True):
     cancelled: bool
 
 
-class _Count(msgspec.Struct, frozen=True):
+class Count(msgspec.Struct, frozen=True):
+    """The number of tasks that one request changed, and where the next request continues; None if there is none."""
+
     count: int
+    next: str | None = None
 
 
 class _Workers(msgspec.Struct, frozen=True):
     workers: list[WorkerInfo]
     next: str | None = None
+
+
+P = TypeVar("P", _Queues, _Workers)
 
 
 def batches(ids: Sequence[str]) -> Iterator[list[str]]:
@@ -63,14 +69,8 @@ class RemoteControl:
 
     async def queues(self) -> tuple[str, ...]:
 
-        keys: set[str] = set()
-        query: dict[str, str | int] = {"limit": LIMITS.batch}
-        while True:
-            page = await self._client.ask("GET", "/v1/queues", _Queues, query=query)
-            keys.update(queue.key for queue in page.queues)
-            if page.next is None:
-                return tuple(sorted(keys))
-            query["after"] = page.next
+        pages = [page async for page in self._pages("/v1/queues", _Queues)]
+        return tuple(sorted({queue.key for page in pages for queue in page.queues}))
 
     async def settings(self, key: str) -> QueueSettings:
 
@@ -120,22 +120,25 @@ class RemoteControl:
     async def purge(self, key: str) -> int:
 
         target = path("queues", key, "purge")
-        return (await self._client.ask("POST", target, _Count, query={"confirm": key})).count
+        return (await self._client.ask("POST", target, Count, query={"confirm": key})).count
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
 
-        workers: list[WorkerInfo] = []
-        query: dict[str, str | int] = {"limit": LIMITS.batch}
-        while True:
-            page = await self._client.ask("GET", "/v1/workers", _Workers, query=query)
-            workers += page.workers
-            if page.next is None:
-                return tuple(workers)
-            query["after"] = page.next
+        pages = [page async for page in self._pages("/v1/workers", _Workers)]
+        return tuple(worker for page in pages for worker in page.workers)
 
     async def maintain(self) -> Maintained:
 
         return await self._client.ask("POST", "/v1/maintain", Maintained)
+
+    async def _pages(self, target: str, kind: type[P]) -> AsyncIterator[P]:
+        query: dict[str, str | int] = {"limit": LIMITS.batch}
+        while True:
+            page = await self._client.ask("GET", target, kind, query=query)
+            yield page
+            if page.next is None:
+                return
+            query["after"] = page.next
 
     def _settings(self, text: Raw) -> QueueSettings:
         try:

@@ -12,7 +12,7 @@ from taskqueue_core.protocol.frames import WireTask, to_task
 from taskqueue_core.server_address import path
 from taskqueue_core.tasks import DeadLetter, Failure
 from taskqueue_remote.client import HttpClient
-from taskqueue_remote.control import batches
+from taskqueue_remote.control import Count, batches
 from taskqueue_remote.problems import problem_of
 
 _NOT_FOUND = 404
@@ -30,11 +30,6 @@ class _WireDeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Page(msgspec.Struct, frozen=True):
     dead_letters: list[_WireDeadLetter]
-    next: str | None = None
-
-
-class _Count(msgspec.Struct, frozen=True):
-    count: int
     next: str | None = None
 
 
@@ -100,7 +95,7 @@ class RemoteDeadLetters:
         query = {"confirm": key} if verb == "discard" else None
         count = 0
         while True:
-            answer = await self._client.ask("POST", target, _Count, body=body, query=query)
+            answer = await self._client.ask("POST", target, Count, body=body, query=query)
             count += answer.count
             if answer.next is None:
                 return count
@@ -110,10 +105,10 @@ class RemoteDeadLetters:
         target = path("queues", key, "dead-letters", verb)
         if not task_ids:
             body, query = {"all": True}, {"confirm": key} if verb == "discard" else None
-            return (await self._client.ask("POST", target, _Count, body=body, query=query)).count
+            return (await self._client.ask("POST", target, Count, body=body, query=query)).count
         count = 0
         for ids in batches(task_ids):
-            count += (await self._client.ask("POST", target, _Count, body={"ids": ids})).count
+            count += (await self._client.ask("POST", target, Count, body={"ids": ids})).count
         return count
 
 

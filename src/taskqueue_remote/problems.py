@@ -26,14 +26,13 @@ _ERRORS: dict[str, type[TaskQueueError]] = {
         CapabilityMissing,
         ConfigurationError,
         IdConflict,
+        InvalidInput,
         LeaseLost,
         PublishUnconfirmed,
         QueueFull,
         SettingsConflict,
+        UnknownKey,
     )
-}
-_FIELD_ERRORS: dict[str, type[InvalidInput]] = {
-    kind.code: kind for kind in (InvalidInput, UnknownKey)
 }
 _ACCESS_DENIED = (401, 403)
 _TRY_LATER = (429, 503)
@@ -66,10 +65,10 @@ def problem_of(status: int, body: bytes) -> RemoteProblem:
 def to_error(problem: RemoteProblem, server: str) -> TaskQueueError:
     """Return the exception for a problem. ``server`` is the address of the server, for the exception's message."""
     status, code, detail = problem.status, problem.code, problem.detail
-    if code in _FIELD_ERRORS:
-        return _field_error(_FIELD_ERRORS[code], problem)
-    if code in _ERRORS:
-        return _ERRORS[code](detail or f"the server responded with status {status}")
+    if kind := _ERRORS.get(code):
+        if issubclass(kind, InvalidInput):
+            return _field_error(kind, problem)
+        return kind(detail or f"the server responded with status {status}")
     if status in _ACCESS_DENIED:
         return ConfigurationError(
             f"the server at {server} rejected the request ({status}): {detail or 'no reason given'}; "

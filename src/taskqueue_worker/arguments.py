@@ -70,9 +70,7 @@ class Arguments:
                 values = self._by_name.validate_json(payload)
         except ValidationError as error:
             raise InvalidPayload(_describe(error)) from None
-        for name in self._contexts:
-            values[name] = context
-        return values
+        return values | dict.fromkeys(self._contexts, context)
 
     @staticmethod
     def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
@@ -130,10 +128,7 @@ class BatchArguments:
 
     def of(self, values: list[Any], contexts: list[Context]) -> dict[str, Any]:
         """Return the keyword arguments of the handler for decoded payloads and their contexts."""
-        arguments: dict[str, Any] = {self._payloads: values}
-        for name in self._contexts:
-            arguments[name] = contexts
-        return arguments
+        return {self._payloads: values, **dict.fromkeys(self._contexts, contexts)}
 
 
 def _item_type(annotation: Any) -> Any:
@@ -145,10 +140,6 @@ def _item_type(annotation: Any) -> Any:
     return None
 
 
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
@@ -157,7 +148,8 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _handler_error(function: Callable[..., Any], what: str) -> ConfigurationError:
-    return ConfigurationError(f"{_name(function)} cannot be a task handler: {what}")
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return ConfigurationError(f"{name} cannot be a task handler: {what}")
 
 
 def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> TypeAdapter[dict[str, Any]]:

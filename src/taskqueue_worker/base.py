@@ -159,8 +159,7 @@ class BaseWorker(ABC):
 
         Thread-safe. Has no effect if the worker is not running.
         """
-        current_run = self._current_run
-        if current_run is not None:
+        if current_run := self._current_run:
             current_run.stop(now=now)
 
 

@@ -9,6 +9,9 @@ from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
 from taskqueue_worker.handlers import BatchHandler
 
+AnyDelivery = Delivery | WireDelivery
+"""a delivery from a backend, or from a server"""
+
 
 class BatchBuffer:
     """Groups waiting deliveries into batches, one group for each batch handler.
@@ -20,23 +23,19 @@ class BatchBuffer:
     def __init__(self, handlers: Sequence[BatchHandler], concurrency: int) -> None:
         """Create an empty buffer. A batch is never larger than ``concurrency``."""
         self._handlers = {handler.key: handler for handler in handlers}
-        self._waiting: dict[str, deque[Delivery | WireDelivery]] = {
-            key: deque() for key in self._handlers
-        }
+        self._waiting: dict[str, deque[AnyDelivery]] = {key: deque() for key in self._handlers}
         self._running: Counter[str] = Counter()
         self._concurrency = concurrency
 
-    def add(
-        self, deliveries: Sequence[Delivery | WireDelivery]
-    ) -> Sequence[Delivery | WireDelivery]:
+    def add(self, deliveries: Sequence[AnyDelivery]) -> Sequence[AnyDelivery]:
         """Add the deliveries whose key has a batch handler, and return the remaining deliveries."""
-        others: list[Delivery | WireDelivery] = []
+        others: list[AnyDelivery] = []
         for delivery in deliveries:
             waiting = self._waiting.get(delivery.task.key)
             (others if waiting is None else waiting).append(delivery)
         return others
 
-    def take(self, room: int) -> tuple[BatchHandler, list[Delivery | WireDelivery]] | None:
+    def take(self, room: int) -> tuple[BatchHandler, list[AnyDelivery]] | None:
         """Remove and return the next batch, of at most ``room`` deliveries; ``None`` if no batch may start now."""
         for key, waiting in self._waiting.items():
             handler = self._handlers[key]
@@ -49,7 +48,7 @@ class BatchBuffer:
                 return handler, [waiting.popleft() for _ in range(count)]
         return None
 
-    def take_all(self) -> list[Delivery | WireDelivery]:
+    def take_all(self) -> list[AnyDelivery]:
         """Remove and return all waiting deliveries."""
         taken = [delivery for waiting in self._waiting.values() for delivery in waiting]
         for waiting in self._waiting.values():

@@ -57,7 +57,7 @@ class LocalTaskSource:
             capacity,
             deliver=self._deliver,
             refuse=self._refuse,
-            return_waiting=self._return_waiting,
+            return_waiting=lambda: run.runner.return_waiting(),  # noqa: PLW0108 - no runner exists yet
             wait_for_room=self._settlements.room,
         )
         self._leaving: asyncio.Future[float] = self._loop.create_future()
@@ -104,9 +104,6 @@ class LocalTaskSource:
         if self._revoked_early:  # a revocation may arrive before its delivery
             revoked, self._revoked_early = self._revoked_early, set()
             self._revoke_deliveries([receipt for receipt in revoked if receipt in self._held])
-
-    def _return_waiting(self) -> None:
-        self._run.runner.return_waiting()
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:

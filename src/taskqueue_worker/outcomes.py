@@ -14,10 +14,10 @@ from taskqueue_core.application.context import Context
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration, kind_of
 from taskqueue_core.protocol.client_outcomes import clean_text
-from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
-from taskqueue_core.tasks import Delivery, encode_json
+from taskqueue_core.tasks import encode_json
 from taskqueue_worker.arguments import InvalidPayload
+from taskqueue_worker.batch_buffer import AnyDelivery
 from taskqueue_worker.handlers import BatchHandler, Handler
 
 INVALID_RESULT = "invalid_result"
@@ -122,7 +122,7 @@ HandlerEnd = Sequence[Outcome] | Fatal
 class RunningTask(msgspec.Struct, eq=False):
     """A delivery whose handler is running."""
 
-    delivery: Delivery | WireDelivery
+    delivery: AnyDelivery
     context: Context
     call: HandlerCall
     settled: bool = False

@@ -30,22 +30,18 @@ class TaskSource(OutcomeSettler, Protocol):
     @property
     def ended(self) -> Future[None]:
         """A future that is done when the source has ended, with the exception if there was one."""
-        ...
 
     def start(self) -> None:
         """Start to connect and receive."""
-        ...
 
     def resize(self, capacity: int) -> None:
         """Set the maximum number of deliveries to hold. It applies to the next deliveries, not to those received."""
-        ...
 
     def leave(self, seconds: float) -> None:
         """End when all outcomes are confirmed, but after ``seconds`` at the latest.
 
         Deliveries that then have no outcome count as lost.
         """
-        ...
 
 
 class WorkerRun:

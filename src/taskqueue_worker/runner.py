@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from taskqueue_core.application.context import Context
-from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, HandBack, Outcome
-from taskqueue_core.tasks import Delivery
 from taskqueue_core.telemetry import processing
-from taskqueue_worker.batch_buffer import BatchBuffer
+from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
 from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
 from taskqueue_worker.outcomes import (
     Fatal,
@@ -35,23 +33,18 @@ class OutcomeSettler(Protocol):
     @property
     def result_limit(self) -> int:
         """The maximum size of a result in bytes."""
-        ...
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
         """Report the outcome of a task whose handler is still running and occupies a slot."""
-        ...
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
         """Report the outcome of a task, and free its slot."""
-        ...
 
     def free(self) -> None:
         """Free the slot of a task whose outcome has been reported before, or will not be reported."""
-        ...
 
     def progress(self, receipt: str, value: float | str) -> None:
         """Report the progress of a running task: a number from 0 to 1, or text. Thread-safe."""
-        ...
 
 
 class HandlerRunner:
@@ -81,7 +74,7 @@ class HandlerRunner:
         self._thread_results: ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]] = ThreadsafeInbox(
             self._loop, self._on_threads_ended
         )
-        self._waiting: deque[Delivery | WireDelivery] = deque()
+        self._waiting: deque[AnyDelivery] = deque()
         self._has_batches = bool(handlers.batches)
         self._buffer = BatchBuffer(handlers.batches, concurrency)
         self._batches_first = False
@@ -95,7 +88,7 @@ class HandlerRunner:
         """The number of running tasks."""
         return len(self._running)
 
-    def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
+    def deliver(self, deliveries: Sequence[AnyDelivery]) -> None:
         """Call the handlers of deliveries as soon as slots are free."""
         if self._has_batches:
             deliveries = self._buffer.add(deliveries)
@@ -186,7 +179,7 @@ class HandlerRunner:
                 return
             self._start_batch(*batch)
 
-    def _start(self, delivery: Delivery | WireDelivery) -> None:
+    def _start(self, delivery: AnyDelivery) -> None:
         receipt, task = delivery.receipt, delivery.task
         handler = self._handlers.by_key.get(task.key)
         if not isinstance(handler, Handler):
@@ -204,9 +197,7 @@ class HandlerRunner:
         call.jobs.append(job)
         self._call(call, arguments)
 
-    def _start_batch(
-        self, handler: BatchHandler, deliveries: Sequence[Delivery | WireDelivery]
-    ) -> None:
+    def _start_batch(self, handler: BatchHandler, deliveries: Sequence[AnyDelivery]) -> None:
         call = HandlerCall(handler)
         values: list[Any] = []
         for delivery in deliveries:
@@ -223,7 +214,7 @@ class HandlerRunner:
             arguments = handler.arguments.of(values, [job.context for job in call.jobs])
             self._call(call, arguments)
 
-    def _reject_payload(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
+    def _reject_payload(self, delivery: AnyDelivery, error: Exception) -> None:
         task, kind = delivery.task, type(error).__name__
         _log.warning("invalid payload of task %s of %s: %s", task.id, task.key, kind)
         outcome = outcome_of_error(error)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from taskqueue_cli.backends import embedded_store
+from taskqueue_cli.backends import BackendName, embedded_store
 from taskqueue_cli.output import AsJson, argument, option
 from taskqueue_core.config import Settings, load_settings
 
@@ -20,13 +20,7 @@ def run(
         argument("Folder or file to process. Default: Python's standard library.", metavar="PATH"),
     ] = None,
     *,
-    backend: Annotated[
-        str | None,
-        option(
-            "Backend of the server: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            metavar="BACKEND",
-        ),
-    ] = None,
+    backend: BackendName = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of worker processes.")] = 2,
     limit: Annotated[int | None, option("Maximum number of files to process.", min=1)] = None,
     journal: Annotated[

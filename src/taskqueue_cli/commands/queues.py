@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -265,12 +266,7 @@ def pause(
     key: Key, *, intake: Intake = False, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
     """Pause delivery, or publishing with --intake. Running tasks are not affected."""
-    _change(
-        key,
-        lambda control: pause_queue(control, key, intake=intake, paused=True),
-        server,
-        as_json=as_json,
-    )
+    _change(key, partial(pause_queue, intake=intake, paused=True), server, as_json=as_json)
 
 
 @queue.command()
@@ -278,12 +274,7 @@ def resume(
     key: Key, *, intake: Intake = False, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
     """Resume delivery, or publishing with --intake."""
-    _change(
-        key,
-        lambda control: pause_queue(control, key, intake=intake, paused=False),
-        server,
-        as_json=as_json,
-    )
+    _change(key, partial(pause_queue, intake=intake, paused=False), server, as_json=as_json)
 
 
 @queue.command()
@@ -291,12 +282,7 @@ def reset(
     key: Key, *, version: Version = None, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
     """Reset all settings of a queue to their defaults, including those that are not limits."""
-    _change(
-        key,
-        lambda control: reset_settings(control, key, version=version),
-        server,
-        as_json=as_json,
-    )
+    _change(key, partial(reset_settings, version=version), server, as_json=as_json)
 
 
 def _binding_change(key: str, names: list[str]) -> dict[str, Any]:
@@ -317,24 +303,20 @@ def _edit(
     def edited(current: QueueSettings) -> QueueSettings:
         return read_settings(msgspec.json.encode(current.model_dump(mode="json") | edit(current)))
 
-    _change(
-        key,
-        lambda control: change_settings(control, key, edited, version=version),
-        server,
-        as_json=as_json,
-    )
+    change = partial(change_settings, edit=edited, version=version)
+    _change(key, change, server, as_json=as_json)
 
 
 def _change(
     key: str,
-    call: Callable[[Control], Awaitable[QueueSettings]],
+    change: Callable[[Control, str], Awaitable[QueueSettings]],
     server: str | None,
     *,
     as_json: bool,
 ) -> None:
     async def act(backend: Backend) -> tuple[QueueSettings, bool]:
         control = control_of(backend)
-        settings = await call(control)
+        settings = await change(control, key)
         return settings, bool((await control.ledger(key)).published)
 
     settings, used = with_backend(server, act)

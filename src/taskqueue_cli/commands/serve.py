@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from rich.markup import escape
 
-from taskqueue_cli.backends import EMBEDDED_OPTION, run_embedded
+from taskqueue_cli.backends import EMBEDDED_OPTION, BackendName, run_embedded
 from taskqueue_cli.output import (
     AsJson,
     LogFormat,
@@ -29,13 +29,7 @@ def run(
             "Port to listen on; 0 for any free port. Default: TASKQUEUE_PORT.", min=0, max=65_535
         ),
     ] = None,
-    backend: Annotated[
-        str | None,
-        option(
-            "Backend to serve: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            metavar="BACKEND",
-        ),
-    ] = None,
+    backend: BackendName = None,
     embedded_redis: Annotated[
         str | None,
         option(

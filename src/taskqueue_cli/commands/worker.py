@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from taskqueue_cli.backends import BackendName
 from taskqueue_cli.output import (
     AsJson,
     LogLevel,
@@ -37,13 +38,7 @@ def run(
     local: Annotated[
         bool, typer.Option("--local", help="Connect directly to the store, without a server.")
     ] = False,
-    backend: Annotated[
-        str | None,
-        option(
-            "Backend of a local worker: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            metavar="BACKEND",
-        ),
-    ] = None,
+    backend: BackendName = None,
     worker_id: Annotated[
         str | None, option("Worker id. Default: host name, process id and a random suffix.")
     ] = None,
@@ -57,7 +52,7 @@ def run(
     The exit code is 3 if too many attempts fail in a row, and 4 if the server refuses the worker.
     """
     configure_logging(log_level, load_settings(Settings).log_format)
-    worker = _configured(load_worker(target), url, local, backend)
+    worker = _configured(load_worker(target), url, backend, local=local)
     worker.configure(worker_id=worker_id, concurrency=concurrency)
     if not worker.keys:
         raise ConfigurationError(f"{target} has no handlers: register some with @worker.task")
@@ -71,10 +66,7 @@ def run(
 
 
 def _configured(
-    worker: BaseWorker,
-    url: str | None,
-    local: bool,  # noqa: FBT001 - private, with one caller
-    backend: str | None,
+    worker: BaseWorker, url: str | None, backend: str | None, *, local: bool
 ) -> BaseWorker:
     if isinstance(worker, Worker):
         if not local and backend is None:
