@@ -68,9 +68,11 @@ def print_fields(fields: Mapping[str, str]) -> None:
     console.print(grid)
 
 
-def make_table(name: str, *, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> Table:
+def make_table(
+    name: str, *, numbers: Iterable[str] = (), texts: Iterable[str] = (), padding: int = 1
+) -> Table:
     """Return a table without rows. Its columns are ``name`` in bold, then numbers on the right, then texts."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, padding), pad_edge=False)
     table.add_column(name, style="bold", overflow="fold")
     for title in numbers:
         table.add_column(title, justify="right", no_wrap=True)

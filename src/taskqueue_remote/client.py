@@ -54,23 +54,16 @@ class RemoteClock:
 
         ``requested`` is the monotonic time at which the request was sent.
         """
-        if header is None:
-            return
         try:
-            value = float(header)
+            value = float(header or "nan")
         except ValueError:
             return
         received = self._monotonic()
         uncertainty = (received - requested) / 2
-        if uncertainty > self._uncertainty + (
-            received - self._learned_at
-        ) * _DRIFT_PER_SECOND or not 0 < value < float("inf"):
-            return
-        self._offset, self._uncertainty, self._learned_at = (
-            value - (requested + received) / 2,
-            uncertainty,
-            received,
-        )
+        limit = self._uncertainty + (received - self._learned_at) * _DRIFT_PER_SECOND
+        if uncertainty <= limit and 0 < value < float("inf"):
+            self._offset = value - (requested + received) / 2
+            self._uncertainty, self._learned_at = uncertainty, received
 
 
 T = TypeVar("T")

@@ -58,19 +58,21 @@ class Arguments:
         except (PydanticUserError, TypeError, NameError) as error:
             raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
-    def read(self, payload: bytes, context: Context) -> dict[str, Any]:
-        """Decode one payload into the keyword arguments of the handler. Raises `InvalidPayload`."""
+    def read(self, payload: bytes) -> dict[str, Any]:
+        """Decode one payload. Raises `InvalidPayload`."""
         try:
             if self._single_parameter is not None and payload.lstrip()[:1] != b"{":
                 name, adapter = self._single_parameter
-                values = {name: adapter.validate_json(payload)}
-            elif self._single_parameter is None and payload.strip() == b"null":
-                values = self._by_name.validate_json(b"{}")
-            else:
-                values = self._by_name.validate_json(payload)
+                return {name: adapter.validate_json(payload)}
+            if self._single_parameter is None and payload.strip() == b"null":
+                return self._by_name.validate_json(b"{}")
+            return self._by_name.validate_json(payload)
         except ValidationError as error:
             raise InvalidPayload(_describe(error)) from None
-        return values | dict.fromkeys(self._contexts, context)
+
+    def of(self, values: list[dict[str, Any]], contexts: list[Context]) -> dict[str, Any]:
+        """Return the keyword arguments of the handler for one decoded payload and its context."""
+        return values[0] | dict.fromkeys(self._contexts, contexts[0])
 
     @staticmethod
     def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
-from taskqueue_worker.handlers import BatchHandler
+from taskqueue_worker.handlers import Handler
 
 AnyDelivery = Delivery | WireDelivery
 """a delivery from a backend, or from a server"""
@@ -20,7 +20,7 @@ class BatchBuffer:
     for others. While a batch of the key is running, only a full batch starts, so that batches are full under load.
     """
 
-    def __init__(self, handlers: Sequence[BatchHandler], concurrency: int) -> None:
+    def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
         """Create an empty buffer. A batch is never larger than ``concurrency``."""
         self._handlers = {handler.key: handler for handler in handlers}
         self._waiting: dict[str, deque[AnyDelivery]] = {key: deque() for key in self._handlers}
@@ -35,11 +35,11 @@ class BatchBuffer:
             (others if waiting is None else waiting).append(delivery)
         return others
 
-    def take(self, room: int) -> tuple[BatchHandler, list[AnyDelivery]] | None:
+    def take(self, room: int) -> tuple[Handler, list[AnyDelivery]] | None:
         """Remove and return the next batch, of at most ``room`` deliveries; ``None`` if no batch may start now."""
         for key, waiting in self._waiting.items():
             handler = self._handlers[key]
-            size = min(handler.size, self._concurrency)
+            size = min(handler.batch, self._concurrency)
             count = min(len(waiting), room, size)
             if count > 0 and (count == size or not self._running[key]):
                 self._waiting[key] = self._waiting.pop(
@@ -64,10 +64,10 @@ class BatchBuffer:
             self._waiting[key] = remaining
         return dropped
 
-    def started(self, handler: BatchHandler) -> None:
+    def started(self, handler: Handler) -> None:
         """Record that a batch of this handler has started."""
         self._running[handler.key] += 1
 
-    def ended(self, handler: BatchHandler) -> None:
+    def ended(self, handler: Handler) -> None:
         """Record that a batch of this handler has ended."""
         self._running[handler.key] -= 1

@@ -16,40 +16,28 @@ from taskqueue_worker.arguments import Arguments, BatchArguments
 
 
 class Handler(msgspec.Struct, frozen=True):
-    """A function that handles one task for each call, and its options."""
+    """A function that handles tasks, and its options."""
 
     key: str
     function: Callable[..., Any]
-    arguments: Arguments
+    arguments: Arguments | BatchArguments
     is_async: bool
     timeout: float | None
-
-
-class BatchHandler(msgspec.Struct, frozen=True):
-    """A function that handles several tasks in one call, and its options."""
-
-    key: str
-    function: Callable[..., Any]
-    arguments: BatchArguments
-    is_async: bool
-    timeout: float | None
-    size: int
-    """maximum number of tasks in one call"""
+    batch: int
+    """maximum number of tasks in one call; 0 if the function handles a single task, and no list of tasks"""
 
 
 class Handlers:
     """The registered handlers of a worker."""
 
     def __init__(self) -> None:
-        self.by_key: dict[str, Handler | BatchHandler] = {}
+        self.by_key: dict[str, Handler] = {}
         """the handler of each key, in the order of registration"""
 
     @property
-    def batches(self) -> tuple[BatchHandler, ...]:
+    def batches(self) -> tuple[Handler, ...]:
         """The handlers that handle several tasks in one call."""
-        return tuple(
-            handler for handler in self.by_key.values() if isinstance(handler, BatchHandler)
-        )
+        return tuple(handler for handler in self.by_key.values() if handler.batch)
 
     def add(
         self,
@@ -81,9 +69,6 @@ class Handlers:
         call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - inspected below
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
+        arguments = BatchArguments(function) if batch else Arguments(function)
         is_async = inspect.iscoroutinefunction(call)
-        self.by_key[key] = (
-            Handler(key, function, Arguments(function), is_async, timeout)
-            if batch is None
-            else BatchHandler(key, function, BatchArguments(function), is_async, timeout, batch)
-        )
+        self.by_key[key] = Handler(key, function, arguments, is_async, timeout, batch or 0)

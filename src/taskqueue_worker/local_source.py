@@ -66,10 +66,9 @@ class LocalTaskSource:
         self._inbox: ThreadsafeInbox[tuple[str, float | str]] = ThreadsafeInbox(
             self._loop, self._note_progress
         )
-        self.ended: Future[None] = Future()
 
     def start(self) -> None:
-        self._main_task = self._loop.create_task(self._main())
+        self.ended: Future[None] = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
 
     def resize(self, capacity: int) -> None:
         self._prefetcher.resize(capacity)
@@ -144,14 +143,6 @@ class LocalTaskSource:
                 with contextlib.suppress(*OUTAGE_ERRORS):  # the next report replaces this one
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])
-
-    async def _main(self) -> None:
-        try:
-            await self._serve()
-        except BaseException as error:  # noqa: BLE001 - raised again by `ended`
-            self.ended.set_exception(error)
-        else:
-            self.ended.set_result(None)
 
     def _background_work(self) -> list[Coroutine[Any, Any, None]]:
         coroutines = [self._prefetcher.run(), self._settlements.run()]

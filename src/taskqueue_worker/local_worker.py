@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
-from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import connect
 from taskqueue_worker.base import BaseWorker
 from taskqueue_worker.local_source import LocalTaskSource
 from taskqueue_worker.quarantine import Quarantine
@@ -87,9 +87,8 @@ class LocalWorker(BaseWorker):
     async def _open_source(
         self, worker_id: str
     ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
-        configured = self._backend
-        backend = open_backend(configured) if isinstance(configured, str | None) else configured
-        try:
+        async with connect(self._backend) as queue:
+            backend = queue.backend
             dead_letters_of(backend)  # raise an error now, and not only at the first dead letter
             yield lambda run: LocalTaskSource(
                 backend,
@@ -98,6 +97,3 @@ class LocalWorker(BaseWorker):
                 concurrency=self._concurrency,
                 capacity=self._concurrency + self._prefetch,
             )
-        finally:
-            if isinstance(configured, str | None):
-                await backend.aclose()

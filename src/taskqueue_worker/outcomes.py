@@ -18,7 +18,7 @@ from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
 from taskqueue_core.tasks import encode_json
 from taskqueue_worker.arguments import InvalidPayload
 from taskqueue_worker.batch_buffer import AnyDelivery
-from taskqueue_worker.handlers import BatchHandler, Handler
+from taskqueue_worker.handlers import Handler
 
 INVALID_RESULT = "invalid_result"
 """reason of a dead letter, if the handler's result cannot be encoded as JSON or is too large"""
@@ -65,17 +65,14 @@ def outcome_of_value(value: object, limit: int) -> Outcome:
     try:
         text = encode_json("result", _to_builtins(value))
     except InvalidInput as error:
-        return Rejected(INVALID_RESULT, str(error))
+        fault = str(error)
     except Exception:  # noqa: BLE001 - an encoder may raise any exception
-        return Rejected(
-            INVALID_RESULT,
-            f"the handler returned a {kind_of(value)}, which cannot be encoded as JSON",
-        )
-    if len(text) > limit:
-        return Rejected(
-            INVALID_RESULT, f"the handler returned {len(text)} bytes of JSON; the limit is {limit}"
-        )
-    return Success(text)
+        fault = f"the handler returned a {kind_of(value)}, which cannot be encoded as JSON"
+    else:
+        if len(text) <= limit:
+            return Success(text)
+        fault = f"the handler returned {len(text)} bytes of JSON; the limit is {limit}"
+    return Rejected(INVALID_RESULT, fault)
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
@@ -131,7 +128,7 @@ class RunningTask(msgspec.Struct, eq=False):
 class HandlerCall(msgspec.Struct, eq=False):
     """A running call of a handler, for one task or, if it is a batch handler, for several."""
 
-    handler: Handler | BatchHandler
+    handler: Handler
     jobs: list[RunningTask] = []
     releasing: bool = False
     task: asyncio.Task[None] | None = None
@@ -145,7 +142,7 @@ class HandlerCall(msgspec.Struct, eq=False):
 
 def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence[Outcome]:
     """Return one outcome for each task of a call whose handler returned ``value``."""
-    if not isinstance(call.handler, BatchHandler):
+    if not call.handler.batch:
         return (outcome_of_value(value, limit),)
     jobs = call.jobs
     if value is None:

@@ -84,9 +84,7 @@ class Quarantine:
             return False
         self._failures = 0
         self._probes_failed = 0
-        return self._move(
-            self.phase if self.phase is QuarantinePhase.ENDED else QuarantinePhase.WORKING
-        )
+        return self.phase is not QuarantinePhase.ENDED and self._move(QuarantinePhase.WORKING)
 
     def failed(self) -> bool:
         """Count a failed attempt. Return whether the phase changed.
@@ -96,11 +94,8 @@ class Quarantine:
         self._failures += 1
         if self.phase is QuarantinePhase.PROBING:
             self._probes_failed += 1
-            return self._move(
-                QuarantinePhase.ENDED
-                if self._probes_failed >= self._probes
-                else QuarantinePhase.RESTING
-            )
+            ended = self._probes_failed >= self._probes
+            return self._move(QuarantinePhase.ENDED if ended else QuarantinePhase.RESTING)
         if self.phase is QuarantinePhase.WORKING and self._failures >= self._limit:
             return self._move(QuarantinePhase.RESTING)
         return False

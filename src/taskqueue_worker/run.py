@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.retry import Failed, Outcome, Success
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
@@ -29,7 +30,7 @@ class TaskSource(OutcomeSettler, Protocol):
 
     @property
     def ended(self) -> Future[None]:
-        """A future that is done when the source has ended, with the exception if there was one."""
+        """A future that is done when the source has ended, with the exception if there was one. Set by `start`."""
 
     def start(self) -> None:
         """Start to connect and receive."""
@@ -95,9 +96,9 @@ class WorkerRun:
             on_outcome=self._on_outcome,
             on_fatal=self._on_fatal,
         )
+        self._source.start()
         ended = asyncio.wrap_future(self._source.ended)
         ended.add_done_callback(self._on_source_ended)
-        self._source.start()
         try:
             await self._stop.wait()
             self._source.resize(0)
@@ -117,13 +118,9 @@ class WorkerRun:
             raise self._error
 
     async def _wait_until_idle(self) -> None:
-        waits = [asyncio.create_task(wait) for wait in (self.runner.idle(), self._stop_now.wait())]
-        try:
-            await asyncio.wait(waits, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                await first_completed(self.runner.idle(), self._stop_now.wait())
 
     def _on_source_ended(self, ended: asyncio.Future[None]) -> None:
         error = None if ended.cancelled() else ended.exception()

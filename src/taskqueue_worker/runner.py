@@ -12,7 +12,7 @@ from taskqueue_core.application.context import Context
 from taskqueue_core.retry import Failed, HandBack, Outcome
 from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
-from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
+from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.outcomes import (
     Fatal,
     HandlerCall,
@@ -168,7 +168,14 @@ class HandlerRunner:
             if self._batches_first:
                 self._start_waiting_batches()
         while self._waiting and len(self._running) < self._concurrency and not self._stopping:
-            self._start(self._waiting.popleft())
+            delivery = self._waiting.popleft()
+            if handler := self._handlers.by_key.get(delivery.task.key):
+                self._start(handler, [delivery])
+            else:
+                _log.error(
+                    "released task %s: this worker has no handler for its key", delivery.task.id
+                )
+                self._settler.finish(delivery.receipt, HandBack())
         if self._has_batches and not self._batches_first:
             self._start_waiting_batches()
 
@@ -177,49 +184,29 @@ class HandlerRunner:
             batch = self._buffer.take(self._concurrency - len(self._running))
             if batch is None:
                 return
-            self._start_batch(*batch)
+            self._start(*batch)
 
-    def _start(self, delivery: AnyDelivery) -> None:
-        receipt, task = delivery.receipt, delivery.task
-        handler = self._handlers.by_key.get(task.key)
-        if not isinstance(handler, Handler):
-            _log.error("released task %s: this worker has no handler for its key", task.id)
-            self._settler.finish(receipt, HandBack())
-            return
-        context = Context(delivery, self._settler.progress)
-        try:
-            arguments = handler.arguments.read(bytes(task.payload), context)
-        except Exception as error:  # noqa: BLE001 - a validator may raise any exception
-            self._reject_payload(delivery, error)
-            return
-        call = HandlerCall(handler)
-        job = self._running[receipt] = RunningTask(delivery, context, call)
-        call.jobs.append(job)
-        self._call(call, arguments)
-
-    def _start_batch(self, handler: BatchHandler, deliveries: Sequence[AnyDelivery]) -> None:
+    def _start(self, handler: Handler, deliveries: Sequence[AnyDelivery]) -> None:
         call = HandlerCall(handler)
         values: list[Any] = []
         for delivery in deliveries:
+            task = delivery.task
             try:
-                values.append(handler.arguments.read(bytes(delivery.task.payload)))
+                values.append(handler.arguments.read(bytes(task.payload)))
             except Exception as error:  # noqa: BLE001 - a validator may raise any exception
-                self._reject_payload(delivery, error)
+                kind = type(error).__name__
+                _log.warning("invalid payload of task %s of %s: %s", task.id, task.key, kind)
+                outcome = outcome_of_error(error)
+                self._on_outcome(outcome)
+                self._settler.finish(delivery.receipt, outcome)
                 continue
             job = RunningTask(delivery, Context(delivery, self._settler.progress), call)
             self._running[delivery.receipt] = job
             call.jobs.append(job)
         if call.jobs:
-            self._buffer.started(handler)
-            arguments = handler.arguments.of(values, [job.context for job in call.jobs])
-            self._call(call, arguments)
-
-    def _reject_payload(self, delivery: AnyDelivery, error: Exception) -> None:
-        task, kind = delivery.task, type(error).__name__
-        _log.warning("invalid payload of task %s of %s: %s", task.id, task.key, kind)
-        outcome = outcome_of_error(error)
-        self._on_outcome(outcome)
-        self._settler.finish(delivery.receipt, outcome)
+            if handler.batch:
+                self._buffer.started(handler)
+            self._call(call, handler.arguments.of(values, [job.context for job in call.jobs]))
 
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
@@ -278,7 +265,7 @@ class HandlerRunner:
         """Report the outcomes of a call that ended, except of tasks that are already settled, and free the slots."""
         if call.timer:
             call.timer.cancel()
-        if isinstance(call.handler, BatchHandler):
+        if call.handler.batch:
             self._buffer.ended(call.handler)
         # The call and its tasks refer to one another; break the cycle, so that they are freed without the collector.
         jobs, call.jobs, call.task = call.jobs, [], None

@@ -35,7 +35,9 @@ _BATCH = 500
 _MAX_SHOWN = 20
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a task to publish, as a line of a file contains them."""
+
     key: str | None = None
     payload: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
     id: str | None = None
@@ -49,8 +51,23 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     expires_in: float | None = None
     max_attempts: int | None = None
 
+    def to_task(self, now: float, key: str | None = None) -> Task:
+        """Return the task. ``now`` is the store's time, and ``key`` the default key. Raises `InvalidInput`."""
+        return Task(
+            key=self.key or key or "",
+            payload=bytes(self.payload),
+            id=new_id() if self.id is None else self.id,
+            headers=self.headers,
+            priority=self.priority,
+            tenant=self.tenant,
+            ordering_key=self.ordering_key,
+            deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
+            not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
+            max_attempts=self.max_attempts,
+        )
 
-_decoder = msgspec.json.Decoder(_Line)
+
+_decoder = msgspec.json.Decoder(TaskFields)
 
 
 class _BatchResult:
@@ -155,36 +172,19 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 def _task(line: bytes, key: str | None, now: float) -> Task:
     try:
-        decoded = _decoder.decode(line)
+        return _decoder.decode(line).to_task(now, key)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(
             "line",
             f"invalid JSON ({str(error)[:120]})",
             "one JSON object with the fields of a task",
         ) from None
-    return Task(
-        key=decoded.key or key or "",
-        payload=bytes(decoded.payload),
-        id=new_id() if decoded.id is None else decoded.id,
-        headers=decoded.headers,
-        priority=decoded.priority,
-        tenant=decoded.tenant,
-        ordering_key=decoded.ordering_key,
-        deadline=instant(now, "expires_in", decoded.expires_in, "deadline", decoded.deadline),
-        not_before=instant(now, "delay", decoded.delay, "not_before", decoded.not_before),
-        max_attempts=decoded.max_attempts,
-    )
 
 
 def _progress(*, quiet: bool) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
+    bars = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     shown = not quiet and console.is_terminal
-    return Progress(*columns, console=console, transient=True, disable=not shown)
+    return Progress(*bars, console=console, transient=True, disable=not shown)
 
 
 def _print(result: _BatchResult) -> None:
@@ -198,8 +198,6 @@ def _print(result: _BatchResult) -> None:
     console.print(f"{mark} {result.lines:,} lines: {', '.join(counts) or 'nothing to publish'}")
     for fault in result.faults:
         note(f"line {fault['line']}: {fault['status']}: {fault['detail']}", "red")
-    hidden = sum(result.statuses[name] for name in ("invalid", "refused", "conflict")) - len(
-        result.faults
-    )
-    if hidden > 0:
+    failed = sum(result.statuses[name] for name in ("invalid", "refused", "conflict"))
+    if (hidden := failed - len(result.faults)) > 0:
         note(f"and {hidden:,} more", "red")

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 
 from taskqueue_cli.commands.stats import count
-from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_cli.output import AsJson, console, make_table, print_json
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
@@ -124,15 +123,10 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
 
 
 def _table(result: MigrationStatus) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("queue", style="bold", overflow="fold")
-    table.add_column("publishes to")
-    for name in ("waiting", "scheduled", "in flight", "dead"):
-        table.add_column(f"{name}, {result.leaves}", justify="right")
-    table.add_column("moved", justify="right")
+    counts = ("waiting", "scheduled", "in flight", "dead")
+    numbers = [*(f"{name}, {result.leaves}" for name in counts), "moved"]
+    table = make_table("queue", numbers=numbers, texts=("publishes to",))
     for queue in result.queues:
-        remaining = (queue.waiting, queue.scheduled, queue.in_flight, queue.dead)
-        table.add_row(
-            queue.key, queue.takes_in or "none", *map(count, remaining), count(queue.moved)
-        )
+        row = (queue.waiting, queue.scheduled, queue.in_flight, queue.dead, queue.moved)
+        table.add_row(queue.key, *map(count, row), queue.takes_in or "none")
     return table

@@ -10,13 +10,13 @@ import msgspec
 import typer
 
 from taskqueue_cli.backends import ServerUrl, with_backend
-from taskqueue_cli.commands.batch import publish_file
+from taskqueue_cli.commands.batch import TaskFields, publish_file
 from taskqueue_cli.output import AsJson, argument, console, option, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_duration
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, stored
-from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, new_id
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation
 
 
 def publish(
@@ -90,48 +90,31 @@ def publish(
         return
     if key is None:
         raise typer.BadParameter("give a key, or --batch FILE", param_hint="KEY")
-    task = Task(
+    task = TaskFields(
         key=key,
-        payload=payload_of(payload),
-        id=new_id() if task_id is None else task_id,
+        payload=msgspec.Raw(payload_of(payload)),
+        id=task_id,
         priority=priority,
+        delay=delay,
+        expires_in=expires_in,
         tenant=tenant,
         ordering_key=ordering_key,
         max_attempts=max_attempts,
         headers=_headers(header or []),
     )
-    confirmation = with_backend(
-        server, lambda backend: _publish(backend, task, delay, expires_in, wait)
-    )
+    confirmation = with_backend(server, lambda backend: _publish(backend, task, wait))
     if as_json:
         print_json(confirmation)
     else:
         _print(confirmation)
 
 
-async def _publish(
-    backend: Backend, task: Task, delay: float | None, expires_in: float | None, wait: float
-) -> Confirmation:
-    task = await _timed(backend, task, delay, expires_in)
+async def _publish(backend: Backend, fields: TaskFields, wait: float) -> Confirmation:
+    if fields.delay is not None or fields.expires_in is not None:
+        await backend.health()  # a remote backend learns the server's time from its first response
+    task = fields.to_task(backend.now())
     (confirmation,) = await Queue(backend).publish_many([task], wait=wait)
     return stored(confirmation)
-
-
-async def _timed(
-    backend: Backend, task: Task, delay: float | None, expires_in: float | None
-) -> Task:
-    if delay is None and expires_in is None:
-        return task
-    await backend.health()  # a remote backend learns the server's time from its first response
-    fields = {name: getattr(task, name) for name in task.__struct_fields__}
-    for name, seconds, field in (
-        ("delay", delay, "not_before"),
-        ("expires_in", expires_in, "deadline"),
-    ):
-        if seconds is not None:
-            check_duration(name, seconds)
-            fields[field] = backend.now() + seconds
-    return Task(**fields)
 
 
 def payload_of(argument: str | None) -> bytes:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, with_backend
-from taskqueue_cli.commands.stats import check_known, count
+from taskqueue_cli.commands.stats import check_known, count, read_queues
 from taskqueue_cli.limits import (
     NONE,
     apply_weights,
@@ -62,13 +62,7 @@ queue = typer.Typer(
 @queue.command(name="list")
 def listing(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """List all queues with their limits."""
-
-    async def read(backend: Backend) -> list[tuple[QueueStats, QueueSettings]]:
-        control = control_of(backend)
-        keys = await control.queues()
-        return [(await control.stats(key), await control.settings(key)) for key in keys]
-
-    queues = with_backend(server, read)
+    queues, _ = with_backend(server, lambda backend: read_queues(backend, []))
     if as_json:
         print_json([_as_dict(stats.key, settings, stats) for stats, settings in queues])
         return

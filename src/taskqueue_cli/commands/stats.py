@@ -7,12 +7,10 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import box
-from rich.table import Table
 
 from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.limits import describe_limits
-from taskqueue_cli.output import FAILED, AsJson, argument, console, print_json
+from taskqueue_cli.output import FAILED, AsJson, argument, console, make_table, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
@@ -34,7 +32,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the ledgers of all queues, or of the given ones."""
-    queues, now = with_backend(server, lambda backend: _read(backend, keys or []))
+    queues, now = with_backend(server, lambda backend: read_queues(backend, keys or []))
     if as_json:
         print_json([_as_dict(stats, settings) for stats, settings in queues])
     elif queues:
@@ -59,9 +57,10 @@ def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
             raise UnknownKey("KEY", "an unknown queue", allowed)
 
 
-async def _read(
+async def read_queues(
     backend: Backend, keys: list[str]
 ) -> tuple[list[tuple[QueueStats, QueueSettings]], float]:
+    """Return statistics and settings of the given queues, by default of all queues, and the store's time."""
     control = control_of(backend)
     known = await control.queues()
     check_known(keys, known)
@@ -80,13 +79,14 @@ def _as_dict(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
 def _print(queues: list[QueueStats], now: float) -> None:
     total = sum((stats.ledger for stats in queues), Ledger())
     shown = [name for name in _LEDGER if name in _ALWAYS or getattr(total, name)]
-    ledgers = _table(*(name.replace("_", " ") for name in shown), "balanced")
+    columns = [name.replace("_", " ") for name in (*shown, "balanced")]
+    ledgers = make_table("queue", numbers=columns, padding=0)
     for stats in queues:
         ledgers.add_row(stats.key, *_cells(stats.ledger, shown))
     if len(queues) > 1:
         ledgers.add_section()
         ledgers.add_row("all", *_cells(total, shown), style="bold")
-    flow = _table(*_FLOW, "oldest")
+    flow = make_table("queue", numbers=(*_FLOW, "oldest"), padding=0)
     for stats in queues:
         oldest = stats.oldest_waiting
         age = "[dim]-" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
@@ -96,14 +96,6 @@ def _print(queues: list[QueueStats], now: float) -> None:
     hidden = [name for name in _LEDGER if name not in shown]
     if hidden:
         console.print(f"[dim]Zero in all queues: {', '.join(hidden)}.")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("queue", style="bold", overflow="fold")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _cells(ledger: Ledger, shown: list[str]) -> list[str]:
