@@ -186,10 +186,8 @@ async def _choose(settings: Settings, server: str | None) -> Backend:
         if backend.capabilities.shared:
             return backend
         await backend.aclose()
-    from taskqueue_remote import RemoteBackend  # noqa: PLC0415 - the HTTP client is slow to import
+    from taskqueue_remote import create_backend  # noqa: PLC0415 - the HTTP client is slow to import
 
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
-    token = settings.token.get_secret_value() if settings.token else None
-    remote = RemoteBackend(server or settings.server_url, token, tls_ca=settings.tls_ca)
-    return InstrumentedBackend(remote, hooks)
+    return InstrumentedBackend(create_backend(server), hooks)

@@ -98,8 +98,8 @@ def _scalars(body: bytes) -> dict[str, str | int | float | bool | None]:
     }
 
 
-def create_backend() -> RemoteBackend:
-    """Return a backend for the server that the settings name (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``)."""
+def create_backend(url: str | None = None) -> RemoteBackend:
+    """Return a backend for the server at ``url``, by default at ``TASKQUEUE_SERVER_URL``, with the configured token."""
     settings = load_settings(Settings)
     token = settings.token.get_secret_value() if settings.token else None
-    return RemoteBackend(settings.server_url, token, tls_ca=settings.tls_ca)
+    return RemoteBackend(url or settings.server_url, token, tls_ca=settings.tls_ca)

@@ -174,7 +174,13 @@ class HttpClient:
                 "publish again with the same id"
             ) from None
         failure = None if answer.ok else self.error(answer)
-        if isinstance(failure, BackendUnavailable) and self._may_have_happened(answer):
+        # With status 503, or with the code of `BackendUnavailable`, the request was not executed. With another server
+        # error, for example status 502 or 504 from a proxy, it may have been executed.
+        if (
+            isinstance(failure, BackendUnavailable)
+            and answer.status != _UNAVAILABLE
+            and problem_of(answer.status, answer.body).code != BackendUnavailable.code
+        ):
             raise PublishUnconfirmed(f"{failure}: publish again with the same id")
         if isinstance(failure, BackendUnavailable | PublishUnconfirmed):
             raise failure
@@ -235,12 +241,6 @@ class HttpClient:
             raise ConfigurationError(
                 f"invalid server URL (TASKQUEUE_SERVER_URL): {error}"
             ) from None
-
-    def _may_have_happened(self, answer: Answer) -> bool:
-        # With status 503, or the error code of `BackendUnavailable`, the request was not executed. With other server
-        # errors, for example status 502 or 504 from a proxy, the server may have executed it.
-        code = problem_of(answer.status, answer.body).code
-        return answer.status != _UNAVAILABLE and code != BackendUnavailable.code
 
     def _no_answer(self, error: Exception) -> BackendUnavailable:
         return BackendUnavailable(

@@ -113,11 +113,4 @@ class RemoteDeadLetters:
 
 
 def _to_dead_letter(wire: _WireDeadLetter) -> DeadLetter:
-    return DeadLetter(
-        task=to_task(wire.task),
-        attempt=wire.attempt,
-        losses=wire.losses,
-        reason=wire.reason,
-        failed_at=wire.failed_at,
-        history=wire.history,
-    )
+    return DeadLetter(**msgspec.structs.asdict(wire) | {"task": to_task(wire.task)})

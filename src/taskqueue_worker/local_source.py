@@ -38,7 +38,6 @@ class LocalTaskSource:
         concurrency: int,
         capacity: int,
     ) -> None:
-        """Prepare the parts without any I/O. The subscription is closed after `leave`."""
         self._backend = backend
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
         self._subscription = subscription
@@ -63,9 +62,7 @@ class LocalTaskSource:
         self._leaving: asyncio.Future[float] = self._loop.create_future()
         self._progress: dict[str, float | str] = {}
         self._reported = asyncio.Event()
-        self._inbox: ThreadsafeInbox[tuple[str, float | str]] = ThreadsafeInbox(
-            self._loop, self._note_progress
-        )
+        self._inbox = ThreadsafeInbox[tuple[str, float | str]](self._loop, self._note_progress)
 
     def start(self) -> None:
         self.ended: Future[None] = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
@@ -144,16 +141,13 @@ class LocalTaskSource:
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])
 
-    def _background_work(self) -> list[Coroutine[Any, Any, None]]:
-        coroutines = [self._prefetcher.run(), self._settlements.run()]
-        if has(self._backend, Capability.REVOCATION):
-            coroutines.append(self._watch_revocations())
-        if self._control is not None:
-            coroutines += [self._report_progress(self._control), run_maintenance(self._control)]
-        return coroutines
-
     async def _serve(self) -> None:
-        tasks = [self._loop.create_task(part) for part in self._background_work()]
+        work: list[Coroutine[Any, Any, None]] = [self._prefetcher.run(), self._settlements.run()]
+        if has(self._backend, Capability.REVOCATION):
+            work.append(self._watch_revocations())
+        if self._control is not None:
+            work += [self._report_progress(self._control), run_maintenance(self._control)]
+        tasks = [self._loop.create_task(coroutine) for coroutine in work]
         try:
             waiting: set[asyncio.Future[Any]] = {*tasks, self._leaving}
             while not self._leaving.done():

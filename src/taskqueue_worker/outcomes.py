@@ -106,13 +106,7 @@ def _to_builtins(value: object) -> object:
     return value
 
 
-class Fatal(msgspec.Struct, frozen=True):
-    """Marks that a handler raised an exception that ends the process, such as `SystemExit`."""
-
-    error: BaseException
-
-
-HandlerEnd = Sequence[Outcome] | Fatal
+HandlerEnd = Sequence[Outcome] | BaseException
 """how a call of a handler ended: with one outcome for each task, or with an exception that ends the process"""
 
 
@@ -159,9 +153,9 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
 
 
 def outcomes_of_error(call: HandlerCall, error: BaseException) -> HandlerEnd:
-    """Return the outcomes of a call whose handler raised ``error``: the same for each task of the call."""
+    """Return one outcome for each task of a call whose handler raised ``error``; ``error`` if it ends the process."""
     if not isinstance(error, Exception):
-        return Fatal(error)
+        return error
     outcome = outcome_of_error(error)
     live = [job for job in call.jobs if not job.settled]
     if isinstance(outcome, Failed) and live:

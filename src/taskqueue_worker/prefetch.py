@@ -112,9 +112,8 @@ class Prefetcher:
         At this number a slot is free, or half of the prefetched deliveries have started.
         """
         target = self._target()
-        return max(
-            min(self._concurrency, target) - 1, target - max(1, (self._prefetch_target + 1) // 2)
-        )
+        half = max(1, (self._prefetch_target + 1) // 2)
+        return max(min(self._concurrency, target) - 1, target - half)
 
     async def _wait_for_slot(self) -> None:
         has_prefetched = self._held > self._concurrency
@@ -134,9 +133,8 @@ class Prefetcher:
         now = self._loop.time()
         elapsed = now - self._rate_since
         if elapsed >= _RATE_WINDOW_SECONDS:
-            self._prefetch_target = min(
-                self._max_prefetch, int(self._ended / elapsed * _PREFETCH_SECONDS)
-            )
+            startable = int(self._ended / elapsed * _PREFETCH_SECONDS)
+            self._prefetch_target = min(self._max_prefetch, startable)
             self._rate_since, self._ended = now, 0
 
     async def _receive(self) -> Received:

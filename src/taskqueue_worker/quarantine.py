@@ -61,28 +61,23 @@ class Quarantine:
         self._longest = longest
         self._probes = probes
         self._clock = clock
-        self._failures = 0
+        self.failures = 0
+        """number of consecutive failures"""
         self._probes_failed = 0
         self._until = 0.0
         self.phase = QuarantinePhase.WORKING
 
     @property
-    def failures(self) -> int:
-        """Number of consecutive failures."""
-        return self._failures
-
-    @property
     def rest(self) -> float:
         """Remaining seconds of the cool-down; 0 outside of the phase `RESTING`."""
-        return (
-            max(0.0, self._until - self._clock()) if self.phase is QuarantinePhase.RESTING else 0.0
-        )
+        resting = self.phase is QuarantinePhase.RESTING
+        return max(0.0, self._until - self._clock()) if resting else 0.0
 
     def succeeded(self) -> bool:
         """Count a successful attempt. Return whether the phase changed."""
-        if not self._failures:
+        if not self.failures:
             return False
-        self._failures = 0
+        self.failures = 0
         self._probes_failed = 0
         return self.phase is not QuarantinePhase.ENDED and self._move(QuarantinePhase.WORKING)
 
@@ -91,12 +86,12 @@ class Quarantine:
 
         A failure during a cool-down is not a failed probe, because the task was started before the cool-down.
         """
-        self._failures += 1
+        self.failures += 1
         if self.phase is QuarantinePhase.PROBING:
             self._probes_failed += 1
             ended = self._probes_failed >= self._probes
             return self._move(QuarantinePhase.ENDED if ended else QuarantinePhase.RESTING)
-        if self.phase is QuarantinePhase.WORKING and self._failures >= self._limit:
+        if self.phase is QuarantinePhase.WORKING and self.failures >= self._limit:
             return self._move(QuarantinePhase.RESTING)
         return False
 

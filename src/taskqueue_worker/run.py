@@ -67,21 +67,17 @@ class WorkerRun:
         self._stop_now = asyncio.Event()
         self._error: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._stopping = False
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the run is stopping, because `stop` was called or an error occurred."""
-        return self._stopping
+        self.stopping = False
+        """whether the run is stopping, because `stop` was called or an error occurred"""
 
     def stop(self, *, now: bool) -> None:
         """Stop after the running tasks have ended, or at once with ``now``. Thread-safe."""
-        self._stopping = True
+        self.stopping = True
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so the run has ended
             self._loop.call_soon_threadsafe(lambda: self._stop_in_loop(now=now))
 
     def _stop_in_loop(self, *, now: bool) -> None:
-        self._stopping = True
+        self.stopping = True
         self._stop.set()
         if now:
             self._stop_now.set()
@@ -146,7 +142,7 @@ class WorkerRun:
 
     def _apply_quarantine(self) -> None:
         quarantine = self._quarantine
-        if self._stopping:
+        if self.stopping:
             return
         match quarantine.phase:
             case QuarantinePhase.WORKING:

@@ -14,7 +14,6 @@ from taskqueue_core.telemetry import processing
 from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
 from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.outcomes import (
-    Fatal,
     HandlerCall,
     HandlerEnd,
     RunningTask,
@@ -71,7 +70,7 @@ class HandlerRunner:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency)
-        self._thread_results: ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]] = ThreadsafeInbox(
+        self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
             self._loop, self._on_threads_ended
         )
         self._waiting: deque[AnyDelivery] = deque()
@@ -82,11 +81,6 @@ class HandlerRunner:
         self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def running(self) -> int:
-        """The number of running tasks."""
-        return len(self._running)
 
     def deliver(self, deliveries: Sequence[AnyDelivery]) -> None:
         """Call the handlers of deliveries as soon as slots are free."""
@@ -226,9 +220,8 @@ class HandlerRunner:
             # If this worker did not cancel the handler, the handler raised the error itself: an ordinary failure.
             task = asyncio.current_task()
             ours = call.releasing or (task is not None and task.cancelling() > 0)
-            self._finish_call(
-                call, [HandBack() if ours else outcome_of_error(error)] * len(call.jobs)
-            )
+            outcome = HandBack() if ours else outcome_of_error(error)
+            self._finish_call(call, [outcome] * len(call.jobs))
         except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
             self._finish_call(call, outcomes_of_error(call, error))
         else:
@@ -269,8 +262,8 @@ class HandlerRunner:
             self._buffer.ended(call.handler)
         # The call and its tasks refer to one another; break the cycle, so that they are freed without the collector.
         jobs, call.jobs, call.task = call.jobs, [], None
-        if isinstance(end, Fatal):
-            self._finish_fatal(jobs, end.error)
+        if isinstance(end, BaseException):
+            self._finish_fatal(jobs, end)
         else:
             for job, outcome in zip(jobs, end, strict=True):
                 receipt = job.delivery.receipt

@@ -108,9 +108,8 @@ class ServerConnection:
     async def run(self) -> ConnectionEnd:
         """Send and receive frames until the connection ends, close the socket, and return how the connection ended."""
         self._session.connected()
-        tasks = [
-            asyncio.create_task(part) for part in (self._read(), self._write(), self._watch_pings())
-        ]
+        parts = (self._read(), self._write(), self._watch_pings())
+        tasks = [asyncio.create_task(part) for part in parts]
         end: ConnectionEnd | None = None
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -147,9 +146,8 @@ class ServerConnection:
                     if isinstance(event, Welcomed):
                         self._welcomed.set()
                     elif isinstance(event, Draining):
-                        self._loop.call_later(
-                            max(0.0, min(event.seconds, 3600.0)) + 1.0, self.abort
-                        )
+                        seconds = max(0.0, min(event.seconds, 3600.0))
+                        self._loop.call_later(seconds + 1.0, self.abort)
                 self._handle(events)
                 self.has_outgoing.set()
         except ConnectionClosed:
@@ -195,6 +193,5 @@ class ServerConnection:
 
     def _closed(self) -> ConnectionEnd:
         code, reason = self._socket.close_code, self._socket.close_reason
-        return ConnectionEnd(
-            EndKind.CLOSED, f"closed with code {code}" + (f" ({reason})" if reason else ""), code
-        )
+        text = f"closed with code {code}" + (f" ({reason})" if reason else "")
+        return ConnectionEnd(EndKind.CLOSED, text, code)

@@ -117,9 +117,7 @@ class ServerLink:
         self._token = token
         self._tls = tls
         self._loop = asyncio.new_event_loop()
-        self._inbox: ThreadsafeInbox[Callable[[], object]] = ThreadsafeInbox(
-            self._loop, self._run_calls
-        )
+        self._inbox = ThreadsafeInbox[Callable[[], object]](self._loop, self._run_calls)
         self._connection: ServerConnection | None = None
         self._finishing = False
         self._connected: bool | None = None
@@ -179,11 +177,10 @@ class ServerLink:
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
-            match event:
-                case Delivered() | Revoked():
-                    self._deliver(event)
-                case _:
-                    self._log_event(event)
+            if isinstance(event, Delivered | Revoked):
+                self._deliver(event)
+            else:
+                self._log_event(event)
         self._finish_if_settled()
 
     def _finish_if_settled(self) -> None:

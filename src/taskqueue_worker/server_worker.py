@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from taskqueue_core.client_security import check_token, trusting, warn_if_readable
 from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.protocol.client_session import ClientSession, Delivered, Revoked
+from taskqueue_core.protocol.client_session import ClientSession, Revoked
 from taskqueue_core.server_address import ServerAddress
 from taskqueue_core.telemetry import consumed
 from taskqueue_worker.base import BaseWorker
@@ -98,12 +98,11 @@ class Worker(BaseWorker):
         def connect(run: WorkerRun) -> ServerLink:
             def handle(batch: list[Work]) -> None:
                 for work in batch:
-                    match work:
-                        case Delivered(deliveries):
-                            consumed([delivery.task for delivery in deliveries])
-                            run.runner.deliver(deliveries)
-                        case Revoked(receipts):
-                            run.runner.revoke(receipts)
+                    if isinstance(work, Revoked):
+                        run.runner.revoke(work.receipts)
+                    else:
+                        consumed([delivery.task for delivery in work.deliveries])
+                        run.runner.deliver(work.deliveries)
 
             inbox: ThreadsafeInbox[Work] = ThreadsafeInbox(asyncio.get_running_loop(), handle)
             backoff = Backoff(uniform=self._uniform)

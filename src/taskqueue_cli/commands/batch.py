@@ -112,9 +112,8 @@ def publish_file(
                     server, lambda backend: _publish(backend, file, key, result, advance, end=end)
                 )
     except OSError as error:
-        raise InvalidInput(
-            "batch", f"a file that cannot be read ({error.strerror})", "a readable file, or -"
-        ) from None
+        got = f"a file that cannot be read ({error.strerror})"
+        raise InvalidInput("batch", got, "a readable file, or -") from None
     if as_json:
         print_json(result.to_dict())
     else:
@@ -174,11 +173,8 @@ def _task(line: bytes, key: str | None, now: float) -> Task:
     try:
         return _decoder.decode(line).to_task(now, key)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(
-            "line",
-            f"invalid JSON ({str(error)[:120]})",
-            "one JSON object with the fields of a task",
-        ) from None
+        allowed = "one JSON object with the fields of a task"
+        raise InvalidInput("line", f"invalid JSON ({str(error)[:120]})", allowed) from None
 
 
 def _progress(*, quiet: bool) -> Progress:

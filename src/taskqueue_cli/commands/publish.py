@@ -128,11 +128,8 @@ def payload_of(argument: str | None) -> bytes:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise InvalidInput(
-            "payload",
-            "text that is not JSON",
-            """JSON; a string needs its own quotes: '"hello"'""",
-        ) from None
+        allowed = """JSON; a string needs its own quotes: '"hello"'"""
+        raise InvalidInput("payload", "text that is not JSON", allowed) from None
     return text
 
 
@@ -145,9 +142,8 @@ def _read(text: str) -> bytes:
         with Path(text[1:]).open("rb") as file:
             return file.read(LIMITS.payload + 1)
     except OSError as error:
-        raise InvalidInput(
-            "payload", f"a file that cannot be read ({error.strerror})", "@FILE, a readable file"
-        ) from None
+        got = f"a file that cannot be read ({error.strerror})"
+        raise InvalidInput("payload", got, "@FILE, a readable file") from None
 
 
 def _headers(texts: list[str]) -> dict[str, str]:

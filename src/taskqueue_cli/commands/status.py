@@ -55,11 +55,7 @@ def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
     """Print the result of one task, as JSON."""
     task_status, text = with_backend(server, lambda backend: _read(backend, key, task_id))
     if text is None:
-        why = (
-            "the task was not found"
-            if task_status is None
-            else f"its state is {task_status.state.value}"
-        )
+        why = f"its state is {task_status.state.value}" if task_status else "the task was not found"
         raise NoResult(f"task {task_id!r} in queue {key!r} has no result: {why}")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
 

@@ -40,6 +40,5 @@ def show(*, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"version": own, "python": python, "backends": backends})
         return
-    console.print(
-        f"taskqueue {own} (Python {python}); backends: {', '.join(backends) or 'none installed'}"
-    )
+    names = ", ".join(backends) or "none installed"
+    console.print(f"taskqueue {own} (Python {python}); backends: {names}")

@@ -59,9 +59,8 @@ def run(
     if as_json:
         print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
     else:
-        console.print(
-            f"[green]●[/] worker running for [bold]{', '.join(worker.keys)}[/]  [dim]Ctrl-C stops it"
-        )
+        keys = ", ".join(worker.keys)
+        console.print(f"[green]●[/] worker running for [bold]{keys}[/]  [dim]Ctrl-C stops it")
     worker.run()
 
 

@@ -16,9 +16,8 @@ import msgspec
 
 from taskqueue_cli.demo_frame.processes import Child
 from taskqueue_cli.demo_frame.run import DemoFailed
-from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_remote import RemoteBackend
+from taskqueue_remote import create_backend
 
 _START_TIMEOUT = 30.0
 _POLL_SECONDS = 0.05
@@ -89,8 +88,7 @@ class Cluster(AsyncExitStack):
         if error := self.ready.error:
             code = await server.process.wait()
             raise DemoFailed(f"the server did not start: {error['detail']}", exit_code=code)
-        token = load_settings(Settings).token
-        self.backend = RemoteBackend(self.ready.url, token.get_secret_value() if token else None)
+        self.backend = create_backend(self.ready.url)
         self.push_async_callback(self.backend.aclose)
         return server
 
