@@ -51,7 +51,7 @@ class EmbeddedStore(Protocol):
 
 
 class JournalKeeper(Protocol):
-    """Saves the journal of a queue to a file, which is still there after the store has been deleted.
+    """A module or object that saves the journal of a queue to a file, so that it survives the deletion of the store.
 
     The file has one line of JSON for each change of state, in the format of the memory backend.
     """

@@ -62,7 +62,7 @@ def batches(ids: Sequence[str]) -> Iterator[list[str]]:
 
 
 class RemoteControl:
-    """Implements `taskqueue_core.capabilities.Control` with HTTP requests."""
+    """The capability ``control`` of the server's backend. Each call sends HTTP requests."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client

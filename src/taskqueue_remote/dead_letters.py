@@ -1,4 +1,4 @@
-"""The capability ``dead letters`` of a server's backend, used over HTTP."""
+"""The dead letters of a server's backend, used over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 class RemoteDeadLetters:
-    """Implements `taskqueue_core.capabilities.DeadLetters` with HTTP requests."""
+    """The dead letters of the server's backend. Each call sends HTTP requests."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client

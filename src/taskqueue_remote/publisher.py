@@ -46,7 +46,7 @@ _confirmation = msgspec.json.Decoder(Confirmation)
 
 
 class RemotePublisher:
-    """Implements `taskqueue_core.backend.Publisher` with HTTP requests.
+    """The publisher of the server's backend. Each call sends HTTP requests.
 
     A call that is cancelled may have published. Repeating it with the same task ids stores each task only once.
     """

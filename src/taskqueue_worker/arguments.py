@@ -28,7 +28,7 @@ class InvalidPayload(TaskQueueError):
 
 
 class Arguments:
-    """Decodes payloads into the arguments of one handler, whose signature is inspected once.
+    """A decoder from payloads to the arguments of one handler. It inspects the handler's signature once.
 
     A payload that is a JSON object provides arguments by name. Any other JSON value is the argument of the handler's
     only parameter. If the handler has no parameter or several, ``null`` means no arguments. Arguments for parameters
@@ -85,7 +85,7 @@ class Arguments:
 
 
 class BatchArguments:
-    """Decodes payloads into the arguments of one batch handler, whose signature is inspected once.
+    """A decoder from payloads to the arguments of one batch handler. It inspects the handler's signature once.
 
     A parameter annotated ``list[T]`` receives the payloads, each validated as ``T`` in pydantic's lax mode for JSON.
     With the annotation ``list``, or without one, it receives payloads of any type. A parameter annotated

@@ -26,7 +26,7 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class BaseWorker(ABC):
-    """Receives the tasks of all keys that have a handler, and calls the handlers.
+    """A worker, which receives the tasks of all keys that have a handler, and calls the handlers.
 
     A task is acked after its execution, so a task whose worker crashes is executed again.
     """

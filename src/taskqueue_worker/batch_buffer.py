@@ -14,7 +14,7 @@ AnyDelivery = Delivery | WireDelivery
 
 
 class BatchBuffer:
-    """Groups waiting deliveries into batches, one group for each batch handler.
+    """Deliveries that wait for their batch handlers, grouped by key.
 
     If no batch of a key is running, the next batch of the key contains whatever is waiting, so that a task never waits
     for others. While a batch of the key is running, only a full batch starts, so that batches are full under load.

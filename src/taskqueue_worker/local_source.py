@@ -25,7 +25,7 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class LocalTaskSource:
-    """Receives deliveries, settles them and runs the store's maintenance, until `leave`. Cannot be started again."""
+    """A task source that receives from a backend, and also runs the store's maintenance. It cannot be started again."""
 
     result_limit = LIMITS.result
 
@@ -56,7 +56,7 @@ class LocalTaskSource:
             capacity,
             deliver=self._deliver,
             refuse=self._refuse,
-            return_waiting=lambda: run.runner.return_waiting(),  # noqa: PLW0108 - no runner exists yet
+            return_waiting=lambda: run.runner.return_waiting(),  # noqa: PLW0108 - the runner is created later
             wait_for_room=self._settlements.room,
         )
         self._leaving: asyncio.Future[float] = self._loop.create_future()
@@ -137,7 +137,9 @@ class LocalTaskSource:
             reports, self._progress = self._progress, {}
             for receipt, value in reports.items():
                 delivery = self._held.get(receipt)
-                with contextlib.suppress(*OUTAGE_ERRORS):  # the next report replaces this one
+                with contextlib.suppress(
+                    *OUTAGE_ERRORS
+                ):  # a lost report is replaced by the next one
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])
 

@@ -57,12 +57,12 @@ class LocalWorker(BaseWorker):
         """Return a local worker with the handlers and options of another worker, except its ``prefetch``."""
         local = cls(
             backend,
-            worker_id=worker._worker_id,  # noqa: SLF001 - a subclass of the same base
-            concurrency=worker._concurrency,  # noqa: SLF001 - a subclass of the same base
-            grace=worker._grace,  # noqa: SLF001 - a subclass of the same base
-            quarantine=worker._quarantine,  # noqa: SLF001 - a subclass of the same base
+            worker_id=worker._worker_id,  # noqa: SLF001 - both are a `BaseWorker`
+            concurrency=worker._concurrency,  # noqa: SLF001 - both are a `BaseWorker`
+            grace=worker._grace,  # noqa: SLF001 - both are a `BaseWorker`
+            quarantine=worker._quarantine,  # noqa: SLF001 - both are a `BaseWorker`
         )
-        local._handlers = worker._handlers  # noqa: SLF001 - a subclass of the same base
+        local._handlers = worker._handlers  # noqa: SLF001 - both are a `BaseWorker`
         return local
 
     def configure(

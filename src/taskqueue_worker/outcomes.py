@@ -30,7 +30,7 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class Retry(Exception):
-    """Requests another attempt, after ``delay`` seconds or as the queue's retry policy says. Raise or return it.
+    """A request for another attempt, after ``delay`` seconds or as the queue's retry policy says. Raise or return it.
 
     The attempt counts towards the maximum number of attempts, but not as a failure for the worker's quarantine.
     """
@@ -48,7 +48,7 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Makes the task a dead letter at once, because no further attempt can succeed. Raise or return it."""
+    """A request to make the task a dead letter, because no further attempt can succeed. Raise or return it."""
 
     def __init__(self, reason: str, error: str | None = None) -> None:
         super().__init__(reason)

@@ -21,7 +21,7 @@ _NOT_WAITING = -1
 
 
 class Prefetcher:
-    """Receives deliveries while tasks are running. The faster tasks end, the more deliveries it receives in advance."""
+    """The receiver of a local worker. The faster the tasks end, the more deliveries it receives in advance."""
 
     def __init__(
         self,

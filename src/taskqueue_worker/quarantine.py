@@ -38,9 +38,9 @@ class QuarantinePhase(StrEnum):
 
 
 class Quarantine:
-    """Counts consecutive failures of handlers, and decides when the worker pauses, probes or stops.
+    """A counter of consecutive failures, which decides when the worker pauses, probes or stops.
 
-    It only reads the clock: the caller waits and applies the phase.
+    It reads the clock but never waits: the caller waits for the end of the cool-down and applies the phase.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class TaskSource(OutcomeSettler, Protocol):
-    """Provides deliveries and accepts outcomes: a link to a server, or a subscription to a backend.
+    """The part of a worker that receives deliveries and reports outcomes, from and to a server or a backend.
 
     It cannot be started again.
     """
@@ -46,7 +46,7 @@ class TaskSource(OutcomeSettler, Protocol):
 
 
 class WorkerRun:
-    """Connects the task source, the runner and the quarantine, in the running event loop."""
+    """One run of a worker: its task source, its runner and its quarantine, in the running event loop."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class OutcomeSettler(Protocol):
-    """Accepts the outcomes and the progress of running tasks."""
+    """The part of a worker that reports the outcomes and the progress of running tasks."""
 
     @property
     def result_limit(self) -> int:
@@ -47,7 +47,7 @@ class OutcomeSettler(Protocol):
 
 
 class HandlerRunner:
-    """Calls the handlers of deliveries: coroutines in the event loop, other functions in threads."""
+    """The part of a worker that calls handlers: coroutines in the event loop, other functions in threads."""
 
     def __init__(
         self,

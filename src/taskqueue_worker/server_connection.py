@@ -83,7 +83,7 @@ async def open_socket(
 
 
 class ServerConnection:
-    """Transports the frames of a session over one socket. `run` can be called only once."""
+    """One connection to a server, which transports the frames of a session. `run` can be called only once."""
 
     def __init__(
         self,

@@ -48,9 +48,9 @@ class WorkerRefused(ConfigurationError):
 
 
 class Backoff:
-    """Computes the delays between attempts to connect.
+    """The delays between attempts to connect.
 
-    The first delay is 0. The following ones begin with ``base`` seconds and double up to ``cap`` seconds; a random
+    The first delay is 0. The following delays begin with ``base`` seconds and double up to ``cap`` seconds; a random
     factor reduces each of them by up to half.
     """
 
@@ -94,7 +94,7 @@ Work = Delivered | Revoked
 
 
 class ServerLink:
-    """Connects a session to the server, and reconnects it, until `leave` or until the server refuses the worker.
+    """A task source that receives from a server. It reconnects until `leave`, or until the server refuses the worker.
 
     The methods are thread-safe.
     """
@@ -165,7 +165,7 @@ class ServerLink:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._stay_connected())
-        except BaseException as error:  # noqa: BLE001 - raised again by `ended`
+        except BaseException as error:  # noqa: BLE001 - passed on by the future `ended`
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
@@ -234,7 +234,7 @@ class ServerLink:
             return ConnectionEnd(EndKind.CLOSED, f"HTTP {status}", CLOSE_TRY_LATER)
         except NegotiationError as error:
             raise self._refused(f"{_REFUSALS[426]}: {error}") from None
-        except (OSError, WebSocketException) as error:  # TimeoutError is an OSError
+        except (OSError, WebSocketException) as error:  # OSError includes TimeoutError
             return ConnectionEnd(EndKind.CLOSED, f"{type(error).__name__}: {error}")
         if socket is None or self._finished.is_set():
             if socket:
