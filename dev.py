@@ -252,7 +252,7 @@ def stamps(folder: str) -> "list[str]":
 
 @contextlib.contextmanager
 def one_at_a_time() -> "Iterator[None]":
-    """Hold a lock, so that a second command waits until the first command's setup, with its child processes, has ended."""
+    """Hold a lock, so that a second command waits until the setup by the first one and its children has ended."""
     os.makedirs(env_path(""), exist_ok=True)
     with open(env_path("busy"), "w", encoding="ascii") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)

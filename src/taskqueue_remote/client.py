@@ -1,4 +1,4 @@
-"""The HTTP client for a server. It tells apart failed requests without effect from those with an unknown effect."""
+"""The HTTP client for a server. It distinguishes failed requests without effect from those with an unknown effect."""
 
 from __future__ import annotations
 
