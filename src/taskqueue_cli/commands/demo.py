@@ -26,7 +26,7 @@ def run(
     journal: Annotated[
         Path | None,
         option(
-            "Write the journal of the run to this new file, for `taskqueue pipeline report --journal FILE`.",
+            "Write the journal of the run to FILE, for `taskqueue pipeline report --journal FILE`.",
             metavar="FILE",
         ),
     ] = None,

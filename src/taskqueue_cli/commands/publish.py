@@ -83,7 +83,7 @@ def publish(
         own = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
-                "give all task fields but the key in the lines of the file, not as arguments or options",
+                "with a file, only KEY may be given: the other fields of tasks belong in the lines of the file",
                 param_hint="--batch",
             )
         publish_file(batch, key, server, wait=wait, as_json=as_json)
