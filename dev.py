@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""The developer's commands.
+"""The commands for developers of this project.
 
 python3 dev.py COMMAND [--python 3.12] [arguments]
 
-  run    start the demo: a server, workers and a real job (arguments go to `taskqueue demo`)
-  report  make a report of the last demo: where the time went (arguments go to `taskqueue pipeline report`)
-  test   run all tests, or those of a path (arguments go to pytest); --all: with the long ones
+  run    run the demo: a server, workers and a real job (arguments are passed to `taskqueue demo`)
+  report  make a report of the last demo (arguments are passed to `taskqueue pipeline report`)
+  test   run all tests, or the tests of a path (arguments are passed to pytest); --all includes the long tests
   check  run all static checks
   bench  run the benchmarks
-  chaos  run the tests that kill, freeze and disconnect processes (--seeds N: number of random runs)
-  soak   run the fuzz tests, random histories, the audit and a burst of jobs at full size
-  model  check every state of the model of the scripts, with its large bounds
-  mutants  insert faults into the product and count how many the tests find (--compare BEFORE AFTER: two runs)
-  env    only set up the environment and print its path
-  lock   resolve all lock files again; pins that still fit are kept, unless --upgrade is given
+  chaos  run the tests that kill, suspend and disconnect processes (--seeds N: number of random runs)
+  soak   run the long versions of the fuzz tests, the random histories, the audit and the burst of jobs
+  model  check all states of the model of the Lua scripts, with large bounds
+  mutants  insert faults into the code and count how many the tests find (--compare BEFORE AFTER: compare two runs)
+  env    set up the environment and print its path
+  lock   write all lock files again; pins that are still valid are kept, unless --upgrade is given
   clean  remove environments, caches and builds
 
-Python 3.11, 3.12 or 3.13 is all that must be installed. The first command sets up an environment from
+Only Python 3.11, 3.12 or 3.13 must be installed. The first command sets up an environment from
 requirements.lock in .venv/; later commands use it. Nothing outside this folder is changed.
 """
-# Any Python 3 must be able to run this file: an older Python finds a newer one with it, or prints what to
-# install. Therefore: only the library of Python 3.6, and annotations in quotes.
+# Any Python 3 must be able to run this file, because an older Python uses it to find a newer one, or to print
+# what to install. So it uses only the standard library of Python 3.6, and annotations in quotes.
 
 import contextlib
 import fcntl
@@ -34,9 +34,9 @@ import sys
 from typing import Iterator, NamedTuple
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-SUPPORTED = ("3.13", "3.12", "3.11")  # best first
+SUPPORTED = ("3.13", "3.12", "3.11")  # the preferred version first
 CREATED = """.venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-    __pycache__ [bdest]*/**/__pycache__"""  # benchmarks, docs, examples, src, tests, tools
+    __pycache__ [bdest]*/**/__pycache__"""  # [bdest]* matches benchmarks, docs, examples, src, tests, tools
 RESOLVE = "uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet"
 LOCKS = (  # Prefect has its own environment, because its requirements may conflict with those of the project
     "pyproject.toml --extra all --extra conformance --extra spark --group dev -o requirements.lock",
@@ -45,7 +45,12 @@ LOCKS = (  # Prefect has its own environment, because its requirements may confl
     "--no-deps tests/binaries/requirements.in -o tests/binaries/requirements.txt",
 )
 SOURCES = ("--journal", "--from", "--backend")  # options that select the source of a report
-THREE_PROCESSES = ["--numprocesses", "3", "--dist", "loadfile"]  # tests mostly wait
+THREE_PROCESSES = [
+    "--numprocesses",
+    "3",
+    "--dist",
+    "loadfile",
+]  # tests mostly wait, so several can share a core
 FOREIGN = "PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV __PYVENV_LAUNCHER__"
 PROBE_SECONDS = 10
 PROBE = """
@@ -69,9 +74,6 @@ class Python(NamedTuple):
     path: str
     version: str
     modules: "tuple[str, ...]"
-
-
-# Finding a Python
 
 
 def probe(path: str) -> "Python | None":
@@ -98,7 +100,7 @@ def probe(path: str) -> "Python | None":
 
 
 def candidates() -> "Iterator[str]":
-    """Yield every path that may be a Python once: the running one, those in PATH, and the versions behind shims."""
+    """Yield each path that may be a Python: the running one, those in PATH, and the versions to which shims lead."""
     names = ["python" + version for version in SUPPORTED] + ["python3", "python"]
     paths = [sys.executable]
     for folder in filter(None, os.environ.get("PATH", os.defpath).split(os.pathsep)):
@@ -129,14 +131,11 @@ def package(version: "str | None", release: str = "/etc/os-release") -> str:
     if "debian" in str(words):
         system = None if version else probe("/usr/bin/python3")
         if system and system.version not in SUPPORTED:
-            version = SUPPORTED[-1]  # the system's own version is not supported
+            version = SUPPORTED[-1]  # the version of the system's Python is not supported
         return f"the package python{version or 3}-venv"
     if "fedora" in str(words):
         return f"the package python{version or '3.12'}"
     return f"Python {version or SUPPORTED[0]} with its venv and ensurepip modules"
-
-
-# Creating an environment
 
 
 def env_path(name: str) -> str:
@@ -145,7 +144,7 @@ def env_path(name: str) -> str:
 
 
 def read_file(*names: str) -> bytes:
-    """Return the content of a file in the checkout; empty if there is none."""
+    """Return the content of a file in the checkout; empty if the file does not exist."""
     with contextlib.suppress(OSError), open(os.path.join(ROOT, *names), "rb") as file:
         return file.read()
     return b""
@@ -159,7 +158,7 @@ def write(path: str, *words: str) -> "list[str]":
 
 
 def environ(folder: "str | None" = None, **more: str) -> "dict[str, str]":
-    """Return the variables for a command, without other environments, and inside ``folder`` if it is given.
+    """Return the variables for a command, without other Python environments, but with ``folder`` if it is given.
 
     Bytecode is written, because the tests start hundreds of processes.
     """
@@ -178,7 +177,7 @@ def failure_of(command: "list[str]", folder: "str | None" = None) -> str:
             command,
             cwd=ROOT,
             env=environ(folder),
-            close_fds=False,  # it keeps the lock of one_at_a_time until it ends
+            close_fds=False,  # the child keeps the lock of one_at_a_time until it ends
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -198,7 +197,7 @@ def run_or_fail(command: "list[str]", folder: str) -> None:
 
 
 def recipes(python: Python, folder: str) -> "Iterator[list[list[str]]]":
-    """Yield the ways in which this Python can create an environment with pip, best first, as commands."""
+    """Yield the lists of commands with which this Python can create an environment with pip, preferred first."""
     if {"venv", "ensurepip"} <= set(python.modules):
         yield [[python.path, "-m", "venv", folder]]
     if "virtualenv" in python.modules:
@@ -230,19 +229,19 @@ def create(wanted: "str | None") -> str:
 
 
 def install(folder: str, *arguments: str) -> None:
-    """Install into the environment with uv, which is faster, or else with pip, which supports more registries."""
+    """Install packages with uv, which is faster, or if that fails with pip, which supports more registries."""
     if failure_of(["uv", "pip", "install", "--system-certs", "--no-cache", *arguments], folder):
         run_or_fail(["python", "-m", "pip", "install", *arguments], folder)
 
 
 def pins(name: str) -> "list[str]":
-    """Return the lines of the lock file for one package: its version and the hashes of its files."""
+    """Return the lines of the lock file for one package, with its version and the hashes of its files."""
     entries = read_file("requirements.lock").decode("ascii").replace("\\\n", "").splitlines()
     return [entry for entry in entries if entry.startswith(name + "==")]
 
 
 def stamps(folder: str) -> "list[str]":
-    """Return the hashes that mark a complete setup: of the environment, and of the project in it."""
+    """Return two hashes, which mark that the setup of the environment, and of the project in it, is complete."""
     python = os.path.realpath(os.path.join(folder, "bin", "python"))
     about = os.stat(python) if os.path.exists(python) else None
     interpreter = about and (python, about.st_size, about.st_mtime_ns)
@@ -253,11 +252,11 @@ def stamps(folder: str) -> "list[str]":
 
 @contextlib.contextmanager
 def one_at_a_time() -> "Iterator[None]":
-    """Hold a lock, so that a second command waits until the setup of the first has ended, with its children."""
+    """Hold a lock, so that a second command waits until the setup by the first one and its children has ended."""
     os.makedirs(env_path(""), exist_ok=True)
     with open(env_path("busy"), "w", encoding="ascii") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
-        os.set_inheritable(guard.fileno(), True)  # noqa: FBT003 - it takes no keyword
+        os.set_inheritable(guard.fileno(), True)  # noqa: FBT003 - takes no keywords
         yield
 
 
@@ -274,7 +273,7 @@ def environment(wanted: "str | None") -> str:
             for these in (
                 env_path("uv.txt"),
                 "requirements.lock",
-            ):  # uv first: it installs the rest
+            ):  # uv first, because it installs the rest
                 install(folder, "--require-hashes", "--requirement", these)
             done = write(os.path.join(folder, "stamp"), stamps(folder)[0])
             if not wanted:
@@ -283,9 +282,6 @@ def environment(wanted: "str | None") -> str:
             install(folder, "--no-deps", "--no-build-isolation", "--editable", ".")
             write(os.path.join(folder, "stamp"), *stamps(folder))
     return folder
-
-
-# The commands
 
 
 def replace_process(folder: str, command: "list[str]", **variables: str) -> int:
@@ -303,7 +299,7 @@ def test(folder: str, arguments: "list[str]") -> int:
     if rest != arguments:
         command += ["-m", "not chaos and not soak"]
     if not any(word.startswith("tests") for word in rest):
-        # It names what cannot be fetched; each test that needs it does so too.
+        # If something cannot be fetched, the tests that need it report this again.
         subprocess.call(["python", "-m", "tests.binaries"], cwd=ROOT, env=environ(folder))
         command += THREE_PROCESSES
     return replace_process(folder, command + rest)
@@ -381,7 +377,7 @@ def run_command(arguments: "list[str]") -> int:
 
 
 def main(arguments: "list[str]") -> int:
-    """Run a command line, report errors in one sentence, and return the exit code."""
+    """Run a command line, report an error in one sentence, and return the exit code."""
     try:
         return run_command(list(arguments))
     except Failure as error:

@@ -18,21 +18,21 @@ class Entry:
     name: str
     kind: Kind
     program: str
-    """the file in ``entries/``, without its suffix"""
+    """name of the program's file in ``entries/``, without prefix and suffix"""
     mode: str = ""
     environment: str
     tasks: int
-    """how many tasks of bulk publish and drain take about one second"""
+    """number of tasks for the workloads ``bulk publish`` and ``drain``, which then take about one second"""
     promise: str = AT_LEAST_ONCE
     """the delivery guarantee of the measured configuration"""
     acknowledges: str
     """when and how a task is settled"""
     recovers: str
-    """the mechanism that redelivers the task of a worker that died"""
+    """how a task is redelivered after its worker has died"""
     settings: str = "defaults"
-    """what was tuned for the drain"""
+    """settings that differ from the library's defaults, chosen for the fastest drain"""
     compare: frozenset[str] = frozenset({"handler"})
-    """the group that it is compared in: ``handler`` (one call per task) or ``batch`` (one call per batch)"""
+    """the groups in which the entry is compared: ``handler`` (one call per task) or ``batch`` (one call per batch)"""
 
 
 def _floor(mode: str, tasks: int, acknowledges: str, name: str = "") -> Entry:

@@ -1,9 +1,9 @@
 """Compare the speed of two commits: python3 dev.py bench --against BEFORE [--pairs 20] [--area memory] [--floor 0.95].
 
-The working tree is measured against the commit BEFORE. Each pair measures both, in alternating order, so that a slow
-minute of the machine hits both. A row's ratio is the working tree's rate divided by that of BEFORE, so it is above 1
-where the working tree is faster. The interval of 95 % comes from resampling the pairs. The exit code is 1 if the lower
-end of a row is below the floor.
+The working tree is compared with the commit BEFORE. Each pair measures both versions, in alternating order, so that a
+slow minute of the machine affects both. The ratio of a row is the working tree's rate divided by the rate of BEFORE, so
+it is above 1 if the working tree is faster. The confidence interval of 95 % comes from resampling the pairs. The exit
+code is 1 if the lower end of a row's interval is below the floor.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def _compare(area: str, before: Path, pairs: int, floor: float) -> list[str]:
 
 
 def _interval(logs: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of 95 % of the mean ratio, by the bootstrap."""
+    """Return the 95 % confidence interval of the mean ratio, computed by bootstrapping."""
     chance = random.Random(1)
     means = sorted(fmean(chance.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
     return math.exp(means[RESAMPLES // 40]), math.exp(means[-RESAMPLES // 40])
 
 
 def _measure(area: str, tree: Path) -> dict[str, float]:
-    """Run an area's workloads on a source tree, with a store of their own."""
+    """Run the workloads of an area with the packages of a source tree, on a new store."""
     with ExitStack() as stack:
         variables = {**os.environ, "PYTHONPATH": str(tree / "src")}
         if "redis" in area:

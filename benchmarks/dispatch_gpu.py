@@ -1,7 +1,7 @@
 """A simulated GPU server that records the start and end of each job. Usage: ``python dispatch_gpu.py SLOTS LOW HIGH``.
 
-Jobs take between LOW and HIGH seconds. It prints its address as JSON, and for each line that it then reads the spans
-of all jobs so far, in seconds of the machine's monotonic clock.
+Jobs take between LOW and HIGH seconds. The server prints its address as JSON. After that, for each line that it reads
+from stdin, it prints the start and end of all jobs so far, in seconds of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from taskqueue_dispatch.gpu_server.simulator import SimulatedGpu
 
 
 async def main(slots: int, low: float, high: float) -> None:
-    """Serve until standard input ends."""
+    """Run the server until stdin is closed."""
     spans: list[tuple[float, float]] = []
     chance = random.Random(1)
 

@@ -1,8 +1,8 @@
-"""One turn of the dispatcher at a backlog. Usage: ``python dispatch_run.py HOW URL SLOTS JOBS``.
+"""One measurement of the dispatcher with a backlog of jobs. Usage: ``python dispatch_run.py HOW URL SLOTS JOBS``.
 
-HOW is ``memory``, a Redis URL, or ``bare``: one loop per slot, which POSTs one job after another with the same client
-and does nothing else. Prints the jobs done, the times from a slot's end to the next POST, and the spans
-in which a job was sent and not yet answered, as JSON.
+HOW is ``memory``, a Redis URL, or ``bare``. With ``bare``, one loop per slot sends one job after another with the same
+HTTP client, without a dispatcher. Prints as JSON the number of jobs done, the times from the end of a job to the next
+POST on the same slot, and the start and end of each POST.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Watched(EndpointClient):
     """A client that records when each POST starts and is answered, and the time from a slot's end to the next POST."""
 
     def __init__(self, settings: DispatchSettings) -> None:
-        """Start without records."""
+        """Create a client that has recorded nothing yet."""
         super().__init__(settings)
         self.gaps: list[float] = []
         self.spans: list[tuple[float, float]] = []
         self._ends: deque[float] = deque()
 
     async def send(self, lease: SlotLease, task: Task, config: ModelConfig, *, attempt: int) -> Any:
-        """POST, and record both times."""
+        """Send the job, and record when the POST started and when it was answered."""
         begun = time.monotonic()
         if self._ends:
             self.gaps.append(begun - self._ends.popleft())
@@ -78,7 +78,7 @@ async def dispatched(how: str, url: str, slots: int, jobs: int, caller: Watched)
 
 
 async def bare(url: str, slots: int, jobs: int, caller: Watched) -> int:
-    """POST all jobs with loops; return the number of responses."""
+    """Send all jobs without a dispatcher, in one loop for each slot; return the number of responses."""
     left = iter(range(jobs))
     done = 0
 
@@ -99,7 +99,7 @@ async def bare(url: str, slots: int, jobs: int, caller: Watched) -> int:
 
 
 async def main(how: str, url: str, slots: int, jobs: int) -> None:
-    """Run one turn."""
+    """Run one measurement and print its figures."""
     caller = Watched(DispatchSettings(_env_file=None))
     work = bare(url, slots, jobs, caller) if how == "bare" else None
     done = await (work or dispatched(how, url, slots, jobs, caller))

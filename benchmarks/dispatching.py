@@ -1,6 +1,6 @@
-"""How well a dispatcher fills slots at a backlog, how soon a freed slot gets its next job, compared with bare loops.
+"""How busy a dispatcher keeps the slots, and how soon a free slot gets its next job, compared with loops without it.
 
-The simulated GPU server runs on one core (with Redis), the sender of the jobs on another.
+The simulated GPU server runs on one core, together with Redis; the dispatcher or the loops run on another core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 async def backlog() -> dict[str, float]:
-    """Run the bare loops, the memory backend, and Redis."""
+    """Measure the loops without a dispatcher, then the dispatcher on the memory backend and on Redis."""
     turns = {"bare loops": _turn("bare"), "memory": _turn("memory")}
     with RedisServer() as redis:
         turns["Redis"] = _turn(redis.url)
@@ -59,7 +59,7 @@ def _turn(how: str) -> dict[str, float]:
 
 
 def _utilisation(spans: list[tuple[float, float]]) -> float:
-    """Return the share of slot time in which slots had a job, as long as jobs were waiting."""
+    """Return the share of time in which slots were running a job, measured while jobs were waiting."""
     first = min(begun for begun, _ in spans)
     last = max(begun for begun, _ in spans)
     busy = sum(min(ended, last) - begun for begun, ended in spans)

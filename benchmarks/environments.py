@@ -1,7 +1,8 @@
-"""A virtual environment per peer, with every version pinned, made on demand in ``.venv/bench``.
+"""Virtual environments for the compared libraries, with pinned versions, created on demand in ``.venv/bench``.
 
-The pins are in ``entries/<name>.txt``. The name of an environment is derived from its pins and its Python, so a new pin
-creates a new one. The environments are next to the project's own, ignored by git and the checks, and removed with it.
+The pinned versions are in ``entries/<name>.txt``. The name of an environment is derived from these versions and from
+the Python version, so a changed pin creates a new environment. Git and the checks ignore the environments, and
+``dev.py clean`` removes them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class NotMade(Exception):
 def python_of(name: str) -> tuple[str, dict[str, str]]:
     """Return the interpreter of an environment and the variables it needs; create it if it is missing.
 
-    Our own entry uses the running environment with its locked versions, plus one package that users add for speed.
+    The entries of this project use the current environment, with one additional package that users install for speed.
     """
     folder = _made(name)
     variables = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}

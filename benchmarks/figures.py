@@ -1,4 +1,4 @@
-"""Tables of figures by name, each with the values of all rounds: those with a target, and all of them."""
+"""Tables of figures with their values in all rounds: one of the figures that have a target, and one of all figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Figures = Mapping[str, Mapping[str, Any]]
 def tables(
     figures: Figures, goals: Iterable[targets.Goal], what: str
 ) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return two tables, each with title, head and rows; ``what`` names the subject in their titles."""
+    """Return two tables, each as a title, a header and rows. ``what`` is the subject that the titles name."""
     values = {name: figure["values"] for name, figure in figures.items()}
     reach = []
     for goal in goals:

@@ -17,12 +17,12 @@ PAYLOAD = {"path": "/srv/images/cat.png", "width": 320, "height": 200, "note": "
 
 
 def tasks() -> list[Task]:
-    """Make the tasks of one measurement, about 200 bytes each."""
+    """Create the tasks of one measurement, with payloads of about 200 bytes."""
     return [Task.of(KEY, PAYLOAD) for _ in range(TASKS)]
 
 
 async def floor() -> dict[str, float]:
-    """Put and get one by one."""
+    """Measure ``asyncio.Queue``: put and get one item after another."""
     queue: asyncio.Queue[Task] = asyncio.Queue()
     work = tasks()
     start = time.perf_counter()
@@ -82,7 +82,7 @@ async def lone() -> dict[str, float]:
 
 
 async def many_keys() -> dict[str, float]:
-    """Drain a subscription on 1,000 keys of which 10 have work."""
+    """Measure receive and ack with a subscription to 1,000 keys, of which 10 have tasks."""
     backend = MemoryBackend()
     keys = [f"k{number}" for number in range(1000)]
     work = [Task.of(keys[number % 10], PAYLOAD) for number in range(TASKS)]

@@ -1,4 +1,4 @@
-"""What the machine and Redis did during a measurement: our CPU and that of other processes, commands, bytes, memory."""
+"""What the machine and Redis did during a measurement: CPU time, commands, bytes and memory."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 from entries.adapter import PlainRedis
 
 QUIET = 0.35
-"""maximum number of cores that other processes may use in a quiet window"""
+"""maximum number of cores that other processes may use, for a measurement to count as undisturbed"""
 _LOOK = 0.1
 """seconds of one sample"""
 
 
 def info(ask: PlainRedis) -> dict[str, str]:
-    """Return the whole INFO."""
+    """Return all fields of Redis's command INFO."""
     lines = (line.partition(":") for line in ask("INFO", "everything").splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}
 
 
 class RedisWindow:
-    """What Redis did between `__init__` and `figures`."""
+    """The work of Redis between the creation of this object and the call of `figures`."""
 
     def __init__(self, ask: PlainRedis) -> None:
         self._ask = ask
         self._before = info(ask)
 
     def figures(self, tasks: int) -> dict[str, Any]:
-        """Return figures per task; calls inside scripts count as commands too.
+        """Return figures per task. Commands that scripts call are counted too.
 
-        ``spent`` is in microseconds: that of a script includes the commands inside it.
+        ``spent`` is in microseconds. The time of a script includes the commands that it calls.
         """
         after = info(self._ask)
 
@@ -65,9 +65,9 @@ def _part(value: str, name: str) -> int:
 
 
 def memory(ask: PlainRedis) -> int:
-    """Return the bytes that Redis uses, without the buffers of connections and of the append-only file.
+    """Return the bytes of memory that Redis uses, without the buffers of connections and of the append-only file.
 
-    The buffers of connections are read one by one, because the sum in INFO is up to a second old.
+    The buffers are read for each connection, because the total in INFO may be a second old.
     """
     about = info(ask)
     clients = sum(
@@ -88,7 +88,7 @@ def cpu_of(pid: int) -> float:
 
 
 class Foreign:
-    """The number of cores that other processes have used since the start; stolen time counts as theirs."""
+    """The CPU use of other processes since the creation of this object, including time stolen by the hypervisor."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = [os.getpid(), *pids]
@@ -96,19 +96,19 @@ class Foreign:
         self._own = sum(map(cpu_of, self._pids))
 
     def cores(self) -> float:
-        """Return the mean number of cores."""
+        """Return the mean number of cores that other processes have used."""
         own = sum(map(cpu_of, self._pids)) - self._own
         return max(0.0, _busy() - self._busy - own) / (time.monotonic() - self._start)
 
 
 class Patience:
-    """The patience of a run: how long it waits for a quiet machine, before one window and in total."""
+    """The maximum time that a run waits for an undisturbed machine, before one measurement and in total."""
 
     def __init__(self, each: float, total: float) -> None:
         self._each, self._left = each, total
 
     def wait(self, pids: Iterable[int]) -> float:
-        """Wait until other processes are quiet or the patience ends; return the seconds waited."""
+        """Wait until other processes use little CPU or the time is over; return the seconds waited."""
         own = list(pids)
         start = time.monotonic()
         most = min(self._each, self._left)

@@ -1,4 +1,4 @@
-"""A server and a worker process over a real websocket: throughput at full backlog, latency at a steady rate."""
+"""A server and a worker process connected by a WebSocket: throughput with a backlog, latency at a steady rate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def handle(sent: float) -> float:
 
 @asynccontextmanager
 async def running(worker: str = WORKER, backend: str = "memory") -> AsyncIterator[Queue]:
-    """Start a server on a backend and a process with the source of a worker; yield a queue that publishes to them."""
+    """Start a server on a backend, and a process with the given worker source; yield a queue for publishing."""
     children: list[subprocess.Popen[str]] = []
 
     def start(*words: str, folder: str) -> dict[str, str]:
@@ -68,7 +68,7 @@ async def running(worker: str = WORKER, backend: str = "memory") -> AsyncIterato
 
 
 async def throughput() -> dict[str, float]:
-    """Publish a backlog over HTTP in bulk while one worker drains it, one ack per task."""
+    """Publish tasks over HTTP in bulk while one worker executes them, with one ack for each task."""
     async with running() as queue:
         start = time.perf_counter()
         await queue.publish_many([Task.of(KEY, {"sent": 0}) for _ in range(TASKS)])
@@ -82,7 +82,7 @@ async def throughput() -> dict[str, float]:
 
 
 async def latency() -> dict[str, float]:
-    """Publish one by one at a steady rate; the handler measures how old its task is."""
+    """Publish single tasks at a steady rate; the handler measures the time since its task was published."""
     async with running() as queue:
         ids = []
         start = time.perf_counter()

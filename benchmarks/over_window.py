@@ -1,7 +1,8 @@
-"""Throughput of one socket with a credit window, compared with a bare socket, in alternating turns of one run.
+"""Throughput of one socket with a limited credit, compared with a plain WebSocket, measured in turn in the same run.
 
-The server runs on one core, the worker (and Redis) on another. Each turn has its own server with a backlog, and a bare
-worker process that grants 100, and settles and grants 50 at a time: by acks, then, in a turn of its own, by retries.
+The server runs on one core, the worker and Redis on another. Each measurement has its own server with a backlog, and a
+minimal worker process that grants 100 credits, then settles 50 deliveries at a time and grants 50 more. It settles by
+acks, and in another measurement by retries.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HERE = Path(__file__).parent
 
 
 async def throughput() -> dict[str, float]:
-    """Run the floor, the memory backend, and Redis; rates, and rates relative to the floor."""
+    """Measure the plain WebSocket, the memory backend and Redis; return rates, also relative to the plain WebSocket."""
     floor = await _turn("floor", str(HERE / "window_floor.py"), str(TASKS), str(BYTES))
     turns = {"memory": await _turn("ack", *_serve("memory"))}
     retries = {"memory": await _turn("retry", *_serve("memory"))}

@@ -1,4 +1,4 @@
-"""Count the functions that one call passes through: ``python benchmarks/path_length.py [memory|redis|server ...]``.
+"""Count the functions that run during one call: ``python benchmarks/path_length.py [memory|redis|server ...]``.
 
 A hop is a function below ``src/`` that is entered at least once. The table shows functions, files and, through the
 server, calls of each path, each as ``measured/target``. The exit status is 1 if a number is above its target.
@@ -37,11 +37,11 @@ _WARM_UP = 3
 _RUNS = 3
 _SECONDS = 10.0
 _QUIET_SECONDS = 0.03
-"""a path through several tasks has ended when no function was entered for this long"""
+"""seconds without entering a function, after which a path through several asyncio tasks counts as ended"""
 
 
 class Size(NamedTuple):
-    """The numbers of one path, or their upper limits."""
+    """The numbers of functions, files and calls of one path, or their upper limits."""
 
     functions: int
     files: int
@@ -66,13 +66,13 @@ TARGETS = {
 
 
 class Recording:
-    """The functions of the project that were entered, with the number of calls of each."""
+    """The functions of the project that have been called, with the number of calls of each."""
 
     def __init__(self) -> None:
         self.calls: dict[tuple[str, str], int] = {}
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
-        """Count a call. Resuming a coroutine or generator counts as one."""
+        """Count a call. Resuming a coroutine or a generator also counts as a call."""
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(_SOURCE):
             name = (code.co_filename.removeprefix(_SOURCE), code.co_qualname)
@@ -80,18 +80,18 @@ class Recording:
 
     @property
     def total(self) -> int:
-        """The number of calls."""
+        """The total number of calls."""
         return sum(self.calls.values())
 
     @property
     def size(self) -> Size:
-        """The numbers of the path."""
+        """The numbers of functions, files and calls."""
         return Size(len(self.calls), len({file for file, _ in self.calls}), self.total)
 
 
 @contextmanager
 def record() -> Iterator[Recording]:
-    """Record the functions that are entered during the block, in all threads if Python can."""
+    """Record the functions that are called during the block, in all threads if this Python version can."""
     recording = Recording()
     set_profile: Callable[[Any], None] = sys.setprofile
     if sys.version_info >= (3, 12):  # a worker runs its handlers in a thread
@@ -225,7 +225,7 @@ def _shortest(area: str) -> dict[str, Recording]:
 
 
 def main() -> int:
-    """Print the table; return the exit status."""
+    """Print the table, and return the exit code."""
     arguments = [word for word in sys.argv[1:] if word != "--list"]
     os.chdir(tempfile.gettempdir())  # no settings of the project's folder
     above = False

@@ -1,7 +1,7 @@
 """A dot chart as SVG, drawn without a library and readable on light and dark pages.
 
-Dots, because the scale is logarithmic: the length of a bar would mean nothing.
-The colours suit both kinds of page; the text has the colour of the page if the viewer provides it.
+The chart uses dots, because on a logarithmic scale the length of a bar has no meaning. The colours are readable on
+light and dark pages; text has the text colour of the page if the viewer supports this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ line{stroke:#8b949e;stroke-opacity:.35}
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """One row: a median, with the range that it is a median of."""
+    """One row of a panel: a median, with the range of the values."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class Dot:
 
 
 def chart(panels: Sequence[tuple[str, Sequence[Dot]]]) -> str:
-    """Return an SVG with a panel per title, dots on a logarithmic scale."""
+    """Return an SVG image with one panel for each title, and dots on a logarithmic scale."""
     parts: list[str] = []
     top = 8
     for title, dots in panels:

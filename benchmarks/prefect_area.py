@@ -1,7 +1,7 @@
-"""Servers of Prefect with this package's queue, compared with the same servers with their own queue, in one run.
+"""Prefect servers with the queue of this project, compared in the same run with servers that have Prefect's own queue.
 
-Every round starts all processes again. Measurements that count runs use both sides at once; measurements of time or CPU
-use one side after the other. Earlier attempts are measured last, alone.
+Every round starts all processes again. Measurements that count runs use both kinds of servers at the same time;
+measurements of time or CPU use one kind after the other. Earlier solutions are measured last.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _AT_ONCE: tuple[Measurement, ...] = (
 )
 _ALONE: tuple[Measurement, ...] = (prefect_speed.idle, prefect_speed.speed)
 _OF_ATTEMPTS = (prefect_busy.busy, prefect_delivery.due)
-"""the measurements of earlier attempts"""
+"""the measurements that are made for earlier solutions"""
 MEASUREMENTS = (*_ALONE, *_AT_ONCE)
 
 
 def absent() -> str | None:
-    """Return why nothing can be measured on this machine, or None."""
+    """Return the reason why this machine cannot run the measurements, or None if it can."""
     try:
         python_with_prefect()
     except pytest.skip.Exception as why:
@@ -53,9 +53,9 @@ def absent() -> str | None:
 
 
 def measure(*, rounds: int, trees: Sequence[Path] = (), only: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the figures by name, each with the values of all rounds, and what went wrong.
+    """Return the figures by name, each with its values in all rounds, and the errors.
 
-    ``trees``: earlier attempts, as trees of Prefect's source. ``only``: names of measurements.
+    ``trees`` are folders of Prefect's source code with earlier solutions. ``only`` are the names of measurements.
     """
     python = python_with_prefect()
     chosen = [one for one in MEASUREMENTS if not only or one.__name__ in only]

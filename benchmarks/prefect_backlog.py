@@ -1,6 +1,6 @@
-"""What happens to waiting runs: with replicas, with several server processes, during a restart and after a kill.
+"""Whether waiting runs are executed: with replicas, with several server processes, after a restart and after a kill.
 
-They are delayed by ``task.delay()``, and executed by task workers of Prefect.
+The runs are created by ``task.delay()``, and executed by Prefect's task workers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _AT_A_TIME = 50
 
 
 def across(side: Side) -> dict[str, float]:
-    """Create runs at one replica while the worker is connected to the other."""
+    """Create runs at one replica while the worker is connected to another replica."""
     with worker(side.site, "across", side.b.api):
         runs = _delayed(side, figures.DELAYED, "across-", side.a.api)
         return {figures.ACROSS: completed(side.a, runs)}
 
 
 def restart(side: Side) -> dict[str, float]:
-    """All runs of one replica are waiting when it is stopped and started again."""
+    """Stop and start a replica while all its runs are waiting."""
     runs = _delayed(side, figures.WAITING, "restart-", side.a.api)
     side.a.stop()
     side.a.start().ready()
@@ -35,7 +35,7 @@ def restart(side: Side) -> dict[str, float]:
 
 
 def kill(side: Side) -> dict[str, float]:
-    """One of two replicas with equally many runs is killed; then a worker connects."""
+    """Kill one of two replicas that have received the same number of runs, then connect a worker."""
     with Balancer([side.a.port, side.b.port]) as balancer:
         runs = _delayed(side, figures.WAITING, "kill-", balancer.api)
         side.a.kill()
@@ -47,7 +47,7 @@ def kill(side: Side) -> dict[str, float]:
 
 
 def many(side: Side) -> dict[str, float]:
-    """One server of three processes, and its services in a fourth, as Prefect has it."""
+    """Use one server with three processes, and a fourth process for its background services, as Prefect supports it."""
     words = ("--no-services", "--workers", "3")
     settings: dict[str, Any] = side.site.messages
     services = Process(
@@ -66,7 +66,7 @@ def many(side: Side) -> dict[str, float]:
 
 
 class _Many(Replica):
-    """Started by the installed command: processes of ``python -m prefect`` begin without what Prefect's plugins do."""
+    """A replica started by the command ``prefect``, because processes of ``python -m prefect`` do not load plugins."""
 
     def __init__(self, site: Site, name: str, *words: str, **settings: str) -> None:
         """As `Replica`."""
@@ -75,7 +75,7 @@ class _Many(Replica):
 
 
 def _delayed(side: Side, count: int, prefix: str, api: str) -> list[str]:
-    """Delay runs, whose names begin so, some with each client; return their ids."""
+    """Create ``count`` runs whose names begin with ``prefix``, divided among several clients; return their ids."""
     found: list[str] = []
     while left := count - len(found):
         words = (str(min(left, _AT_A_TIME)), f"{prefix}{len(found)}-")

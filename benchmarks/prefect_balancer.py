@@ -1,4 +1,4 @@
-"""A load balancer for replicas: connections to one port go to each available replica in turn."""
+"""A load balancer for replicas: it forwards each connection to the next available replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Balancer:
     """A context manager that forwards bytes in a thread with its own event loop."""
 
     def __init__(self, ports: Sequence[int]) -> None:
-        """Start nothing yet. ``ports`` are those of the replicas, on loopback."""
+        """Store the ports of the replicas on loopback, without starting."""
         self._ports = list(ports)
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever)
@@ -22,7 +22,7 @@ class Balancer:
 
     @property
     def api(self) -> str:
-        """For ``PREFECT_API_URL``."""
+        """The URL of the balancer, for ``PREFECT_API_URL``."""
         return f"http://127.0.0.1:{self.port}/api"
 
     def __enter__(self) -> Self:
@@ -68,7 +68,7 @@ class Balancer:
         one: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         other: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
-        """Forward bytes in both directions until one side ends."""
+        """Forward bytes in both directions until one connection is closed."""
         ways = [
             asyncio.create_task(_pump(one[0], other[1])),
             asyncio.create_task(_pump(other[0], one[1])),

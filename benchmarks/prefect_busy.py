@@ -1,4 +1,4 @@
-"""Runs that take longer than a lease, on busy workers; and the same load on docket alone."""
+"""Runs that take longer than a lease, on busy workers, compared with the same load on docket without Prefect."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.redis.servers import RedisServer
 SECONDS = 8
 WORKERS = 2
 _QUIET = SECONDS + figures.LEASE + 2.0
-"""seconds after the last begin of a run in which one more that was sent again would have begun"""
+"""seconds without a new start, after which no further repeated execution is expected"""
 _DOCKET = Path(__file__).parent / "prefect_docket.py"
 
 
 def busy(side: Side) -> dict[str, float]:
-    """Two workers with one run at a time each: further runs wait for longer than the lease."""
+    """Let two workers execute one run at a time, so that the other runs wait for longer than the lease."""
 
     def count() -> int:
         return sum(one.startswith("busy-") for one in executed(side.site))
@@ -44,7 +44,7 @@ def busy(side: Side) -> dict[str, float]:
 
 
 def _buried(side: Side, key: str) -> int | None:
-    """Return the number of dead letters; ``None`` where there are none by design."""
+    """Return the number of dead letters; ``None`` if this kind of queue has no dead letters."""
     if side.name == figures.STOCK:
         return None
     if side.name == figures.OURS:
@@ -63,7 +63,7 @@ async def _dead(side: Side, key: str) -> int:
 
 
 def on_docket() -> dict[str, float]:
-    """Return the executions of as many tasks, as long, with docket's own worker on its own Redis."""
+    """Return the executions of the same number of tasks of the same length, with docket's worker on another Redis."""
     python, variables = python_of("docket")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="docket-bench-")))

@@ -1,4 +1,4 @@
-"""Whether a run is sent when it is due, sent again if its worker did not take it, and refused if the queue is full.
+"""Whether a run is sent when it is due, sent again if its worker did not ack it, and refused if the queue is full.
 
 The worker is simulated, so that it sends exactly the messages that a measurement needs.
 """
@@ -19,7 +19,7 @@ from tests.prefect.support import Taker
 
 _SIZE = 5
 _AGAIN = 5.0
-"""seconds in which a run that was not taken comes again, if it does"""
+"""seconds to wait for a second delivery of a run that was not acked"""
 
 
 def key() -> str:
@@ -28,7 +28,7 @@ def key() -> str:
 
 
 def due(side: Side) -> dict[str, float]:
-    """One run with a scheduled time; and one that is to be tried again later, as its worker has taken it."""
+    """Measure the delivery of a run with a scheduled time, and of a run that its worker has scheduled for a retry."""
     return asyncio.run(_due(side))
 
 
@@ -55,7 +55,7 @@ async def _due(side: Side) -> dict[str, float]:
 
 
 async def _until(taker: Taker, run: str, begin: datetime) -> float:
-    """Return the seconds until a run comes, `figures.PATIENCE` where it does not."""
+    """Return the seconds until a run is delivered, or `figures.PATIENCE` if it is not delivered."""
     try:
         found = await taker.receive(figures.PATIENCE)
     except TimeoutError:
@@ -65,7 +65,7 @@ async def _until(taker: Taker, run: str, begin: datetime) -> float:
 
 
 def again(side: Side) -> dict[str, float]:
-    """Send two responses that are no acks, while another worker waits for the run."""
+    """Answer a delivery twice with a message that is no ack, while another worker waits for the run."""
     return asyncio.run(_again(side))
 
 
@@ -92,7 +92,7 @@ async def _came_again(side: Side, reply: str) -> float:
 
 
 def full(side: Side) -> dict[str, float]:
-    """Create one run more than fits into the short queue of a server without workers."""
+    """Create one run more than the maximum length of the queue, at a server without workers."""
     size = {"PREFECT_SERVER_TASKS_SCHEDULING_MAX_SCHEDULED_QUEUE_SIZE": str(_SIZE)}
     name = key()
     with Replica(side.site, "small", **size) as server:

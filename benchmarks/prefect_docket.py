@@ -1,4 +1,4 @@
-"""Tasks on docket: ``prefect_docket.py URL MARKS LEASE SECONDS COUNT add|work``. Runs in docket's environment."""
+"""Add or execute tasks on docket. Usage: ``prefect_docket.py URL MARKS LEASE SECONDS COUNT add|work``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def long(name: str) -> None:
 
 
 async def main() -> None:
-    """Add the tasks, or work until terminated."""
+    """Add the tasks, or execute tasks until terminated."""
     async with Docket("bench", url=URL) as docket:
         docket.register(long)
         if WHAT == "add":

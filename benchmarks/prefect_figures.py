@@ -1,4 +1,4 @@
-"""The figures of Prefect servers: their names, targets and presentation."""
+"""The figures of Prefect servers: their names, targets and tables."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Figures = Mapping[str, Mapping[str, Any]]
 OURS, STOCK = "ours", "stock"
 DOCKET = "docket alone"
 DELAYED, AT_ONE_OF_MANY, WAITING, LONG = 200, 60, 50, 8
-"""number of runs"""
+"""numbers of runs in the measurements"""
 LEASE = 5
-"""seconds"""
+"""lease of deliveries in seconds"""
 PATIENCE = 20.0
 """seconds after which a run counts as lost"""
 
@@ -61,14 +61,14 @@ ALL = (
     P99,
     CREATES,
 )
-"""in the order of the page"""
+"""all figures, in the order in which the page shows them"""
 BOUNDS = {SCHEDULED: PATIENCE, RETRIED: PATIENCE, FULL: 5.0}
-"""timeout in seconds; a value as large as this means that nothing arrived"""
+"""timeout of a measurement in seconds; this value means that nothing was delivered in time"""
 _YES = (QUIT, GARBAGE)
 
 
 def name(figure: str, whose: str) -> str:
-    """Return the name of a figure of one of those that are compared."""
+    """Return the name of a figure for one kind of server."""
     return f"prefect: {figure}: {whose}"
 
 
@@ -100,11 +100,11 @@ GOALS = (
     _all(GARBAGE, 1),
     _most(IDLE, 2, median),
 )
-"""targets for servers with this package's queue: for each round, and for CPU the median"""
+"""targets for servers with the queue of this project; each round must meet them, for CPU only the median"""
 
 
 def tables(found: Figures) -> list[Table]:
-    """Return two tables, each with title, head and rows: the targets, and all figures side by side."""
+    """Return two tables, each as a title, a header and rows: the targets, and all figures side by side."""
     whose = list(dict.fromkeys(one.rpartition(": ")[2] for one in found))
     whose.sort(key=lambda one: [OURS, STOCK, one].index(one))
     rows = [
@@ -141,5 +141,5 @@ def notes(run: Mapping[str, Any]) -> list[str]:
 
 
 def medians(values: Mapping[str, Iterable[float]]) -> dict[str, dict[str, Any]]:
-    """Return figures as they are stored in a result."""
+    """Return the figures with their medians, in the format of a result file."""
     return {one: {"median": median(each), "values": list(each)} for one, each in values.items()}

@@ -1,6 +1,6 @@
-"""Idle subscribers, which wait for runs that are never created: ``prefect_idlers.py COUNT KEYS URL``, until terminated.
+"""Idle subscribers, which wait for runs that are never created. Usage: ``prefect_idlers.py COUNT KEYS URL``.
 
-Prints *up* once all have subscribed, and ends as soon as one of them loses its connection.
+Prints *up* when all have subscribed. Runs until terminated, or until a subscriber loses its connection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _AT_ONCE = 20
 
 
 async def subscriber(number: int, keys: int, url: str) -> ClientConnection:
-    """Connect one."""
+    """Connect one subscriber."""
     socket = await connect(url, subprotocols=[Subprotocol("prefect")], proxy=None, open_timeout=60)
     await socket.send(json.dumps({"type": "auth", "token": None}))
     await socket.recv()
@@ -27,7 +27,7 @@ async def subscriber(number: int, keys: int, url: str) -> ClientConnection:
 
 
 async def main(count: int, keys: int, url: str) -> None:
-    """Connect all, some at a time."""
+    """Connect all subscribers, in groups."""
     sockets: list[ClientConnection] = []
     for first in range(0, count, _AT_ONCE):
         some = range(first, min(first + _AT_ONCE, count))

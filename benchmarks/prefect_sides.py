@@ -1,7 +1,7 @@
-"""The compared sides: two replicas each, with the same Prefect and the same kind of database, but different queues.
+"""The compared kinds of Prefect servers: two replicas of each, with the same version of Prefect but different queues.
 
-The parts are those of the tests (``tests/prefect``), so the same code is measured and tested. Every side has its own
-PostgreSQL and Redis.
+They are built from the helpers of the tests (``tests/prefect``), so that the tested code is measured. Each kind has its
+own PostgreSQL and Redis.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _TICK = 0.2
 
 
 class Ours(Site):
-    """With the plugin and Redis, and the lease that is compared; the rest is as it is by default."""
+    """Servers with the queue of this project on Redis, and a short lease. All other settings have their defaults."""
 
     def __init__(self, python: str, folder: Path, database: str, redis: RedisServer) -> None:
-        """As `Site`."""
         super().__init__(python, folder, database, redis)
         self.settings = {
             "PREFECT_API_DATABASE_CONNECTION_URL": database,
@@ -44,28 +43,27 @@ class Ours(Site):
 
 
 class Stock(Site):
-    """As Prefect is without the plugin."""
+    """Servers of Prefect without the plugin."""
 
     def __init__(self, python: str, folder: Path, database: str, redis: RedisServer) -> None:
-        """As `Site`."""
         super().__init__(python, folder, database, redis)
         self.settings = {"PREFECT_API_DATABASE_CONNECTION_URL": database}
 
 
 class Attempt(Site):
-    """A tree of Prefect's source in which its queue is on Redis, by either of the settings that there have been."""
+    """Servers from a folder with Prefect's source code, in which Prefect's queue is on Redis."""
 
     def __init__(
         self, python: str, folder: Path, database: str, redis: RedisServer, tree: Path
     ) -> None:
-        """``tree``: with the modules that a build generates, and in ``lib`` what it needs in another version."""
+        """``tree`` contains the source code with generated modules, and in ``lib`` dependencies in other versions."""
         super().__init__(python, folder, database, redis)
         self._source = [tree / "src", tree / "src" / "integrations" / "prefect-redis", tree / "lib"]
         messages = {n: v for n, v in self.messages.items() if n != "PREFECT_REDIS_MESSAGING_URL"}
         self.settings = {
             "PREFECT_API_DATABASE_CONNECTION_URL": database,
             **messages,
-            "PREFECT_REDIS_MESSAGING_HOST": "127.0.0.1",  # not all of them know a URL
+            "PREFECT_REDIS_MESSAGING_HOST": "127.0.0.1",  # not all versions have a setting for the URL
             "PREFECT_REDIS_MESSAGING_PORT": str(redis.port),
             "PREFECT_TASK_SCHEDULING_BACKEND": "prefect_redis.task_queue",
             "PREFECT_TASK_SCHEDULING_INFLIGHT_VISIBILITY_TIMEOUT": str(figures.LEASE),
@@ -73,20 +71,20 @@ class Attempt(Site):
         }
 
     def environment(self, name: str, **more: str) -> dict[str, str]:
-        """As `Site.environment`, with the tree before the installed Prefect."""
+        """Return the environment of a process, in which the source folder precedes the installed Prefect."""
         found = super().environment(name, **more)
         found["PYTHONPATH"] = ":".join([*map(str, self._source), found["PYTHONPATH"]])
         return found
 
 
 Kind = Callable[..., Site]
-"""takes the interpreter, a folder, the URL of the database and Redis"""
+"""a function that creates a site from the interpreter, a folder, the URL of the database and Redis"""
 BOTH: Mapping[str, Kind] = {figures.OURS: Ours, figures.STOCK: Stock}
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of those that are compared: two replicas, up."""
+    """Two running replicas of one kind of server."""
 
     name: str
     site: Site
@@ -95,13 +93,13 @@ class Side:
 
 
 def attempts(trees: Sequence[Path]) -> dict[str, Kind]:
-    """Return what makes the sites of earlier attempts, by name."""
+    """Return functions that create the sites of earlier solutions, by name."""
     return {f"attempt {tree.name}": partial(Attempt, tree=tree) for tree in trees}
 
 
 @contextmanager
 def sides(python: str, kinds: Mapping[str, Kind]) -> Iterator[list[Side]]:
-    """Start all of these at once, by name."""
+    """Start all kinds of servers at the same time, and stop them when the context ends."""
     with ExitStack() as stack:
         found = [_side(stack, python, name, kind) for name, kind in kinds.items()]
         for side in found:
@@ -123,7 +121,7 @@ def _side(stack: ExitStack, python: str, name: str, kind: Kind) -> Side:
 
 
 def versions(python: str) -> dict[str, str]:
-    """Return what is measured, by name, with its version."""
+    """Return the names and versions of the measured packages."""
     names = ["prefect", "prefect-redis", "pydocket"]
     program = f"import importlib.metadata as m; print(*map(m.version, {names}))"
     said = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
@@ -133,7 +131,7 @@ def versions(python: str) -> dict[str, str]:
 
 
 def completed(replica: Replica, runs: Sequence[str], patience: float = 15.0) -> int:
-    """Return how many of these are completed, once all are, or none more has been for a while."""
+    """Return the number of completed runs when all are completed, or when it has not grown for ``patience`` seconds."""
     return still(lambda: _completed(replica, runs), len(runs), patience)
 
 
@@ -145,7 +143,7 @@ def _completed(replica: Replica, runs: Sequence[str]) -> int:
 
 
 def still(count: Callable[[], int], wanted: float, patience: float) -> int:
-    """Return a count once it is what is wanted, or has not grown for so many seconds."""
+    """Return the count when it reaches ``wanted``, or when it has not grown for ``patience`` seconds."""
     seen, since = count(), time.monotonic()
     while seen < wanted and time.monotonic() - since < patience:
         time.sleep(_TICK)

@@ -24,7 +24,7 @@ SUBSCRIBERS, KEYS = 300, 5
 LOOK = 20.0
 """seconds of one sample of CPU use"""
 SETTLE = 3.0
-"""seconds until the work for new connections is done"""
+"""seconds until new connections cause no more work"""
 ROUNDS, WARM = 200, 20
 CLIENTS, CREATING = 8, 5.0
 _IDLERS = Path(__file__).parent / "prefect_idlers.py"
@@ -33,7 +33,7 @@ _IDLERS = Path(__file__).parent / "prefect_idlers.py"
 def idle(side: Side) -> dict[str, float]:
     """Measure the CPU of one replica and of Redis with many subscribers, minus their CPU without any."""
     if side.site.settings["PREFECT_API_DATABASE_CONNECTION_URL"].startswith("sqlite"):
-        return {}  # Prefect lets no more than 100 requests at a time to a file, sockets among them
+        return {}  # with SQLite, Prefect allows at most 100 requests at a time, and sockets count as requests
     parts = (side.a.pid, side.site.redis.pid)
     without = _used(LOOK / 2, parts)
     words = [sys.executable, str(_IDLERS), str(SUBSCRIBERS), str(KEYS), side.a.socket]
@@ -51,7 +51,7 @@ def idle(side: Side) -> dict[str, float]:
 
 
 def _used(seconds: float, leaders: Iterable[int]) -> list[float]:
-    """Return how much of a core the processes of each group use, over so many seconds."""
+    """Return the share of a core that each group of processes uses, measured over ``seconds``."""
     groups = [_group(leader) for leader in leaders]
     begin = time.monotonic()
     before = [sum(map(cpu_of, group)) for group in groups]
@@ -64,7 +64,7 @@ def _used(seconds: float, leaders: Iterable[int]) -> list[float]:
 def _group(leader: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             _, _, rest = path.read_text().rpartition(")")
             if int(rest.split()[2]) == leader:
                 found.append(int(path.parent.name))
@@ -72,7 +72,7 @@ def _group(leader: int) -> list[int]:
 
 
 def speed(side: Side) -> dict[str, float]:
-    """One run after the other to a waiting worker of the same replica; then creates as fast as they go."""
+    """Measure the latency of single runs with a waiting worker at the same replica, then the rate of creating runs."""
     return asyncio.run(_speed(side))
 
 

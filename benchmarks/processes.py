@@ -1,4 +1,4 @@
-"""The processes of a measurement: a private Redis on one core, the entry's producer and worker on another."""
+"""The processes of a measurement: a private Redis on one core, and the entry's producer and worker on another core."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 120.0
 
 
 class Failed(Exception):
-    """An entry or Redis failed to execute a command; the message is its own."""
+    """An entry or Redis failed to execute a command. The message is the message of the entry or of Redis."""
 
 
 def cores() -> tuple[int, int] | None:
@@ -39,19 +39,19 @@ def pin(pid: int, which: int) -> None:
     if (chosen := cores()) is None:
         return
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # a thread that has ended
+        with suppress(OSError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), {chosen[which]})
 
 
 class RedisServer:
-    """The Valkey of the embedded store, or the Redis on PATH without it: empty, on loopback, stopped with the block."""
+    """An empty Redis server on loopback, which the context stops: the embedded Valkey, or else a server on PATH."""
 
     def __init__(self, *, durable: bool = False) -> None:
         self._durable = durable
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
-        """Start it; return once it answers."""
+        """Start the server, and return when it responds."""
         self.binary = find_binary()
         folder = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="taskqueue-bench-"))
         with socket.socket() as free:
@@ -68,7 +68,7 @@ class RedisServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """Stop the server."""
         self._opened.close()
 
     def _connected(self) -> PlainRedis:
@@ -90,7 +90,7 @@ class RedisServer:
 
 
 class EntryProcess:
-    """One process of an entry: the producer or the worker."""
+    """A process of an entry: its producer or its worker."""
 
     def __init__(
         self, python: str, script: Path, mode: str, url: str, variables: dict[str, str]
@@ -106,13 +106,13 @@ class EntryProcess:
         )
 
     def ready(self) -> dict[str, str]:
-        """Wait until it is set up, then keep it on its core; return the versions it uses."""
+        """Wait until the process is ready, pin it to its core, and return the versions of the packages it uses."""
         versions: dict[str, str] = self.answer()["ready"]
         pin(self.process.pid, 1)
         return versions
 
     def __call__(self, do: str, **arguments: Any) -> Any:
-        """Execute a command in it and return the response."""
+        """Execute a command in the process, and return its response."""
         self.tell(do, **arguments)
         return self.answer()
 
@@ -126,7 +126,7 @@ class EntryProcess:
             raise Failed(self._said()) from None
 
     def answer(self, patience: float = PATIENCE) -> Any:
-        """Return its next answer. Raises `Failed` where it reports an error, ends, or takes too long."""
+        """Return the next response. Raises `Failed` if the process reports an error, ends, or takes too long."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + patience
         while True:
@@ -135,7 +135,7 @@ class EntryProcess:
             line = self.process.stdout.readline()
             if not line:
                 raise Failed(self._said())
-            with suppress(ValueError):  # a peer may print
+            with suppress(ValueError):  # the library may print other lines
                 answer = json.loads(line)
                 break
         if isinstance(answer, dict) and "error" in answer:
@@ -143,7 +143,7 @@ class EntryProcess:
         return answer
 
     def close(self) -> None:
-        """End it: by closing its input, else by force."""
+        """End the process by closing its stdin; kill it if that does not help."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()

@@ -1,4 +1,4 @@
-"""A run as tables: for the terminal, and as Markdown for the page."""
+"""Tables of a run: as text for the terminal, and as Markdown for the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTROLLED = ("floor-p100", "floor-again", "floor-task", "floor-lua", "floor-p1
 
 
 def plain(run: dict[str, Any]) -> str:
-    """Return all tables as text of fixed width, and what was invalid."""
+    """Return all tables as text of fixed width, and the errors of the run."""
     return text(every(run), notes(run))
 
 
@@ -49,7 +49,7 @@ def markdown(run: dict[str, Any]) -> str:
 
 
 def section(table: Table, *, align: str = "---") -> str:
-    """Return a table as Markdown, under its heading; ``align`` is of all columns but the first."""
+    """Return a heading and a table as Markdown. ``align`` is the alignment of all columns except the first."""
     title, head, rows = table
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     lines.insert(1, "|---|" + f"{align}|" * (len(head) - 1))
@@ -57,7 +57,7 @@ def section(table: Table, *, align: str = "---") -> str:
 
 
 def every(run: dict[str, Any]) -> list[Table]:
-    """Return the tables for which the run has figures: title, head, rows."""
+    """Return the tables for which the run has figures, each as a title, a header and rows."""
     cells = {(cell["entry"], cell["figure"]): cell for cell in run["summary"]}
     names = [entry["name"] for entry in run["entries"] if entry["name"] not in run["absent"]]
     found = [
@@ -221,7 +221,7 @@ def _ratio(cell: dict[str, Any] | None, which: str) -> str:
 
 
 def promises(entries: Sequence[catalog.Entry] = catalog.ALL) -> Table:
-    """Return what each entry promises in the measured configuration, from sources and documentation."""
+    """Return a table of the entries' delivery guarantees in the measured configuration, from their documentation."""
     rows = [
         [one.name, one.promise, one.acknowledges, one.recovers, one.settings] for one in entries
     ]

@@ -1,8 +1,8 @@
 """Write the generated parts of the pages. Usage: ``python benchmarks/report.py [RESULT [AOF-RESULT]]``.
 
-Without arguments it takes for each part the newest result that has it: the comparison, the socket, the dispatcher, the
-pipeline, all in ``docs/performance.md``, and servers of Prefect in ``docs/prefect.md``. A part that no result was given
-for stays unchanged, and so does the text outside of the marks of a page, which is written by hand.
+Without arguments, each part is written from the newest result that contains it. The comparison, the socket, the
+dispatcher and the pipeline are in ``docs/performance.md``, and the Prefect servers in ``docs/prefect.md``. A part
+without a result stays unchanged, as does the text outside of the markers in a page, which is written by hand.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PANELS = (
 
 
 def main(paths: list[str]) -> int:
-    """Write the pages and the picture; return the exit status."""
+    """Write the pages and the picture; return the exit code."""
     areas = {name: partial(_figures, name) for name in targets.AREAS}
     kinds = (_beside, *areas.values(), _pipeline, _servers)
     chosen = paths or [path for has in kinds if (path := _newest(has))]

@@ -1,11 +1,11 @@
-"""Measure, side by side in one run, and print medians. Usage: ``python3 dev.py bench [options]``.
+"""Run the benchmarks in one run and print medians. Usage: ``python3 dev.py bench [options]``.
 
-Without options it measures memory in process, tasks over the socket, the dispatcher, and the redis
-backend with floors and peers. Longer measurements need an option: the pipeline on Spark, ``--area spark``, and
-servers of Prefect, ``--area prefect``. Every round runs every measurement once, so that a slow minute of the machine
-affects all of them. A row is invalid and fails the run if it did not handle every published task. The figures go to
-``benchmarks/results/`` as one JSON file; ``benchmarks/report.py`` makes the pages from it.
-``--against COMMIT`` compares the speed of the working tree with that of a commit instead: see
+Without options, it measures the memory backend in one process, tasks over a WebSocket, the dispatcher, and the Redis
+backend in comparison with other libraries and with minimal queues. Longer measurements need an option: ``--area spark``
+for the pipeline on Spark, ``--area prefect`` for Prefect servers. Every round runs every measurement once, so that a
+slow minute of the machine affects all of them. A row is invalid, and fails the run, if not every published task was
+handled. The figures are written to ``benchmarks/results/`` as a JSON file, from which ``benchmarks/report.py`` updates
+the pages. ``--against COMMIT`` instead compares the speed of the working tree with the speed of a commit: see
 ``--against COMMIT --help``.
 """
 
@@ -41,7 +41,7 @@ import spark_area
 import targets
 
 _ROUND = 100
-"""figures from here on are shown without decimals"""
+"""figures of at least this size are shown without decimals"""
 RESULTS = Path(__file__).parent / "results"
 
 Measurement = Callable[[], Coroutine[Any, Any, dict[str, float]]]
@@ -56,7 +56,7 @@ PREFECT = "prefect"
 
 
 def main() -> int:
-    """Run the chosen areas, or compare two trees; return the exit status."""
+    """Run the chosen areas, or compare two versions; return the exit code."""
     if any(word.startswith("--against") for word in sys.argv[1:]):
         return compare.main(sys.argv[1:])
     options = _options()
@@ -141,7 +141,7 @@ def _side_by_side(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pipeline(options: argparse.Namespace, report: dict[str, Any]) -> bool:
-    """Measure the pipeline into a report; return whether any figure was invalid."""
+    """Measure the pipeline and add the figures to a report; return whether any figure was invalid."""
     size = "full" if options.full else "quick" if options.quick else "usual"
     found = report["pipeline"] = spark_area.measure(size, rounds=options.rounds)
     print(render.text(spark_area.tables(found), spark_area.notes(found)))
@@ -149,7 +149,7 @@ def _pipeline(options: argparse.Namespace, report: dict[str, Any]) -> bool:
 
 
 def _servers(options: argparse.Namespace, report: dict[str, Any]) -> bool:
-    """Measure servers of Prefect into a report; return whether any figure was invalid."""
+    """Measure the Prefect servers and add the figures to a report; return whether any figure was invalid."""
     if (why := prefect_area.absent()) is not None:
         print(f"prefect is left out: {why}", file=sys.stderr)
         return False

@@ -1,4 +1,4 @@
-"""Scaling: cost per task by keys and backlog, memory by tasks, CPU by idle subscriptions."""
+"""Scaling: cost per task by number of keys and backlog, memory by number of tasks, CPU of idle subscriptions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CYCLE = 1000
 CYCLES = 10
 SCATTERED = 100
 IDLE = 300
-"""subscriptions of the idle measurement"""
+"""number of subscriptions in the measurement of idle subscriptions"""
 SETTLE = 1.0
 """seconds until idle workers have settled down"""
 NO_PATIENCE = meter.Patience(0.0, 0.0)
-"""for what does not depend on the machine's other work"""
+"""do not wait for an undisturbed machine, for measurements that other processes do not affect"""
 WINDOW = 1.0
 """the dedupe window of the memory measurement, in seconds"""
 
@@ -39,7 +39,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "rate_limit": {"max_inflight": 0, "rate_limit": {"max_tokens": 1_000_000}},
     "max_inflight, rate_limit, capacity": {"max_inflight": CYCLE, "capacity": CYCLE},
 }
-"""what each changes of the one before; none of them is met"""
+"""settings that each step adds to those of the step before; no limit is reached"""
 MIXED = "100 tenants, 3 priorities, no limits"
 ORDERS: dict[str, dict[str, Any]] = {
     MIXED: {"max_inflight": 0, "rate_limit": None, "capacity": None, "order": "fifo"},
@@ -49,13 +49,13 @@ ORDERS: dict[str, dict[str, Any]] = {
         "order": "fair",
     },
 }
-"""the same for tasks of many tenants"""
+"""settings that each step adds, for tasks of many tenants"""
 
 
 def limits(
     entry: catalog.Entry, *, repeats: int, patience: meter.Patience
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure the cost per task of draining by what the queue is limited to."""
+    """Measure the cost per task of a drain, for each combination of the queue's limits."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in LIMITS | ORDERS}
     with stage(entry, patience=patience) as on:
         for _ in range(repeats):
@@ -69,10 +69,10 @@ def limits(
 def keys(
     entry: catalog.Entry, *, repeats: int, patience: meter.Patience
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure the cost per task of draining, by how many keys are subscribed and have work."""
+    """Measure the cost per task of a drain, by the number of subscribed keys and of keys that have tasks."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in KEYS}
     with stage(entry, patience=patience) as on:
-        for _ in range(repeats):  # in turn, so that a slow minute hits every shape
+        for _ in range(repeats):  # in turn, so that a slow minute affects all combinations
             for name, shape in KEYS.items():
                 found[name].append(_cycles(on, shape))
     return found
@@ -81,9 +81,9 @@ def keys(
 def backlog(
     entry: catalog.Entry, depths: tuple[int, ...], *, repeats: int, patience: meter.Patience
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure the cost per task of draining 1,000 tasks over and over, by the number of other waiting tasks.
+    """Measure the cost per task of repeatedly draining 1,000 tasks, by the number of other waiting tasks.
 
-    Each depth has a store of its own, and they take turns, so that a slow minute affects all of them.
+    Each number has a store of its own. They are measured in turn, so that a slow minute affects all of them.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     with ExitStack() as opened:
@@ -104,9 +104,9 @@ def _cycles(on: Stage, shape: Shape) -> dict[str, Any]:
 
 
 def memory(entry: catalog.Entry, tasks: int) -> dict[str, Any]:
-    """Measure Redis's memory before, with tasks queued, and after the drain; for ours, with everything forgotten.
+    """Measure Redis's memory before publishing, with waiting tasks, after the drain, and after deleting old records.
 
-    A first small load makes what exists once per store.
+    A first small load creates the data structures that exist once in a store.
     """
     ours = entry.kind == "ours"
     with stage(entry, patience=NO_PATIENCE) as on:
@@ -145,7 +145,7 @@ def _forget(on: Stage) -> None:
 
 
 def idle(entry: catalog.Entry, seconds: float) -> dict[str, Any]:
-    """Measure what waiting costs: one worker of a peer, `IDLE` subscriptions of ours."""
+    """Measure the cost of waiting: for one worker of another library, and for `IDLE` subscriptions of this project."""
     with stage(entry, patience=NO_PATIENCE) as on:
         subscriptions = IDLE if entry.kind == "ours" else 1
         without = int(meter.info(on.redis.ask)["connected_clients"])

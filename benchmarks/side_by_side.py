@@ -1,4 +1,4 @@
-"""Our redis backend, floors and peers, interleaved in one run, and their scaling."""
+"""The Redis backend, minimal queues and other libraries, measured in turn in one run, and their scaling."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ import versus
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is measured."""
+    """The extent of a run."""
 
     rounds: int
     seconds: float
-    """no further round is started if it would probably end after this"""
+    """time limit in seconds; no round is started that would probably exceed it"""
     sizes: versus.Sizes
     patience: tuple[float, float]
-    """seconds that one window, and all of them together, may wait for a quiet machine"""
+    """maximum seconds to wait for an undisturbed machine, before one measurement and in total"""
     repeats: int
-    """windows of each shape of keys and backlog"""
+    """number of measurements for each combination of keys and backlog"""
     depths: tuple[int, ...]
     memory: int
-    """tasks of the memory measurement"""
+    """number of tasks in the measurement of memory"""
     idle: float
-    """seconds of the idle measurement"""
+    """duration in seconds of the measurement of idle workers"""
     of_all: bool = False
-    """measure memory and idling of every entry, not only of ours and the floor"""
+    """whether memory and idle workers are measured for all entries, not only for this project and the minimal queue"""
 
 
 _NO_BOUND = 86_400.0
@@ -75,7 +75,7 @@ FULL = Plan(
 
 
 def chosen(names: Sequence[str] | None, *, peers: bool) -> list[catalog.Entry]:
-    """Return the entries to run: those named, or ours and the floors, with the peers or without."""
+    """Return the entries with the given names; without names those of this project, with or without other libraries."""
     if names:
         return [entry for entry in catalog.ALL if entry.name in names]
     return [entry for entry in catalog.ALL if peers or entry.kind != "peer"]
@@ -89,7 +89,7 @@ def measure(
     rounds: int | None = None,
     durable: bool = False,
 ) -> dict[str, Any]:
-    """Run the plan; return everything that was found, for the result file."""
+    """Run the measurements of a plan, and return all figures for the result file."""
     start = time.monotonic()
     if rounds:
         plan = replace(plan, rounds=rounds, seconds=_NO_BOUND)

@@ -1,4 +1,4 @@
-"""Whether capacity advice holds when time is real: several keys at once, on the memory backend and on Redis."""
+"""Whether capacity advice is right in real time: with several keys at once, on the memory backend and on Redis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROOM = 100
 
 
 def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
-    """Return observed to expected 95th percentiles of the wait, one of each key, and the expected values."""
+    """Return for each key the ratio of observed to expected 95th percentile of the wait, and the expected value."""
     found: dict[str, list[float]] = {}
     with (
         processes.RedisServer() as redis,

@@ -1,6 +1,6 @@
-"""The pipeline on Spark: how fast it reads, publishes and audits, what the journal costs, and whether advice holds.
+"""The pipeline on Spark: how fast it reads, publishes and audits, the cost of the journal, and the accuracy of advice.
 
-Each section of a round is a process of its own (`spark_section.py`), so that every session starts cold, and a
+Each section of a round runs in a process of its own (`spark_section.py`), so that every Spark session is new, and a
 section that fails does not affect the others.
 """
 
@@ -20,11 +20,11 @@ import targets
 
 _PROGRAM = Path(__file__).parent / "spark_section.py"
 _PATIENCE = 1800.0
-"""seconds for one section"""
+"""maximum seconds for one section"""
 
 
 def measure(size: str, *, rounds: int | None = None) -> dict[str, Any]:
-    """Run every section in every round; return the figures by name, each with its values, and what went wrong."""
+    """Run every section in every round; return the figures by name, each with its values, and the errors."""
     sizes = spark_sizes.SIZES[size]
     start = time.monotonic()
     values: dict[str, list[float]] = {}
@@ -66,7 +66,7 @@ def _section(section: str, size: str, turn: int) -> dict[str, list[float]] | str
 
 
 def tables(run: dict[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Return what a run found as tables: title, head, rows."""
+    """Return the tables of a run, each as a title, a header and rows."""
     return figures.tables(run["figures"], targets.PIPELINE, "the pipeline")
 
 

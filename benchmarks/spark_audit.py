@@ -1,4 +1,4 @@
-"""The audit of a journal in Parquet: just after the session has started, once warm, and of ten times as many events."""
+"""The audit of a Parquet journal: in a new session, in a session in use, and with ten times as many events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EVENTS_PER_TASK = 3.1
 
 
 def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
-    """Return seconds, and the growth of the cost per event."""
+    """Return the durations in seconds, and the growth of the cost per event."""
     with spark_stage.folder() as place:
         one, ten = place / "one", place / "ten"
         ten.mkdir()
@@ -45,7 +45,7 @@ def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
 
 
 def _journal(turn: int, number: int, events: int) -> pa.Table:
-    """Return a journal of queues and shards that no other number has."""
+    """Return a journal whose queues and shards are different for each ``number``."""
     table: pa.Table = made(100 * turn + number, int(events / _EVENTS_PER_TASK)).table
     keys = pc.binary_join_element_wise(table["key"], str(number), ".")
     shards = pc.add(table["shard"], pa.scalar(100 * number, pa.int32()))

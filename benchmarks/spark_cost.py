@@ -1,4 +1,4 @@
-"""What a journal costs: the same tasks published and drained, in turn with and without it."""
+"""The cost of a journal: the same tasks are published and drained in turn with and without a journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH = 100
 
 
 def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
-    """Return throughputs, Redis's time per task, and the share of the throughput that the journal takes."""
+    """Return throughputs, Redis's time per task, and the loss of throughput caused by the journal."""
     del turn
     with processes.RedisServer() as redis:
         processes.pin(os.getpid(), 1)

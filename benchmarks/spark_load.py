@@ -1,4 +1,4 @@
-"""Loads with chance in them, run through a backend in real time or in virtual time."""
+"""Random loads, which are executed on a backend in real time or in virtual time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from taskqueue_core.clock import ManualClock
 from taskqueue_memory import MemoryBackend, MemorySettings
 
 Load = Sequence[tuple[float, float]]
-"""when each task comes, and how long it runs"""
+"""for each task, the time of its publishing and its duration, in seconds"""
 _SPREAD = math.log(1.5)
 """variance of the logarithm of the times: their squared coefficient of variation is 0.5"""
 
 
 def poisson(seed: int, tasks: int, *, rate: float, mean: float) -> Load:
-    """Return a Poisson process, with times of a lognormal distribution."""
+    """Return a load whose arrivals are a Poisson process, with durations from a lognormal distribution."""
     chance = random.Random(seed)
     arrivals = itertools.accumulate(chance.expovariate(rate) for _ in range(tasks))
     spread = math.sqrt(_SPREAD)
@@ -31,7 +31,7 @@ def poisson(seed: int, tasks: int, *, rate: float, mean: float) -> Load:
 
 
 async def configure(backend: Backend, key: str, slots: int) -> None:
-    """Let so many be in flight, and write the journal."""
+    """Limit the number of tasks in flight to ``slots``, and turn the journal on."""
     control = control_of(backend)
     kept = await control.settings(key)
     changed = {"max_inflight": slots, "journal": True}
@@ -39,7 +39,7 @@ async def configure(backend: Backend, key: str, slots: int) -> None:
 
 
 async def play(backend: Backend, loads: Mapping[str, Load], slots: Mapping[str, int]) -> None:
-    """Publish the load of each key when its time comes, and run it with as many slots as the key has."""
+    """Publish each task of the loads at its time, and execute the tasks of each key in its number of slots."""
     times: dict[str, float] = {}
     done = asyncio.Semaphore(0)
     for key, number in slots.items():
@@ -85,7 +85,7 @@ async def _work(
 
 
 async def simulate(journal: Path, key: str, load: Load, slots: int) -> None:
-    """Do as `play` does with the memory backend, in virtual time."""
+    """Execute a load as `play` does, but on the memory backend and in virtual time."""
     clock = ManualClock()
     backend = MemoryBackend(clock=clock, settings=MemorySettings(journal=journal))
     await configure(backend, key, slots)

@@ -1,4 +1,4 @@
-"""Publishing many tasks through the sink, compared with a plain script that calls our publisher chunk by chunk."""
+"""Publishing many tasks through the Spark sink, compared with a plain script that publishes them in chunks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from taskqueue_redis import RedisBackend, RedisSettings
 
 _CHUNK = 250
 _AT_ONCE = 4
-"""number of chunks of the plain script in flight"""
+"""number of chunks that the plain script publishes at the same time"""
 _PASSES = 3
 _PREFIX = "publish"
 
 
 def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
-    """Return tasks per second of both, of publishing the same again, and the ratio."""
+    """Return tasks per second for the sink, for the script and for publishing the same tasks again, and a ratio."""
     del turn
     found: dict[str, list[float]] = {}
     with (

@@ -1,4 +1,4 @@
-"""Reading the journal: a plain loop on hiredis and Arrow, our reader, Spark; what Redis feels; small batches."""
+"""Reading the journal: with a plain loop on hiredis and Arrow, with this project's reader, and with Spark."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PASSES = 3
 _MICRO = 100
 _BATCHES = 15
 _WARM = 3
-"""micro-batches before those that count"""
+"""number of micro-batches before the first one that is measured"""
 
 
 def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
-    """Return rates, ratios to the plain loop, Redis's longest command and the time of a micro-batch."""
+    """Return rates, their ratios to the plain loop, the time of Redis's longest command and of a micro-batch."""
     del turn
     found: dict[str, list[float]] = {}
     spent: dict[str, list[float]] = {}
@@ -54,7 +54,7 @@ def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
             for prefix in ("single", "hundred"):
                 _spark(session, redis.url, prefix, 0)
             found["Redis's longest command during a backfill, ms"] = [_longest(redis.url)]
-            for _ in range(_PASSES):  # in turn, so that a slow minute hits all of them
+            for _ in range(_PASSES):  # in turn, so that a slow minute affects all of them
                 for name, (read, rows) in readers.items():
                     own, start = time.process_time(), time.perf_counter()
                     assert read() == rows, name
@@ -68,7 +68,7 @@ def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
         found[spark.format("Spark on one core")], found[spark.format("plain loop")], strict=True
     )
     return found | {
-        # By time of the CPU, which says how much a core reads whatever else the machine does.
+        # Use CPU time, which shows how much one core reads, whatever other processes do.
         "journal read per core: our reader, x plain loop": [
             one / other for one, other in zip(plain, own, strict=True)
         ],
@@ -77,7 +77,7 @@ def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
 
 
 def _plain(url: str, prefix: str) -> int:
-    """Read a stream with one entry per transition into text columns, as fast as a short script can."""
+    """Read a stream with one entry per change of state into text columns, in the fastest way for a short script."""
     where = urlsplit(url)
     reader, rows, last = hiredis.Reader(), 0, "-"
     with socket.create_connection((where.hostname, where.port)) as link:
@@ -91,7 +91,7 @@ def _plain(url: str, prefix: str) -> int:
 
         ask(last)
         while entries := _answer(link, reader):
-            ask(f"({entries[-1][0].decode()}")  # Redis prepares the next ones at the same time
+            ask(f"({entries[-1][0].decode()}")  # Redis prepares the next entries at the same time
             columns = zip(*(fields[1::2] for _, fields in entries), strict=True)
             arrays = [pa.array(values, pa.binary()).cast(pa.string()) for values in columns]
             names = [name.decode() for name in entries[0][1][::2]]
@@ -115,7 +115,7 @@ def _spark(session: SparkSession, url: str, prefix: str, rows: int) -> int:
     options = {"url": url, "prefix": prefix, "splitsPerShard": "1"}
     journal = session.read.format("taskqueue").options(**options).load()
     journal.write.format("noop").mode("overwrite").save()
-    return rows  # Spark has no cheap count of what it wrote to nowhere
+    return rows  # the format "noop" reports no number of rows, and counting them would read again
 
 
 def _longest(url: str) -> float:

@@ -1,4 +1,4 @@
-"""One section of what is measured of the pipeline: ``spark_section.py SECTION SIZE ROUND`` prints figures as JSON."""
+"""Run one section of the pipeline's benchmarks and print figures as JSON: ``spark_section.py SECTION SIZE ROUND``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-# the audit's journals are made up by the tests' generator
+# the generator of the tests creates the journals for the audit
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import spark_sizes
 
 
 def main(section: str, size: str, turn: str) -> None:
-    """Measure; print one line of JSON: name to values."""
+    """Run the section, and print the values by name as one line of JSON."""
     if section not in spark_sizes.SECTIONS:
         raise SystemExit(f"no section {section}; there are: {', '.join(spark_sizes.SECTIONS)}")
     found = importlib.import_module(f"spark_{section}").measure(spark_sizes.SIZES[size], int(turn))

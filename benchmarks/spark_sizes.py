@@ -1,4 +1,4 @@
-"""How much of the pipeline is measured."""
+"""The sizes of the pipeline's benchmarks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ SECTIONS = ("cost", "read", "publish", "audit", "virtual", "applied")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of one round."""
+    """The sizes of one round."""
 
     rounds: int
     cost: int
-    """tasks published and drained with the journal off, and on, in each of five turns"""
+    """number of tasks that are published and drained with and without the journal, in each of five repetitions"""
     transitions: int
-    """of the journals that are read"""
+    """number of changes of state in the journals that are read"""
     publish: int
-    """tasks"""
+    """number of tasks that are published through the sink"""
     events: int
-    """of the audit; ten times as many where its growth is looked at"""
+    """number of events in the audited journal; ten times as many for the growth of its cost"""
     loads: int
-    """loads in virtual time, each recorded and then applied"""
+    """number of loads in virtual time, each recorded and then executed with the advised number of slots"""
     tasks: int
-    """of each of them"""
+    """number of tasks in each load in virtual time"""
     seconds: float
-    """a load in real time lasts"""
+    """duration of a load in real time"""
 
 
 SIZES = {

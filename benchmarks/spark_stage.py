@@ -1,4 +1,4 @@
-"""Helpers that the sections share: a session, and journals in Redis that were written as the scripts write them."""
+"""Helpers that the sections share: a Spark session, and journals in Redis in the format of the backend's scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskqueue_spark.session import session
 
 START = 1_790_000_000_000_000
 STEP = 500
-"""microseconds from one step to the next"""
+"""microseconds between two steps of a generated journal"""
 _STEPS = (
     ("published", "waiting", ""),
     ("delivered", "in_flight", "worker-1"),
@@ -26,7 +26,7 @@ _STEPS = (
 
 @contextmanager
 def spark(cores: int = 2) -> Iterator[SparkSession]:
-    """Give a session on so many cores, and stop it."""
+    """Yield a Spark session on ``cores`` cores, and stop it at the end."""
     with TemporaryDirectory(prefix="taskqueue-bench-") as folder:
         opened = session("bench", f"local[{cores},4]", **{"spark.sql.warehouse.dir": folder})
         logging.getLogger("py4j").setLevel(logging.ERROR)
@@ -38,13 +38,13 @@ def spark(cores: int = 2) -> Iterator[SparkSession]:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Give an empty folder that goes away."""
+    """Yield an empty folder, and delete it at the end."""
     with TemporaryDirectory(prefix="taskqueue-bench-") as path:
         yield Path(path)
 
 
 def fill(redis: RedisServer, prefix: str, transitions: int, batch: int) -> int:
-    """Write a journal of steps that publish, deliver and ack batches of tasks; return the number of transitions."""
+    """Write a journal in which batches of tasks are published, delivered and acked; return its number of records."""
     with Redis.from_url(redis.url) as link:
         partition = f"{{{prefix}:0}}"
         steps, seq = transitions // batch, 1

@@ -1,4 +1,4 @@
-"""Whether capacity advice holds, in virtual time: loads are recorded, and others of the same process run under it."""
+"""Whether capacity advice is right, in virtual time: it is derived from recorded loads, then tested with others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from spark_sizes import Sizes
 
 _RATE, _MEAN, _TARGET = 300.0, 0.02, 0.01
 _ROOM = 100
-"""slots while a load is recorded: more than it ever takes"""
+"""number of slots while a load is recorded, which is more than the load needs"""
 
 
 def measure(sizes: Sizes, turn: int) -> dict[str, list[float]]:
-    """Return observed to expected 95th percentiles of the wait, one of each load."""
+    """Return for each load the ratio of the observed to the expected 95th percentile of the wait."""
     keys = [f"load-{number}" for number in range(sizes.loads)]
     with spark_stage.folder() as place, spark_stage.spark() as session:
         for number, key in enumerate(keys):

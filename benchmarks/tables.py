@@ -1,8 +1,8 @@
-"""From the turns of a run to its summary: medians over quiet windows, ranges, and ratios.
+"""The summary of a run: medians over undisturbed measurements, ranges, and ratios.
 
-A window is quiet if processes of others used at most `meter.QUIET` cores during it; that is decided by
-the machine, never by the result. A median is over quiet windows if there are two (or one of one);
-otherwise it is over all of them and marked as contended.
+A measurement is undisturbed ("quiet") if other processes used at most `meter.QUIET` cores during it, whatever its
+result. A median is computed from the undisturbed measurements if there are at least two of them, or if the only
+measurement is undisturbed. Otherwise it is computed from all measurements and marked as contended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Window = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Something that every entry has a number for."""
+    """A figure that is measured for all entries."""
 
     name: str
     window: str
@@ -66,7 +66,7 @@ FIGURES = (
 
 @dataclass(kw_only=True)
 class Cell:
-    """One figure of one entry."""
+    """The values of one figure for one entry."""
 
     entry: str
     figure: str
@@ -79,11 +79,11 @@ class Cell:
     to_floor: float | None = None
     to_best_peer: float | None = None
     peer_contended: bool = False
-    """whether the best peer's figure is over contended windows"""
+    """whether the figure of the best other library comes from contended measurements"""
 
 
 def quiet(windows: Iterable[Window]) -> tuple[list[Window], bool]:
-    """Return the windows that count, and whether they are contended."""
+    """Return the measurements to use, and whether they are contended."""
     everything = list(windows)
     good = [window for window in everything if window.get("foreign", 0.0) <= QUIET]
     enough = len(good) >= min(2, len(everything))
@@ -91,7 +91,7 @@ def quiet(windows: Iterable[Window]) -> tuple[list[Window], bool]:
 
 
 def summarize(turns: Iterable[dict[str, Any]]) -> list[Cell]:
-    """Return all cells of a run, with their ratios; invalid turns have none."""
+    """Return all cells of a run, with their ratios. Invalid turns contribute no cells."""
     windows: dict[tuple[str, str], list[Window]] = {}
     for turn in turns:
         for name, window in turn["windows"].items():
@@ -134,10 +134,10 @@ def _relate(cells: list[Cell]) -> None:
 
 
 def best_peer(table: dict[tuple[str, str], Cell], entry: str, figure: str) -> Cell | None:
-    """Return the best figure of the peers that promise as much and work in the same way.
+    """Return the best figure among the libraries that give the same delivery guarantee and work in the same way.
 
-    Publishing is the same for all of them. For the rest, an entry with one call per batch compares
-    with its kind, and every other with the peers that make one call per task.
+    For publishing, all libraries are compared. Otherwise an entry with one call per batch is compared with libraries
+    that do the same, and any other entry with libraries that make one call per task.
     """
     about = {one.name: one for one in catalog.ALL}
     group = "batch" if "batch" in about[entry].compare else "handler"
@@ -156,12 +156,12 @@ def best_peer(table: dict[tuple[str, str], Cell], entry: str, figure: str) -> Ce
 
 
 def rows(cells: Iterable[Cell]) -> list[dict[str, Any]]:
-    """Return cells as they are written into the result."""
+    """Return the cells in the format of the result file."""
     return [asdict(cell) for cell in cells]
 
 
 def shown(value: float | None) -> str:
-    """Return a number with three figures and no more than it needs."""
+    """Format a number with three significant digits."""
     if value is None:
         return "-"
     if abs(value) >= 100:

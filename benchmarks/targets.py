@@ -1,4 +1,4 @@
-"""The targets, and whether a run reached them."""
+"""The performance targets, and the check whether a run reached them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ BATCHES = "taskqueue batch"
 
 @dataclass(frozen=True)
 class Target:
-    """One bound on one number that a run yields."""
+    """An upper or lower bound for one number of a run."""
 
     figure: str
     measure: str
-    """what the number is"""
+    """description of the number"""
     sign: Literal["≥", "≤"]
     bound: float
     value: Callable[[Found], float | None]
 
     def reached(self, found: Found) -> bool | None:
-        """Return whether the run keeps the bound, ``None`` where it did not measure this."""
+        """Return whether the run meets the bound, or ``None`` if it did not measure the number."""
         value = self.value(found)
         if value is None:
             return None
@@ -40,10 +40,10 @@ Values = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Goal:
-    """One bound on one figure of the socket or of the pipeline."""
+    """A bound for one figure of the socket, the dispatcher or the pipeline."""
 
     name: str
-    """of the figure: values that are the same number, measured again"""
+    """name of the figure, whose values are repeated measurements of the same number"""
     figure: str
     measure: str
     sign: Literal["≥", "≤"]
@@ -51,11 +51,11 @@ class Goal:
     taken: Callable[[Sequence[float]], float] = median
 
     def value(self, values: Values) -> float | None:
-        """Return the number to be bound, ``None`` where the run did not measure it."""
+        """Return the number to which the bound applies, or ``None`` if the run did not measure it."""
         return self.taken(values[self.name]) if self.name in values else None
 
     def reached(self, values: Values) -> bool | None:
-        """Return whether the run keeps the bound, ``None`` where it did not measure this."""
+        """Return whether the run meets the bound, or ``None`` if it did not measure the number."""
         value = self.value(values)
         if value is None:
             return None
@@ -63,16 +63,16 @@ class Goal:
 
 
 class Found:
-    """A run's numbers, by name."""
+    """The numbers of a run, looked up by name."""
 
     def __init__(self, run: dict[str, Any]) -> None:
         self._cells = {(cell["entry"], cell["figure"]): cell for cell in run["summary"]}
         self._scaling = run["scaling"]
         self.contended = False
-        """whether a contended window went into what was looked up since this was last set to False"""
+        """whether a number that was looked up came from a contended measurement, since this was last set to False"""
 
     def cell(self, entry: str, figure: str, part: str = "value") -> float | None:
-        """Return a figure of an entry, or a ratio of it."""
+        """Return a figure of an entry, or another part of the cell, such as a ratio."""
         cell = self._cells.get((entry, figure), {})
         self.contended = self.contended or cell.get("contended", False)
         if part == "to_best_peer":
@@ -86,7 +86,7 @@ class Found:
         return one / other if one is not None and other else None
 
     def cost(self, what: str, name: str, entry: str = SUBSCRIPTION) -> float | None:
-        """Return the seconds per task of a shape of keys or of a backlog."""
+        """Return the seconds per task for a combination of keys, or for a backlog."""
         windows = self._scaling.get(what, {}).get(entry, {}).get(name)
         if not windows:
             return None
@@ -95,7 +95,7 @@ class Found:
         return float(median(window["seconds"] / window["tasks"] for window in counted))
 
     def growth(self, what: str, name: str, base: str) -> float | None:
-        """Return a cost relative to the least one."""
+        """Return a cost relative to the cost of ``base``."""
         one, other = self.cost(what, name), self.cost(what, base)
         return one / other if one is not None and other else None
 
@@ -105,7 +105,7 @@ class Found:
         return names[-1] if names else None
 
     def memory(self, entry: str) -> dict[str, float] | None:
-        """Return the bytes before, queued, drained and forgotten, and the tasks."""
+        """Return the bytes before publishing, with waiting tasks, after the drain and after deletion, and the tasks."""
         found: dict[str, float] | None = self._scaling.get("memory", {}).get(entry)
         return found
 
@@ -325,4 +325,4 @@ DISPATCH = (
 )
 """targets of the dispatcher"""
 AREAS = {"socket": ("the socket", SOCKET), "dispatch": ("the dispatcher", DISPATCH)}
-"""areas of figures by name: their titles and targets"""
+"""title and targets of each area, by its name"""

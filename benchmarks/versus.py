@@ -1,7 +1,7 @@
-"""One entry's turn: publish one by one and in bulk, drain, and deliver at a steady rate, on its own Redis.
+"""One turn of one entry: publish single tasks and in bulk, drain, and deliver at a steady rate, on a new Redis server.
 
-A turn whose counts do not agree (published, queued, handled, distinct, left) is invalid: it has no
-figures, only what went wrong.
+If the counts of a turn do not agree (published, queued, handled, distinct, left), the turn is invalid: it has no
+figures, only an error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from processes import EntryProcess, RedisServer
 
 RATE = 200
 WARM_SECONDS = 0.6
-"""seconds for a worker to reach its first read"""
+"""seconds that a worker has to start reading"""
 SETTLING = 5.0
-"""seconds within which what was handled must be settled"""
+"""seconds within which handled tasks must be settled"""
 
 
 class Invalid(Exception):
@@ -31,14 +31,14 @@ class Invalid(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is done in one turn."""
+    """The numbers of tasks in one turn."""
 
     single: int = 1500
     """tasks published one by one"""
     scale: float = 1.0
-    """times the entry's own number of tasks, for bulk publish and drain"""
+    """factor for the entry's number of tasks in bulk publish and drain"""
     latency: int = 400
-    """timed tasks at a steady rate"""
+    """number of timed tasks that are published at a steady rate"""
 
 
 @dataclass
@@ -47,14 +47,14 @@ class Turn:
 
     entry: str
     windows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """per workload its figures; ``foreign`` is the number of cores that other processes used"""
+    """the figures of each workload; ``foreign`` is the number of cores that other processes used"""
     versions: dict[str, str] = field(default_factory=dict)
     invalid: str | None = None
 
 
 @dataclass
 class Stage:
-    """An entry's Redis, producer and worker."""
+    """The Redis server, the producer and the worker of an entry."""
 
     redis: RedisServer
     producer: EntryProcess
@@ -64,11 +64,11 @@ class Stage:
 
     @property
     def pids(self) -> list[int]:
-        """All of their processes."""
+        """The process ids of the Redis server, the producer and the worker."""
         return [p.process.pid for p in (self.redis, self.producer, self.worker)]
 
     def window(self, tasks: int, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Measure one workload: its own figures with those of Redis and of the machine."""
+        """Measure one workload: return its figures together with those of Redis and of the machine."""
         waited = self.patience.wait(self.pids)
         foreign, redis = meter.Foreign(self.pids), meter.RedisWindow(self.redis.ask)
         figures = do()
@@ -76,7 +76,7 @@ class Stage:
         return {**figures, "tasks": tasks, "foreign": foreign.cores(), "waited": waited}
 
     def expect(self, queued: int) -> None:
-        """Raise `Invalid` unless the store comes to hold as many tasks as it must."""
+        """Wait until the store contains ``queued`` tasks; raise `Invalid` if it does not."""
         deadline = time.monotonic() + SETTLING
         while (left := self.producer("left")) != queued:
             if time.monotonic() > deadline:
@@ -84,12 +84,12 @@ class Stage:
             time.sleep(0.02)
 
     def work(self, count: int) -> dict[str, Any]:
-        """Let the worker handle as many tasks; raise `Invalid` unless it handled each once."""
+        """Let the worker handle ``count`` tasks; raise `Invalid` if it did not handle each task once."""
         self.worker("work", count=count)
         return self.handled(count)
 
     def handled(self, count: int) -> dict[str, Any]:
-        """Return the figures of the running work."""
+        """Wait for the running worker and return its figures."""
         figures: dict[str, Any] = self.worker.answer()
         if not figures["handled"] == figures["distinct"] == count:
             raise Invalid(
@@ -102,7 +102,7 @@ class Stage:
 def stage(
     entry: catalog.Entry, *, patience: meter.Patience, durable: bool = False
 ) -> Iterator[Stage]:
-    """Set an entry up. Raises `NotMade` or `Failed`."""
+    """Start the processes of an entry, and end them when the context ends. Raises `NotMade` or `Failed`."""
     python, variables = environments.python_of(entry.environment)
     script = environments.ENTRIES / f"{entry.program}.py"
     with RedisServer(durable=durable) as redis, ExitStack() as opened:
@@ -111,7 +111,7 @@ def stage(
             process = EntryProcess(python, script, entry.mode, redis.url, variables)
             return opened.enter_context(closing(process))
 
-        producer, worker = start(), start()  # they import on both cores, then are kept on one
+        producer, worker = start(), start()  # pinned to a core after their imports
         versions = producer.ready()
         worker.ready()
         versions["store"] = redis.binary.name
@@ -121,7 +121,7 @@ def stage(
 def turn(
     entry: catalog.Entry, sizes: Sizes, *, patience: meter.Patience, durable: bool = False
 ) -> Turn:
-    """Take one turn."""
+    """Measure all workloads of one entry."""
     result = Turn(entry.name)
     try:
         with stage(entry, patience=patience, durable=durable) as on:

@@ -1,7 +1,7 @@
-"""The floor of the socket: bare uvicorn and websockets, sending bodies one by one as far as a credit window goes.
+"""A minimal WebSocket server on uvicorn, which sends bodies one after another as long as the client has credit.
 
-It stores and guarantees nothing: a body is encoded when it is sent, an ack is decoded and gives its credit back.
-Usage: ``python window_floor.py BODIES BYTES`` prints its address as JSON.
+It stores nothing and guarantees nothing: it encodes each body when it sends it, and each decoded ack adds one credit.
+Usage: ``python window_floor.py BODIES BYTES``. It prints its address as JSON.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class Floor:
-    """An ASGI application with one kind of socket."""
+    """The ASGI application of the minimal server."""
 
     def __init__(self, bodies: int, size: int) -> None:
-        """Send so many bodies of so many bytes to each client."""
+        """Prepare to send ``bodies`` bodies of ``size`` bytes to each client."""
         self._bodies = bodies
         self._body = "x" * size
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one socket until all is acknowledged."""
+        """Serve one WebSocket until all bodies are acknowledged."""
         await receive()
         await send({"type": "websocket.accept", "subprotocol": scope["subprotocols"][0]})
         hello = msgspec.json.decode((await receive())["text"])
@@ -73,7 +73,7 @@ def main(bodies: int, size: int) -> None:
         log_level="critical",
     )
     listener = config.bind_socket()
-    # As ours: without it asyncio leaves small frames waiting for the last one's acknowledgement.
+    # Disable Nagle's algorithm, as the server of this project does. With it, small frames wait for acknowledgements.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     print(
         json.dumps(

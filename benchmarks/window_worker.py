@@ -1,6 +1,6 @@
-"""A bare worker on a socket: it keeps its credit window open, settles in batches, and measures.
+"""A minimal worker on a WebSocket: it grants credit, settles deliveries in batches, and measures the time.
 
-Usage: ``python window_worker.py {floor,ack,retry} URL TASKS WINDOW KEY`` prints seconds and counts as JSON.
+Usage: ``python window_worker.py {floor,ack,retry} URL TASKS WINDOW KEY``. It prints seconds and counts as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from websockets.typing import Subprotocol
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _DELAY = 3600
-"""seconds before a retry: longer than any measurement"""
+"""seconds before a retry, which is longer than any measurement takes"""
 
 
 async def _floor(socket: ClientConnection, tasks: int, window: int, _: str) -> int:
@@ -82,7 +82,7 @@ async def _say(socket: ClientConnection, **frame: Any) -> None:
 
 
 async def main(kind: str, url: str, tasks: int, window: int, key: str) -> None:
-    """Work until every task is settled."""
+    """Receive and settle tasks until all are settled, and print the figures."""
     work = {
         "floor": _floor,
         "ack": partial(_server, settle=_ack),

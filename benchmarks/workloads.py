@@ -1,6 +1,6 @@
-"""Run one area's workloads with the taskqueue packages on the path, and print the figures as JSON.
+"""Run the workloads of one area with the installed taskqueue packages, and print the figures as JSON.
 
-`compare.py` runs this file with two source trees in turn, so it uses public names alone.
+`compare.py` runs this file in turn with two versions of the source code, so it uses only public names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from taskqueue_core.capabilities import QueueSettings, control_of
 
 PAYLOAD = {"path": "/srv/images/cat.png", "width": 320, "height": 200, "note": "x" * 120}
 SECONDS = 60.0
-"""how long a workload may wait for tasks before it is invalid"""
+"""maximum seconds that a workload waits for tasks before it is invalid"""
 WORKER = """
 from taskqueue_worker import Retry, Worker
 
@@ -37,11 +37,11 @@ async def retry(**payload: object) -> None:
 
 
 async def calls(backend: str, tasks: int, batch: int = 100) -> dict[str, float]:
-    """Measure each verb of a backend, one task at a time and in batches; tasks per second."""
+    """Measure each call of a backend, for single tasks and for batches; return tasks per second."""
     rates = {}
     async with connect(backend) as queue:
         for prefix, count in (("warm-up-", tasks // 20), ("", tasks)):
-            if not prefix:  # what exists by now is no garbage of the workloads
+            if not prefix:  # exclude existing objects from garbage collection
                 gc.collect()
                 gc.freeze()
             for size in (1, batch):

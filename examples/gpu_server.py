@@ -1,8 +1,8 @@
-"""A model server that shares its GPU between a dispatcher and direct callers.
+"""A model server that shares its GPU between a dispatcher and clients that call it directly.
 
     python examples/gpu_server.py 9000
 
-Register it as an endpoint, http://127.0.0.1:9000/generate with 2 slots, or try it as a direct caller:
+Register http://127.0.0.1:9000/generate with the dispatcher as an endpoint with 2 slots, or call it directly:
 
     curl http://127.0.0.1:9000/generate -d '{"prompt": "a sunset"}'
     curl http://127.0.0.1:9000/status/<job_id of the response>
@@ -21,12 +21,12 @@ STEPS = 4
 
 
 def generate(job: GpuJob) -> dict[str, object]:
-    """Run the model: a plain function runs in a thread, an async one in the event loop."""
+    """Run the model. This plain function runs in a thread; an async function would run in the event loop."""
     prompt = job.payload.get("prompt") if isinstance(job.payload, dict) else None
     if not isinstance(prompt, str):
-        raise JobRefused("prompt: a text is wanted")  # no other attempt can do better
+        raise JobRefused("prompt: a text is wanted")  # another attempt would fail too
     for step in range(STEPS):
-        time.sleep(0.01)  # what a GPU would do
+        time.sleep(0.01)  # stands for the work of the GPU
         job.progress = (step + 1) / STEPS
     return {"prompt": prompt, "image": f"https://images.example/{job.id}.png"}
 

@@ -1,4 +1,4 @@
-"""Runs all static checks at once and prints a summary."""
+"""Run all static checks in parallel and print a summary."""
 
 import subprocess
 import sys
@@ -21,9 +21,9 @@ CHECKS = {
 
 
 def run(command: list[str]) -> tuple[bool, str, float]:
-    """Run one check; return whether it passed, its output, and its seconds."""
+    """Run one check; return whether it passed, its output, and its duration in seconds."""
     start = time.monotonic()
-    done = subprocess.run(  # noqa: S603 - the commands are those of CHECKS
+    done = subprocess.run(  # noqa: S603 - the commands come from CHECKS
         command,
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -36,7 +36,7 @@ def run(command: list[str]) -> tuple[bool, str, float]:
 
 
 def main(checks: dict[str, list[str]] = CHECKS) -> int:
-    """Run all checks at once and print the output of those that failed; return 1 if any did."""
+    """Run all checks in parallel and print the output of failed checks; return 1 if a check failed."""
     failed = []
     with ThreadPoolExecutor(len(checks)) as pool:
         names = {pool.submit(run, command): name for name, command in checks.items()}

@@ -1,7 +1,7 @@
-"""Checks that source files stay small and that the product never runs or unpickles data.
+"""Check that source files are short, and that the product never executes or unpickles data.
 
-A file over the cap does two things: split it by what it does. Data from outside must not become
-code, so in src no module that can load code from data is imported, and nothing is evaluated.
+A file above the limit should be split by topic. Data from outside must not become code, so in src no module may be
+imported that can load code from data, and no text may be evaluated.
 """
 
 import ast
@@ -18,7 +18,7 @@ LAST = {call.rpartition(".")[2] for call in CALLS}
 
 
 def too_long(root: Path) -> Iterator[str]:
-    """Names each Python or Lua file above the cap."""
+    """Yield a message for each Python or Lua file above the limit."""
     files = [root / "dev.py", *(path for name in FOLDERS for path in (root / name).rglob("*"))]
     for path in sorted(files):
         if path.suffix in {".py", ".lua"} and path.is_file():
@@ -28,12 +28,12 @@ def too_long(root: Path) -> Iterator[str]:
 
 
 def name_of(call: ast.Call) -> str | None:
-    """Return the last part of the name of the called function."""
+    """Return the name of the called function without module or object, or None if the call has no name."""
     return getattr(call.func, "attr", None) or getattr(call.func, "id", None)
 
 
 def forbidden(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Find each import or call that could turn data into code; return its line and name."""
+    """Yield the line and the name of each import or call that could turn data into code."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -52,14 +52,14 @@ def forbidden(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def unsafe(root: Path) -> Iterator[str]:
-    """Names each forbidden import or call in src."""
+    """Yield a message for each forbidden import or call in src."""
     for path in sorted((root / "src").rglob("*.py")):
         for line, what in forbidden(ast.parse(path.read_text(encoding="utf-8"))):
             yield f"{path.relative_to(root)}:{line}: {what} is forbidden in src"
 
 
 def main(root: Path = ROOT) -> int:
-    """Print each problem; return 1 if there are any."""
+    """Print all problems; return 1 if there are any."""
     problems = [*too_long(root), *unsafe(root)]
     print(*problems, sep="\n", end="\n" if problems else "")
     return 1 if problems else 0

@@ -1,7 +1,7 @@
-"""Checks that the locks are pure, and that they fit pyproject.toml.
+"""Check that the lock files contain only pins, and that they agree with pyproject.toml.
 
-Pure: every line is a pin with hashes and nothing else, so no index, address, path or option of
-the machine that solved it can be in there. Fits: every direct dependency is pinned within bounds.
+Every line must be a pin with hashes, so that no index, address, path or option of the machine that created the file is
+in it. Every direct dependency must be pinned to a version within the bounds of pyproject.toml.
 """
 
 import re
@@ -20,20 +20,23 @@ HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 LOCK = "requirements.lock"
 OTHERS = {"prefect": "tests/prefect/requirements.txt"}
-"""extras with a lock of their own"""
+"""extras that have a lock file of their own"""
 PROGRAMS = "tests/binaries/requirements.txt"
-"""what the tests run, and the project does not depend on"""
+"""lock file of the programs that only the tests run"""
 
 
 def impurities(lock: str, name: str = LOCK) -> Iterator[str]:
-    """Names each line that is neither a pin followed by hashes nor a hash."""
+    """Yield a message for each line that is neither a pin followed by hashes nor a hash."""
     for number, line in enumerate(lock.splitlines(), start=1):
         if not PIN.fullmatch(line) and not HASH.fullmatch(line):
             yield f"{name}:{number}: not a pin with hashes: {line}"
 
 
 def misfits(lock: str, project: str, extra: str | None = None) -> Iterator[str]:
-    """Names each direct dependency that a lock does not pin within its bounds: an extra's, or all those of no such."""
+    """Yield a message for each direct dependency that is not pinned within its bounds.
+
+    With ``extra``, only the dependencies of this extra are checked; without it, all others.
+    """
     pins: dict[str, list[str]] = {}
     for line in lock.splitlines():
         if pin := PIN.fullmatch(line):
@@ -53,7 +56,7 @@ def misfits(lock: str, project: str, extra: str | None = None) -> Iterator[str]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Print each problem; return 1 if there are any."""
+    """Print all problems; return 1 if there are any."""
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
     problems = [*impurities((root / PROGRAMS).read_text(encoding="utf-8"), PROGRAMS)]
     for extra, name in [(None, LOCK), *OTHERS.items()]:

@@ -1,9 +1,8 @@
-"""Check that the public names of every package in src are a deliberate list.
+"""Check that every package in src lists its public names in `__all__`.
 
-The `__all__` of a package is written out, sorted as ruff sorts it (RUF022), and is exactly what
-the package defines or re-exports; and a re-exported name is public in the module it comes from.
-A module lists its names only where authors of backends import from it; elsewhere a leading
-underscore says what is private.
+The `__all__` of a package must be a literal list, sorted as ruff sorts it (RUF022). It must contain exactly the names
+that the package defines or re-exports, and a re-exported name must be public in its module. A module has an `__all__`
+only if authors of backends import from it; in other modules a leading underscore marks private names.
 """
 
 import ast
@@ -15,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def declared(tree: ast.Module) -> list[str] | None:
-    """Return the names in `__all__`, or None if it is absent or not a plain list of strings."""
+    """Return the names in `__all__`, or None if it is missing or not a literal list of strings."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
@@ -33,7 +32,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def origin(package: Path, source: Path, node: ast.ImportFrom) -> Path | None:
-    """Return the folder or file stem, inside the package, of an import; None if it is outside."""
+    """Return the path, without suffix, of the module that an import names; None if it is outside of the package."""
     if node.level:
         base = package.parents[node.level - 2] if node.level > 1 else package
     elif (node.module or "").split(".")[0] == package.relative_to(source).parts[0]:
@@ -44,9 +43,9 @@ def origin(package: Path, source: Path, node: ast.ImportFrom) -> Path | None:
 
 
 def public_names(module: Path) -> list[str] | None:
-    """Return the public names of the module or package at a path without suffix; None if there is none.
+    """Return the public names of the module or package at a path without suffix; None if there is no such module.
 
-    They are those in `__all__`, or in a module without one every name that is defined in it.
+    These are the names in `__all__`, or all names that the module defines if it has no `__all__`.
     """
     for path in (module.with_suffix(".py"), module / "__init__.py"):
         if path.is_file():
@@ -64,7 +63,7 @@ def defined(tree: ast.Module) -> set[str]:
 
 
 def assigned(tree: ast.Module) -> set[str]:
-    """Return the names that the package assigns: listing them in `__all__` is optional."""
+    """Return the names that the package assigns, which `__all__` may or may not contain."""
     targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
@@ -77,7 +76,7 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def re_exported(tree: ast.Module, package: Path, source: Path) -> Iterator[tuple[str, str]]:
-    """Each public name that is imported from within the package, and what is wrong with it."""
+    """Yield each public name that is imported from within the package, with a problem or an empty text."""
     for node in statements(tree):
         module = origin(package, source, node) if isinstance(node, ast.ImportFrom) else None
         if module is None or not isinstance(node, ast.ImportFrom):
@@ -95,7 +94,7 @@ def re_exported(tree: ast.Module, package: Path, source: Path) -> Iterator[tuple
 
 
 def borrowed(tree: ast.Module, source: Path) -> set[str]:
-    """Return the names imported from other packages of the project: listing them is optional."""
+    """Return the names imported from other packages of the project, which `__all__` may or may not contain."""
     return {
         alias.asname or alias.name
         for node in tree.body
@@ -106,7 +105,7 @@ def borrowed(tree: ast.Module, source: Path) -> set[str]:
 
 
 def problems(init: Path, source: Path) -> Iterator[str]:
-    """Find the problems of the public names of one package."""
+    """Yield the problems with the public names of one package."""
     tree = parse(init)
     imported = dict(re_exported(tree, init.parent, source))
     yield from filter(None, imported.values())
@@ -123,7 +122,7 @@ def problems(init: Path, source: Path) -> Iterator[str]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Print each problem; return 1 if there are any."""
+    """Print all problems; return 1 if there are any."""
     found = [
         f"{init.relative_to(root)}: {problem}"
         for init in sorted((root / "src").rglob("__init__.py"))

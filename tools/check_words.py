@@ -1,7 +1,8 @@
-"""Checks that the project is written in common words. `words.toml` lists uncommon ones, and what to use instead.
+"""Check that the project is written in common words. `words.toml` lists uncommon words and what to use instead.
 
-Names, comments, docstrings, messages and pages are read alike; a name is split at underscores and capitals. The budget
-of a word is how often it still occurs. It may only fall: `python tools/check_words.py --lower` lowers each.
+Names, comments, docstrings, messages and pages are all checked; a name is split at underscores and capitals. The budget
+of a word is the number of times that it may occur, and must not grow: `python tools/check_words.py --lower` reduces
+each budget to the present number.
 """
 
 import re
@@ -18,7 +19,7 @@ PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def files(root: Path) -> Iterator[Path]:
-    """Yield the files that are read: sources, their templates, pages and the README."""
+    """Yield the files that are checked: source files, templates, documentation pages and the README."""
     yield root / "README.md"
     yield from sorted((root / "docs").glob("*.md"))
     for suffix in ("py", "html"):
@@ -26,7 +27,7 @@ def files(root: Path) -> Iterator[Path]:
 
 
 def count(text: str, words: set[str]) -> Counter[str]:
-    """Count the words of a text, and the hyphenated and joined ones such as hand-out and keep_house."""
+    """Count the given words in a text, including those with a hyphen or underscore, such as hand-out and keep_house."""
     lower = text.lower()
     found = Counter(part for part in map(str.lower, PARTS.findall(text)) if part in words)
     for word in words:
@@ -36,7 +37,7 @@ def count(text: str, words: set[str]) -> Counter[str]:
 
 
 def check(root: Path, table: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
-    """Return what is wrong, and how often each word occurs outside of its exceptions."""
+    """Return the problems, and how often each word occurs outside of its exceptions."""
     words = table["words"]
     forms = {form: word for word, row in words.items() for form in (word, *row.get("forms", ()))}
     allowed: dict[str, set[str]] = defaultdict(set)
@@ -68,18 +69,18 @@ def check(root: Path, table: dict[str, Any]) -> tuple[list[str], dict[str, int]]
 
 
 def lower(path: Path, total: dict[str, int]) -> None:
-    """Lower each budget in the file to the number of times that its word occurs."""
+    """Reduce each budget in the file to the number of times that its word occurs."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if found := re.match(r'"?([a-z_-]+)"? = \{.*budget = (\d+)', line):
             word, budget = found[1], int(found[2])
-            line = re.sub(r"budget = \d+", f"budget = {min(budget, total.get(word, 0))}", line)  # noqa: PLW2901 - it is the same line
+            line = re.sub(r"budget = \d+", f"budget = {min(budget, total.get(word, 0))}", line)  # noqa: PLW2901 - still the same line
         lines.append(line)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is wrong; 1 if anything is."""
+    """Print all problems; return 1 if there are any."""
     wrong, total = check(ROOT, tomllib.loads(WORDS.read_text(encoding="utf-8")))
     if "--lower" in arguments:
         lower(WORDS, total)

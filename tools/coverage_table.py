@@ -1,4 +1,4 @@
-"""Writes docs/coverage.md: which test proves which capability.
+"""Write docs/coverage.md, a table that shows which tests prove which capability.
 
 The rows are in docs/coverage-rows.toml:
 
@@ -16,9 +16,9 @@ The rows are in docs/coverage-rows.toml:
     applies = false             # needs no test ...
     why = "..."                 # ... because
 
-A test proves a row by naming it in its docstring, or in that of its class. Rows stand bare, faults
-and laws follow their word, also as a list: "B10, laws 2, 3 and 7, faults A1 and G9". A bare letter
-with a number (S3) is taken for a row only if rows of that letter exist.
+A test proves a row by naming its id in the docstring of the test or of its class. The ids of faults and laws follow
+the word, also in a list: "B10, laws 2, 3 and 7, faults A1 and G9". A letter with a number (S3) counts as the id of a
+row only if there are rows with this letter.
 """
 
 import ast
@@ -57,12 +57,12 @@ A test that names a row of a later part proves some of it.
 
 
 class BadRowsError(Exception):
-    """The rows cannot be read; the message says why."""
+    """The file with the rows is malformed; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One capability and when its tests are due."""
+    """One capability, and the part in which its tests are due."""
 
     id: str
     text: str
@@ -72,7 +72,7 @@ class Row:
 
 
 def read_rows(path: Path) -> tuple[int, list[Row]]:
-    """Return the current part and the rows in their order; raise BadRowsError if any is malformed."""
+    """Return the current part, and the rows in the order of the file. Raises `BadRowsError` if a row is malformed."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         rows = [Row(**row) for row in table["row"]]
@@ -98,7 +98,7 @@ def read_rows(path: Path) -> tuple[int, list[Row]]:
 
 
 def ids_in(text: str, *, families: set[str]) -> Iterator[str]:
-    """Return the ids in a text; a bare letter with a number counts only if its letter is a family."""
+    """Yield the ids in a text. A letter with a number counts as an id only if the letter is in ``families``."""
     for match in NAMES.finditer(text):
         kind = match.lastgroup
         if kind == "row":
@@ -110,7 +110,7 @@ def ids_in(text: str, *, families: set[str]) -> Iterator[str]:
 
 
 def docstrings(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, str]]:
-    """Return the ::name and docstring of each class and of each test function."""
+    """Yield the name, in the form ``::name``, and the docstring of each class and each test function."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield f"{inside}::{node.name}", ast.get_docstring(node) or ""
@@ -120,7 +120,7 @@ def docstrings(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, st
 
 
 def find_tests(root: Path, families: set[str]) -> dict[str, list[str]]:
-    """For each id that is named, the tests that name it, as path::name."""
+    """Return for each id the tests that name it, in the form ``path::name``."""
     found: dict[str, list[str]] = {}
     for folder in TESTS:
         for path in sorted((root / folder).rglob("*.py")):
@@ -132,7 +132,7 @@ def find_tests(root: Path, families: set[str]) -> dict[str, list[str]]:
 
 
 def render(current: int, rows: list[Row], tests: dict[str, list[str]]) -> str:
-    """Return the page. A test that names a row of a later part proves it only in part."""
+    """Return the text of the page. Tests of a row of a later part are shown as an incomplete proof."""
     lines = []
     for row in rows:
         due = [f"part {row.part}"] if row.part > current else []
@@ -145,7 +145,7 @@ def render(current: int, rows: list[Row], tests: dict[str, list[str]]) -> str:
 
 
 def gaps(current: int, rows: list[Row], tests: dict[str, list[str]]) -> Iterator[str]:
-    """Names each row whose test is due and absent, and each id that is no row."""
+    """Yield a message for each row whose test is due and missing, and for each id without a row."""
     for row in rows:
         if row.applies and row.part <= current and row.id not in tests:
             yield f"{row.id} has no test: {row.text}"
@@ -154,7 +154,7 @@ def gaps(current: int, rows: list[Row], tests: dict[str, list[str]]) -> Iterator
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
-    """Write the page, or with --check only compare it; return 1 if it is stale or has gaps."""
+    """Write the page, or with --check only compare it; return 1 if the page is out of date or tests are missing."""
     try:
         current, rows = read_rows(root / ROWS)
     except BadRowsError as error:

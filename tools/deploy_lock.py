@@ -1,7 +1,8 @@
-"""Writes deploy/requirements.lock and deploy/build.lock: what an image needs, pinned as in requirements.lock.
+"""Write deploy/requirements.lock and deploy/build.lock: the packages of an image, pinned as in requirements.lock.
 
-An image takes neither the tools nor Spark. With --check it only says whether the files are as they should be. What
-needs what is read from the packages installed here; versions and hashes are those of requirements.lock, line for line.
+An image contains neither the development tools nor Spark. With --check, only report whether the files are up to date.
+The dependencies are read from the metadata of the packages installed here; versions and hashes are copied from
+requirements.lock.
 """
 
 import re
@@ -25,11 +26,11 @@ IMAGE = {
     "python_version": "3.13",
     "python_full_version": "3.13.0",
 }
-"""what the image is"""
+"""values of the environment markers in the image"""
 
 
 def requires(name: str, extra: str) -> Iterator[Requirement]:
-    """Return the requirements of a package for an extra; for this project, by pyproject.toml, which may be newer."""
+    """Yield the requirements of a package for an extra. Those of this project are read from pyproject.toml."""
     if name == OURS:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
         extras = project["optional-dependencies"]
@@ -42,7 +43,7 @@ def requires(name: str, extra: str) -> Iterator[Requirement]:
 
 
 def needed(roots: Iterable[str]) -> set[str]:
-    """Return the names of all requirements on Linux, without packages of this project."""
+    """Return the names of all direct and indirect requirements on Linux, without packages of this project."""
     found: set[tuple[str, str]] = set()
     waiting = [Requirement(root) for root in roots]
     while waiting:
@@ -57,13 +58,13 @@ def needed(roots: Iterable[str]) -> set[str]:
 
 
 def blocks(lock: str) -> Iterator[tuple[str, str]]:
-    """Each package of a lock, with its lines."""
+    """Yield each package of a lock file with its lines."""
     for block in re.split(r"\n(?=\S)", lock.strip()):
         yield canonicalize_name(re.split(r"[=\[ ;]", block, maxsplit=1)[0]), block
 
 
 def locks() -> Iterator[tuple[Path, str]]:
-    """Each file, with what it should hold."""
+    """Yield the path and the correct content of each file."""
     known = dict(blocks(LOCK.read_text("utf-8")))
     for file, roots in WANTED.items():
         names = needed(roots) & known.keys()
@@ -75,7 +76,7 @@ def locks() -> Iterator[tuple[Path, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """1 if a file is not as it should be, and --check was given."""
+    """Write the files; with --check, return 1 if a file is out of date."""
     stale = [(p, text) for p, text in locks() if not p.exists() or p.read_text("utf-8") != text]
     for path, text in stale:
         if "--check" in arguments:

@@ -1,4 +1,4 @@
-"""Writes the tables of operations, from those that the server is made of, into the pages; --check only compares."""
+"""Write the tables of the server's operations into the documentation pages. With --check, only compare."""
 
 import inspect
 import sys
@@ -15,7 +15,7 @@ BEGIN, END = "<!-- operations -->\n", "<!-- end of operations -->\n"
 
 
 def table(operations: Sequence[Operation]) -> str:
-    """Return the table, with a heading per tag."""
+    """Return the table of operations as Markdown, with a heading for each tag."""
     lines = []
     for tag in dict.fromkeys(operation.tag for operation in operations):
         lines += [f"\n### {tag.capitalize()}\n", "| operation | verb | |", "| --- | --- | --- |"]
@@ -30,7 +30,7 @@ def table(operations: Sequence[Operation]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write them; with --check return 1 where that would change a page."""
+    """Write the tables; with --check, return 1 if a page is out of date."""
     wrong = 0
     for name, operations in TABLES.items():
         path = DOCS / name

@@ -1,8 +1,8 @@
-"""Prints a random sample of the project's English for a reader to mark: comments and docstrings, and messages.
+"""Print a random sample of the project's English, for a reader to judge: comments and docstrings, and messages.
 
-The seed is a commit id: everyone who runs `python tools/sample_text.py --seed COMMIT` in a checkout of that commit gets
-the same lists. A comment is a whole block of lines; a message is a whole call that logs, prints or raises a text, or
-that declares an option of a command.
+The seed is a commit id, so `python tools/sample_text.py --seed COMMIT` always prints the same lists in a checkout of
+this commit. A comment is a whole block of comment lines. A message is a whole call that logs, prints or raises a text,
+or that declares an option of a command.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DIRECTIVE = re.compile(r"#\s*(type:|fmt:|!|-\*-)")
 
 
 class Item(NamedTuple):
-    """One text and its place."""
+    """One text with its file and line."""
 
     path: str
     line: int
@@ -36,7 +36,7 @@ class Item(NamedTuple):
 
 
 def comments(path: str, source: str) -> Iterator[Item]:
-    """Yield each block of comment lines, and each comment after code."""
+    """Yield each block of comment lines, and each comment at the end of a line of code."""
     block: list[str] = []
     start = last = 0
     for token in tokenize.generate_tokens(StringIO(source).readline):
@@ -93,14 +93,14 @@ def collect(source: Path) -> tuple[list[Item], list[Item]]:
 
 
 def sample(items: Iterable[Item], seed: str, size: int = SIZE) -> list[Item]:
-    """Return ``size`` of the readable items, in the order of their places."""
+    """Return ``size`` random items among those that are readable, ordered by file and line."""
     readable = sorted(item for item in items if is_readable(item.text))
-    rng = random.Random(seed)  # noqa: S311 - not for secrets
+    rng = random.Random(seed)  # noqa: S311 - no secret depends on it
     return sorted(rng.sample(readable, min(size, len(readable))))
 
 
 def main(arguments: list[str], source: Path = SOURCE) -> int:
-    """Print both lists."""
+    """Print a sample of comments and docstrings, and a sample of messages."""
     parser = argparse.ArgumentParser(description="Print a random sample of comments and messages.")
     parser.add_argument("--seed", required=True, help="id of the commit that is checked out")
     seed = parser.parse_args(arguments).seed

@@ -1,4 +1,4 @@
-"""Prints the figures of the source tree: files, lines, shares, import directions, circles, homonyms."""
+"""Print figures about the source code: files, lines, shares, directions and cycles of imports, and equal names."""
 
 import ast
 import sys
@@ -12,7 +12,7 @@ PRODUCTS = "taskqueue_"
 
 
 def modules(source: Path) -> dict[str, tuple[Path, ast.Module]]:
-    """Return each module of the project by its dotted name."""
+    """Return the path and the syntax tree of each module of the project, by its dotted name."""
     found = {}
     for path in sorted(source.rglob("*.py")):
         name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
@@ -21,7 +21,7 @@ def modules(source: Path) -> dict[str, tuple[Path, ast.Module]]:
 
 
 def imports(name: str, path: Path, tree: ast.Module, known: set[str]) -> Iterator[tuple[str, bool]]:
-    """Yield each module of the project that a module imports, and whether only for its types."""
+    """Yield each module of the project that a module imports, and whether it is imported only for type checking."""
 
     def walk(node: ast.AST, *, types: bool) -> Iterator[tuple[str, bool]]:
         for child in ast.iter_child_nodes(node):
@@ -80,7 +80,7 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 
 def folder(name: str) -> str:
-    """Return the folder or the root module to which a module of the server belongs."""
+    """Return the folder, or the top-level module, to which a module of the server belongs."""
     return name.split(".")[1]
 
 
@@ -105,7 +105,7 @@ def main() -> None:
     type_only = []
     for name, (path, tree) in known.items():
         for target, types in imports(name, path, tree, set(known)):
-            # A package's __init__ collects its modules: that they import it for its names is no circle.
+            # The __init__ of a package imports its modules to re-export their names. This does not count as a cycle.
             if target != name and not name.startswith(f"{target}.") and path.name != "__init__.py":
                 edges[name].add(target)
                 if types:

@@ -1,8 +1,8 @@
 """The code that all entries of the benchmark share: commands, counts and access to Redis.
 
-It needs the standard library only, so that it runs in any peer's environment without any package of
-ours. An entry is a program: it is started with its mode and a Redis URL, reads one JSON
-object per line and answers each with one. `serve` is its main loop.
+It imports only the standard library, so that it runs in the environment of any other library, without the packages of
+this project. An entry is a program that is started with a mode and a Redis URL. It reads one command per line, as a
+JSON object, and answers with one JSON object per line. `serve` is its main loop.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 SIZE = 200
-"""bytes of one task's payload as JSON"""
+"""size of a task's payload as JSON, in bytes"""
 BATCH = 100
-"""tasks of one batch, wherever an entry works in batches"""
+"""number of tasks in a batch, for entries that publish or receive in batches"""
 WARM = 60
-"""first tasks of a latency measurement that are handled but not timed"""
+"""number of tasks at the beginning of a latency measurement that are handled but not timed"""
 _NEVER = 1 << 60
 _NOTE = "x" * (SIZE - len('{"number":,"sent":,"note":""}'))
 
@@ -42,16 +42,16 @@ def payload(number: int, sent: float = 0.0) -> dict[str, Any]:
 
 
 def batches(numbers: range, size: int = BATCH) -> Iterator[range]:
-    """Yield the numbers in runs of ``size``; the last may be shorter."""
+    """Split a range into ranges of ``size`` numbers; the last one may be shorter."""
     for at in range(0, len(numbers), size):
         yield numbers[at : at + size]
 
 
 class Book:
-    """Counts what is handled, from any thread, and says when it is enough."""
+    """A thread-safe count of handled tasks, which reports when the expected number is reached."""
 
     current: ClassVar[Book]
-    """the book of the running work, for handlers that are plain functions"""
+    """the instance that is in use, for handlers that are plain functions"""
 
     def __init__(self, expected: int = _NEVER) -> None:
         self.expected = expected
@@ -62,7 +62,7 @@ class Book:
         self._full: Callable[[], object] | None = None
 
     def note(self, number: int, sent: float = 0.0) -> None:
-        """Count one handled task; ``sent`` is when its publisher started to publish it."""
+        """Count one handled task. ``sent`` is the time at which its publisher started to publish it."""
         if not self.numbers and not self.began:
             self.begin()
         self.numbers.append(number)  # atomic, so threads may call this
@@ -74,30 +74,30 @@ class Book:
                 self._full()
 
     def begin(self) -> None:
-        """Start the clock; without a call, the first handled task does."""
+        """Start the clock. If this is not called, the first handled task starts it."""
         self.began, self._cpu[0] = time.monotonic(), time.process_time()
 
     def end(self) -> None:
-        """Stop the clock; the last handled task does so too, a later call overrules it."""
+        """Stop the clock. The last handled task stops it as well; if this is called later, the later time counts."""
         self.ended, self._cpu[1] = time.monotonic(), time.process_time()
 
     def when_full(self, call: Callable[[], object]) -> None:
-        """Let ``call`` be called once all is handled, in the thread that handled the last one."""
+        """Register a function that is called when all tasks are handled, in the thread that handled the last task."""
         self._full = call
 
     def waiter(self) -> asyncio.Event:
-        """Return an event of the running loop that is set once all is handled, or by `stop`."""
+        """Return an event of the running loop that is set when all tasks are handled, or by `stop`."""
         event, loop = asyncio.Event(), asyncio.get_running_loop()
         self.when_full(lambda: loop.call_soon_threadsafe(event.set))
         return event
 
     def stop(self) -> None:
-        """End the work although not all is handled."""
+        """End the measurement although not all tasks are handled."""
         if self._full is not None:
             self._full()
 
     def figures(self) -> dict[str, Any]:
-        """Return the counts, the time and the CPU, and the ages where tasks carried their time."""
+        """Return the counts, the elapsed time, the CPU time, and the ages of tasks that contain their publish time."""
         figures: dict[str, Any] = {
             "handled": len(self.numbers),
             "distinct": len(set(self.numbers)),
@@ -111,12 +111,12 @@ class Book:
         return figures
 
 
-async def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
-    """Handle one task, on an event loop."""
+async def handle(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - part of the payload
+    """Handle one task in a coroutine."""
     Book.current.note(number, sent)
 
 
-def handle_in_thread(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - a task's payload
+def handle_in_thread(number: int, sent: float, note: str) -> None:  # noqa: ARG001 - part of the payload
     """Handle one task, in a thread."""
     Book.current.note(number, sent)
 
@@ -124,40 +124,40 @@ def handle_in_thread(number: int, sent: float, note: str) -> None:  # noqa: ARG0
 class Entry(Protocol):
     """One system under measurement. Its methods may be plain or coroutines; the latter share one event loop.
 
-    It may also have ``open``, called before everything else, and ``close``, called at the end.
+    It may also have a method ``open``, which is called first, and a method ``close``, which is called last.
     """
 
     @property
     def packages(self) -> Sequence[str]:
-        """Return the distributions whose versions belong to the result."""
+        """Return the names of the distributions whose versions are written into the result."""
         ...
 
     def publish(self, number: int, sent: float) -> Any:
-        """Publish one task and return once the store has confirmed it."""
+        """Publish one task, and return when the store has confirmed it."""
         ...
 
     def publish_many(self, numbers: range) -> Any:
-        """Publish tasks by the best bulk call that the public interface has."""
+        """Publish tasks with the fastest bulk call of the library's public API."""
         ...
 
     def work(self, book: Book) -> Any:
-        """Handle tasks, noting each in the book, until it is full or stopped; settle them; return once stopped."""
+        """Handle and settle tasks, and count each in ``book``, until all tasks are counted or ``book`` is stopped."""
         ...
 
     def left(self) -> Any:
-        """Return the number of tasks in the store that are not delivered or not settled yet."""
+        """Return the number of tasks in the store that are not settled yet."""
         ...
 
 
 async def until_settled(entry: Entry, full: asyncio.Event) -> None:
-    """Wait until all is handled and the store says that it is settled, so that stopping a worker cuts nothing off."""
+    """Wait until all tasks are handled and settled in the store, so that stopping the worker loses no ack."""
     await full.wait()
     while entry.left():  # noqa: ASYNC110 - the store sends no notification
         await asyncio.sleep(0.01)
 
 
 async def run_until_settled(entry: Entry, book: Book, worker: Coroutine[Any, Any, Any]) -> None:
-    """Run a worker on this event loop, and cancel it once all is settled."""
+    """Run a worker in this event loop, and cancel it when all tasks are settled."""
     full = book.waiter()
     running = asyncio.create_task(worker)
     await until_settled(entry, full)
@@ -169,16 +169,16 @@ class Threads(Protocol):
     """A worker whose threads are started and stopped."""
 
     def start(self) -> object:
-        """Start them."""
+        """Start the threads."""
         ...
 
     def stop(self) -> object:
-        """Stop them."""
+        """Stop the threads."""
         ...
 
 
 def run_threads_until_settled(entry: Entry, book: Book, worker: Threads) -> None:
-    """Run a worker of threads, and stop it once all is settled."""
+    """Run a worker that uses threads, and stop it when all tasks are settled."""
     full = threading.Event()
     book.when_full(full.set)
     worker.start()
@@ -189,7 +189,7 @@ def run_threads_until_settled(entry: Entry, book: Book, worker: Threads) -> None
 
 
 def serve(make: Callable[[str, str], Entry], loop: Callable[[], Any] | None = None) -> None:
-    """Make an entry from the command line's mode and URL, obey commands until standard input ends."""
+    """Create an entry from the mode and the URL on the command line, and execute commands until stdin is closed."""
     logging.disable(logging.WARNING)  # of every entry alike
     with asyncio.Runner(loop_factory=loop) as runner:
 
@@ -302,11 +302,11 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 class RedisError(Exception):
-    """Redis answered with an error."""
+    """The error that Redis returned for a command."""
 
 
 class PlainRedis:
-    """A blocking connection to Redis for counting and checking: one command, one answer."""
+    """A blocking connection to Redis, for counting and checking entries. It sends one command at a time."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -314,7 +314,7 @@ class PlainRedis:
         self._file = self._socket.makefile("rb")
 
     def __call__(self, *words: str | int) -> Any:
-        """Run a command; bulk strings come back as text."""
+        """Run a command and return its response, with bulk strings decoded to text."""
         encoded = [str(word).encode() for word in words]
         parts = [b"*%d\r\n" % len(encoded)]
         parts += [b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded]
@@ -340,12 +340,12 @@ class PlainRedis:
         return rest.decode()
 
     def make_group(self, stream: str, group: str) -> None:
-        """Make a stream's group, at the stream's beginning, unless the stream has one."""
+        """Create a consumer group that starts at the beginning of a stream, unless it exists."""
         if not self("EXISTS", stream) or not self("XINFO", "GROUPS", stream):
             self("XGROUP", "CREATE", stream, group, "0", "MKSTREAM")
 
     def group_left(self, stream: str, group: str) -> int:
-        """Return how many entries a stream's group has not read, or has read and not acknowledged."""
+        """Return the number of entries of a stream that a consumer group has not read or not acknowledged."""
         try:
             for row in self("XINFO", "GROUPS", stream):
                 about = dict(zip(row[::2], row[1::2], strict=True))

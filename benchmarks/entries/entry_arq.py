@@ -1,4 +1,4 @@
-"""arq: one call per task on one event loop, without results."""
+"""The library arq: each task is one call in an event loop; results are not stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arq.connections import RedisSettings
 
 JOBS = 100
 POLL = 0.001
-"""it waits so long between looks at its queue; the default, 0.5 s, drains three times slower"""
+"""seconds between two polls of the queue; with the default of 0.5, the drain is three times slower"""
 QUEUE = "arq:queue"
 
 
@@ -23,7 +23,7 @@ async def handle(_: dict[str, Any], number: int, sent: float, note: str) -> None
 
 
 class OnArq:
-    """Results are kept for 0 seconds, so none is written."""
+    """An entry for arq. Results are kept for 0 seconds, so arq writes none."""
 
     packages = ("arq", "redis", "hiredis", "uvloop")
 
@@ -35,7 +35,7 @@ class OnArq:
         self._settings = RedisSettings(host=parts.hostname, port=parts.port)
 
     async def open(self) -> None:
-        """Connect."""
+        """Connect to Redis."""
         self._pool = await create_pool(self._settings)
 
     async def publish(self, number: int, sent: float) -> None:
@@ -44,12 +44,12 @@ class OnArq:
         assert job is not None
 
     async def publish_many(self, numbers: range) -> None:
-        """Enqueue batches concurrently: it has no bulk call."""
+        """Enqueue the tasks of each batch concurrently, because arq has no bulk call."""
         for batch in batches(numbers):
             await asyncio.gather(*(self.publish(number, 0.0) for number in batch))
 
     async def work(self, book: Book) -> None:
-        """Run its worker until all is handled."""
+        """Run arq's worker until all tasks are handled and settled."""
         worker = Worker(
             [handle],
             redis_settings=self._settings,
@@ -63,11 +63,11 @@ class OnArq:
         await worker.close()
 
     def left(self) -> int:
-        """Jobs in its queue: one leaves it when it is done."""
+        """Return the number of jobs in arq's queue, which removes a job when it is done."""
         return int(self._plain("ZCARD", QUEUE))
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections to Redis."""
         await self._pool.aclose()
 
 

@@ -1,4 +1,4 @@
-"""docket: one call per task on one event loop."""
+"""The library docket: each task is one call in an event loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from docket.execution import Disposition
 
 CONCURRENCY = 100
 STILL = timedelta(milliseconds=1)
-"""it sleeps so long whenever all slots are taken; the default, 250 ms, drains ten times slower"""
+"""how long docket sleeps when all slots are busy; with the default of 250 ms, the drain is ten times slower"""
 STREAM = "bench:stream"
 
 
 class OnDocket:
-    """Keys are its own fresh ones; nothing is kept of what is done."""
+    """An entry for docket. docket chooses the keys of tasks, and keeps nothing of finished tasks."""
 
     packages = ("pydocket", "redis", "hiredis", "uvloop")
 
@@ -27,7 +27,7 @@ class OnDocket:
         self._opened = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
-        """Connect, with connections for every slot."""
+        """Connect to Redis, with one connection for each slot."""
         self._docket = await self._opened.enter_async_context(
             Docket("bench", url=f"{self._url}?max_connections=400", execution_ttl=timedelta(0))
         )
@@ -38,25 +38,25 @@ class OnDocket:
         await self._docket.add(handle)(**payload(number, sent))
 
     async def publish_many(self, numbers: range) -> None:
-        """Add tasks by its bulk call, which pipelines 1,000 at a time."""
+        """Add tasks with docket's bulk call, in pipelines of 1,000."""
         answers = await self._docket.add_many(
             self._docket.call(handle)(**payload(number)) for number in numbers
         )
         assert all(answer.disposition is Disposition.SCHEDULED for answer in answers)
 
     async def work(self, book: Book) -> None:
-        """Run its worker until all is handled."""
+        """Run docket's worker until all tasks are handled and settled."""
         async with Worker(
             self._docket, concurrency=CONCURRENCY, minimum_check_interval=STILL
         ) as worker:
             await run_until_settled(self, book, worker.run_forever())
 
     def left(self) -> int:
-        """Entries of its stream: it deletes what it has acknowledged."""
+        """Return the number of entries in docket's stream, which deletes acknowledged entries."""
         return int(self._plain("XLEN", STREAM))
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections to Redis."""
         await self._opened.aclose()
 
 

@@ -1,11 +1,12 @@
-"""dramatiq: threads, no event loop."""
+"""The library dramatiq: each task is one call in a thread."""
 
 from __future__ import annotations
 
 import os
 
-# Read when it is imported; the default, twice the threads, drains five times slower.
-os.environ["dramatiq_queue_prefetch"] = "1000"  # noqa: SIM112 - its own spelling
+# dramatiq reads this variable when it is imported. With the default, twice the number of threads, the drain is five
+# times slower.
+os.environ["dramatiq_queue_prefetch"] = "1000"  # noqa: SIM112 - dramatiq's spelling
 
 import dramatiq
 from adapter import Book, PlainRedis, handle_in_thread, payload, run_threads_until_settled, serve
@@ -16,7 +17,7 @@ QUEUE = "dramatiq:default"
 
 
 class OnDramatiq:
-    """Its default middleware, without results and without its metrics server."""
+    """An entry for dramatiq, with the default middleware except the metrics server, and without results."""
 
     packages = ("dramatiq", "redis", "hiredis")
 
@@ -31,17 +32,17 @@ class OnDramatiq:
         self._actor.send(**payload(number, sent))
 
     def publish_many(self, numbers: range) -> None:
-        """Send one by one: it has no bulk call."""
+        """Send the messages one after another, because dramatiq has no bulk call."""
         for number in numbers:
             self._actor.send(**payload(number))
 
     def work(self, book: Book) -> None:
-        """Run its worker until all is handled."""
+        """Run dramatiq's worker until all tasks are handled and settled."""
         worker = dramatiq.Worker(self._broker, worker_threads=THREADS)
         run_threads_until_settled(self, book, worker)
 
     def left(self) -> int:
-        """Messages in its hash: an acknowledged one is removed."""
+        """Return the number of messages in dramatiq's hash, which removes acknowledged messages."""
         return int(self._plain("HLEN", f"{QUEUE}.msgs"))
 
 

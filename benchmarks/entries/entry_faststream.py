@@ -1,4 +1,4 @@
-"""FastStream on a Redis stream with a consumer group. Modes: ``one`` call per message, or per ``batch``."""
+"""The library FastStream on a Redis stream: one call per message, or in the mode ``batch`` one call per batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def handle_batch(messages: list[dict[str, Any]]) -> None:
 
 
 class OnFastStream:
-    """A producer is a broker without subscribers; a worker starts one with its subscriber."""
+    """An entry for FastStream. The producer's broker has no subscribers; the worker adds one to its broker."""
 
     packages = ("faststream", "redis", "hiredis", "uvloop")
 
@@ -28,7 +28,7 @@ class OnFastStream:
         self._plain = PlainRedis(url)
 
     async def open(self) -> None:
-        """Connect."""
+        """Connect to Redis."""
         self._broker = RedisBroker(self._url, socket_timeout=60, logger=None)
         self._client = await self._broker.connect()
 
@@ -37,7 +37,7 @@ class OnFastStream:
         await self._broker.publish(payload(number, sent), stream=STREAM)
 
     async def publish_many(self, numbers: range) -> None:
-        """Publish through a pipeline of its client, as its documentation shows."""
+        """Publish through a pipeline of FastStream's Redis client, as its documentation shows."""
         for batch in batches(numbers):
             async with self._client.pipeline(transaction=False) as pipeline:
                 for number in batch:
@@ -45,7 +45,7 @@ class OnFastStream:
                 await pipeline.execute()
 
     async def work(self, book: Book) -> None:
-        """Run a subscriber, on a group that begins at the stream's beginning, until all is handled."""
+        """Run a subscriber until all tasks are handled and settled. Its group starts at the beginning of the stream."""
         full = book.waiter()
         broker = RedisBroker(self._url, socket_timeout=60, logger=None)
         batch = self._mode == "batch"
@@ -59,11 +59,11 @@ class OnFastStream:
         await broker.stop()
 
     def left(self) -> int:
-        """Entries not read or not acknowledged: it deletes none."""
+        """Return the number of entries not read or not acknowledged, because FastStream deletes none."""
         return self._plain.group_left(STREAM, GROUP)
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections to Redis."""
         await self._broker.stop()
 
 

@@ -1,7 +1,7 @@
-"""What Redis itself allows through redis-py, with no promises but the acknowledgement: the floors.
+"""Minimal queues on redis-py, with acknowledgements and no other guarantee: the limit of what Redis allows.
 
-Modes: ``p100`` pipelines batches of 100, ``p1`` goes one by one, ``task`` is ``p100`` with one asyncio
-task per message, ``lua`` publishes and settles a batch by one script.
+Modes: ``p100`` pipelines batches of 100 messages, ``p1`` sends one message at a time, ``task`` is ``p100`` with one
+asyncio task per message, ``lua`` publishes and settles a batch with one script.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ return redis.call('XDEL', KEYS[1], unpack(ARGV, 2))"""
 
 
 class Floor:
-    """One stream, one group, one consumer."""
+    """An entry that uses one stream with one consumer group and one consumer."""
 
     packages = ("redis", "hiredis", "uvloop", "orjson")
 
@@ -36,11 +36,11 @@ class Floor:
         self._settle_script = self._redis.register_script(SETTLE)
 
     async def publish(self, number: int, sent: float) -> None:
-        """XADD, awaited."""
+        """Add one entry to the stream."""
         await self._redis.xadd(STREAM, {"d": orjson.dumps(payload(number, sent))})
 
     async def publish_many(self, numbers: range) -> None:
-        """Publish by a script, by pipelines of XADD, or one by one."""
+        """Publish with a script, with pipelines of XADD, or one entry after another, depending on the mode."""
         if self._mode == "p1":
             for number in numbers:
                 await self.publish(number, 0.0)
@@ -56,7 +56,7 @@ class Floor:
             await pipeline.execute()
 
     async def work(self, book: Book) -> None:
-        """Read a batch, handle it, acknowledge and delete it, in turn."""
+        """Repeatedly read a batch, handle it, and acknowledge and delete its entries."""
         self._plain.make_group(STREAM, GROUP)
         full = book.waiter()
         loop = asyncio.create_task(self._drain(book))
@@ -85,7 +85,7 @@ class Floor:
                     task = orjson.loads(fields[b"d"])
                     book.note(task["number"], task["sent"])
             await self._settle([entry for entry, _ in entries])
-            book.end()  # the floor pays for its last acknowledgement
+            book.end()  # the last acknowledgement belongs to the measurement
 
     async def _settle(self, entries: list[bytes]) -> None:
         if self._mode == "p1":
@@ -99,8 +99,8 @@ class Floor:
             pipeline.xdel(STREAM, *entries)
             await pipeline.execute()
 
-    async def cycles(self, count: int, per_cycle: int, keys: int, busy: int) -> dict[str, float]:  # noqa: ARG002 - a floor has one stream
-        """Publish and drain, over and over; return the time that draining took."""
+    async def cycles(self, count: int, per_cycle: int, keys: int, busy: int) -> dict[str, float]:  # noqa: ARG002 - one stream
+        """Publish and drain repeatedly; return the total time of the drains."""
         self._plain.make_group(STREAM, GROUP)
         seconds = cpu = 0.0
         for _ in range(count):
@@ -112,7 +112,7 @@ class Floor:
         return {"seconds": seconds, "cpu": cpu, "handled": count * per_cycle}
 
     def left(self) -> int:
-        """Entries in the stream: settled ones are deleted."""
+        """Return the number of entries in the stream, which contains no settled entries."""
         return int(self._plain("XLEN", STREAM))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""huey: one thread, a task is popped before it runs, so at most once."""
+"""The library huey: one thread. A task is removed from the store before it runs, so it runs at most once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ QUEUE = "huey.redis.bench"
 
 
 class OnHuey:
-    """Without results and without its scheduler."""
+    """An entry for huey, without results and without the scheduler."""
 
     packages = ("huey", "redis", "hiredis")
 
@@ -23,17 +23,17 @@ class OnHuey:
         self._task(**payload(number, sent))
 
     def publish_many(self, numbers: range) -> None:
-        """Enqueue one by one: it has no bulk call."""
+        """Enqueue the tasks one after another, because huey has no bulk call."""
         for number in numbers:
             self._task(**payload(number))
 
     def work(self, book: Book) -> None:
-        """Run its consumer until all is handled."""
+        """Run huey's consumer until all tasks are handled."""
         consumer = self._huey.create_consumer(workers=1, periodic=False, check_worker_health=False)
         run_threads_until_settled(self, book, consumer)
 
     def left(self) -> int:
-        """Tasks in its list."""
+        """Return the number of tasks in huey's list."""
         return int(self._plain("LLEN", QUEUE))
 
 

@@ -1,4 +1,4 @@
-"""streaq: one call per task on one event loop, without results."""
+"""The library streaq: each task is one call in an event loop; results are not stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STREAM = "streaq:bench:queues:normal"
 
 
 class OnStreaq:
-    """Its result lives for 0 seconds, so nothing is kept."""
+    """An entry for streaq. Results are kept for 0 seconds, so streaq stores none."""
 
     packages = ("streaq", "coredis", "uvloop")
 
@@ -24,7 +24,7 @@ class OnStreaq:
         self._opened = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
-        """Connect."""
+        """Connect to Redis."""
         self._worker = self._made()
         self._task = self._worker.task(ttl=0, silent=True)(handle)
         await self._opened.enter_async_context(self._worker)
@@ -43,24 +43,24 @@ class OnStreaq:
         await self._task.enqueue(**payload(number, sent))
 
     async def publish_many(self, numbers: range) -> None:
-        """Enqueue by its bulk call."""
+        """Enqueue tasks with streaq's bulk call."""
         for batch in batches(numbers, BULK):
             await self._worker.enqueue_many(
                 [self._task.enqueue(**payload(number)) for number in batch]
             )
 
     async def work(self, book: Book) -> None:
-        """Run a worker until all is handled."""
+        """Run streaq's worker until all tasks are handled and settled."""
         worker = self._made()
         worker.task(ttl=0, silent=True)(handle)
         await run_until_settled(self, book, worker.run_async())
 
     def left(self) -> int:
-        """Entries of its stream: it deletes what it has acknowledged."""
+        """Return the number of entries in streaq's stream, which deletes acknowledged entries."""
         return int(self._plain("XLEN", STREAM))
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections to Redis."""
         await self._opened.aclose()
 
 

@@ -1,4 +1,4 @@
-"""taskiq with the stream broker of taskiq-redis, without results."""
+"""The library taskiq with the stream broker of taskiq-redis; results are not stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AT_A_TIME = 100
 
 
 class OnTaskiq:
-    """One stream; a message is acknowledged once its (dropped) result is saved, the default."""
+    """An entry for taskiq with one stream. A message is acknowledged after its result has been dropped."""
 
     packages = ("taskiq", "taskiq-redis", "redis", "hiredis", "uvloop")
 
@@ -22,7 +22,7 @@ class OnTaskiq:
         self._plain = PlainRedis(url)
 
     async def open(self) -> None:
-        """Connect, and declare the group from the stream's beginning."""
+        """Connect to Redis, and create the consumer group at the beginning of the stream."""
         self._broker = RedisStreamBroker(
             self._url, queue_name="bench", consumer_id="0", xread_count=BATCH, socket_timeout=60
         )
@@ -30,16 +30,16 @@ class OnTaskiq:
         await self._broker.startup()
 
     async def publish(self, number: int, sent: float) -> None:
-        """Kick one task."""
+        """Send one task."""
         await self._task.kiq(**payload(number, sent))
 
     async def publish_many(self, numbers: range) -> None:
-        """Kick batches concurrently: it has no bulk call."""
+        """Send the tasks of each batch concurrently, because taskiq has no bulk call."""
         for batch in batches(numbers):
             await asyncio.gather(*(self._task.kiq(**payload(number)) for number in batch))
 
     async def work(self, book: Book) -> None:
-        """Run its receiver until all is handled."""
+        """Run taskiq's receiver until all tasks are handled and settled."""
         full, finish = book.waiter(), asyncio.Event()
         receiver = Receiver(
             self._broker, max_async_tasks=AT_A_TIME, max_prefetch=BATCH, run_startup=False
@@ -50,11 +50,11 @@ class OnTaskiq:
         await running
 
     def left(self) -> int:
-        """Entries not read or not acknowledged: it deletes none."""
+        """Return the number of entries not read or not acknowledged, because taskiq deletes none."""
         return self._plain.group_left("bench", "taskiq")
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections to Redis."""
         await self._broker.shutdown()
 
 

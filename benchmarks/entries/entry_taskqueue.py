@@ -1,7 +1,7 @@
-"""Our backend, through its public contract alone.
+"""The Redis backend of this project, used only through the public API.
 
-Modes: ``subscription`` receives and acknowledges batches of 100; ``handler`` is a local worker with one
-coroutine call per task, ``batch`` one with a call per batch of up to 100.
+Modes: ``subscription`` receives and acks batches of 100; ``handler`` is a local worker that calls a coroutine for each
+task; ``batch`` is a local worker that calls a coroutine for each batch of up to 100 tasks.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from taskqueue_core.tasks import Delivery, Published
 from taskqueue_worker import LocalWorker
 
 BULK = 1000
-"""tasks of one publish call, the contract's limit"""
+"""number of tasks in one publish call, which is the maximum of the contract"""
 CONCURRENCY = 200
 _payload = msgspec.json.Decoder()
 
 
 class Handlers:
-    """What an application would write: one coroutine per task, or one per batch."""
+    """The handlers that an application would write: for one task per call, or for a batch."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
 
-    async def one(self, number: int, sent: float, note: str) -> None:  # noqa: ARG002 - a task's payload
+    async def one(self, number: int, sent: float, note: str) -> None:  # noqa: ARG002 - part of the payload
         """Handle one task."""
         self._book.note(number, sent)
 
@@ -49,7 +49,7 @@ _PRIORITIES = (1, 5, 9)
 
 
 class Ours:
-    """The redis backend; a producer and a worker are two processes, each with a backend of its own."""
+    """An entry for this project. The producer and the worker are two processes, each with its own backend object."""
 
     packages = ("redis", "hiredis", "uvloop", "msgspec", "taskqueue-backends")
 
@@ -59,14 +59,14 @@ class Ours:
         self._backend = load_backend("redis")
 
     async def publish(self, number: int, sent: float) -> None:
-        """Publish one task and look at its confirmation."""
+        """Publish one task, and check its confirmation."""
         (answer,) = await self._backend.publisher.publish(Task.of("k0", payload_of(number, sent)))
         assert answer.status is Published.ACCEPTED, answer
 
     async def publish_many(self, numbers: range, busy: int = 1, tenants: int = 0) -> None:
-        """Publish in calls of `BULK` tasks, over ``busy`` keys in turn; look at every confirmation.
+        """Publish `BULK` tasks per call, to ``busy`` keys in turn, and check all confirmations.
 
-        With ``tenants`` each has tasks of three priorities.
+        With ``tenants``, the tasks belong to that number of tenants and have three priorities.
         """
         for batch in batches(numbers, BULK):
             tasks = [
@@ -77,7 +77,7 @@ class Ours:
                 assert answer.status is Published.ACCEPTED, answer
 
     async def work(self, book: Book) -> None:
-        """Drain one key."""
+        """Receive and ack all tasks of one key."""
         if self._mode == "subscription":
             async with self._backend.subscribe(["k0"], "bench") as subscription:
                 await _drain(subscription, book)
@@ -90,10 +90,10 @@ class Ours:
             worker.task("k0")(handlers.one)
         book.when_full(worker.stop)
         await worker.serve()
-        book.end()  # we pay for the last acknowledgement
+        book.end()  # the last acknowledgement belongs to the measurement
 
     async def idle_many(self, seconds: float, subscriptions: int) -> dict[str, float]:
-        """Let subscriptions wait, each on a key of its own."""
+        """Let the given number of subscriptions wait for tasks, each with a key of its own, and return the costs."""
 
         async def wait(number: int) -> None:
             async with self._backend.subscribe([f"idle{number}"], f"bench{number}") as open_one:
@@ -105,7 +105,7 @@ class Ours:
     async def cycles(
         self, count: int, per_cycle: int, keys: int, busy: int, tenants: int = 0
     ) -> dict[str, float]:
-        """Publish and drain, over and over; return the time that draining took."""
+        """Publish and drain repeatedly; return the total time of the drains."""
         seconds = cpu = 0.0
         names = [f"k{number}" for number in range(keys)]
         async with self._backend.subscribe(names, "bench") as subscription:
@@ -118,7 +118,7 @@ class Ours:
         return {"seconds": seconds, "cpu": cpu, "handled": count * per_cycle}
 
     async def left(self) -> int:
-        """Live entries by the ledger, which must balance."""
+        """Return the number of entries that have not ended, according to the ledger, which must balance."""
         control, live = control_of(self._backend), 0
         for key in await control.queues():
             ledger = await control.ledger(key)
@@ -159,7 +159,7 @@ async def _drain(subscription: Subscription, book: Book) -> None:
             payload = _payload.decode(delivery.task.payload)
             book.note(payload["number"], payload["sent"])
         await _ack(subscription, deliveries)
-    book.end()  # we pay for the last acknowledgement
+    book.end()  # the last acknowledgement belongs to the measurement
 
 
 async def _ack(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:

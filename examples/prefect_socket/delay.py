@@ -1,4 +1,4 @@
-"""Create a run the usual way of Prefect: ``python delay.py``. It works with any Prefect server."""
+"""Create a run as usual with Prefect, which works with any Prefect server. Usage: ``python delay.py``."""
 
 import sys
 import time

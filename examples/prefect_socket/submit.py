@@ -1,7 +1,7 @@
-"""Publish a Prefect task to the queue without a Prefect server: ``python submit.py``.
+"""Publish a run of a Prefect task to the queue without a Prefect server. Usage: ``python submit.py``.
 
-`submit` does what ``task.delay`` does: it writes the parameters to the result storage, which workers read as well, and
-publishes the run without them.
+`submit` works like ``task.delay``: it writes the parameters to the result storage, which workers can read, and
+publishes the run without the parameters.
 """
 
 import asyncio

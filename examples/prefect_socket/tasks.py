@@ -1,4 +1,4 @@
-"""A task of Prefect, and a worker that runs it: ``python tasks.py``."""
+"""A Prefect task, and a worker that executes its runs. Usage: ``python tasks.py``."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from prefect.task_worker import serve
 
 @task
 def count(name: str, times: int) -> int:
-    """Count in a file; a real task would do something useful."""
+    """Add to the number in a file; a real task would do something useful."""
     file = Path(name)
     total = (int(file.read_text()) if file.exists() else 0) + times
     file.write_text(str(total))

@@ -1,13 +1,13 @@
 """The command line, ``taskqueue``.
 
-Its exit codes:
+Exit codes:
 
 ====  =================================================================
 0     success
 1     failed: a task was refused, something was not found, or a check failed
 2     wrong usage, invalid input or configuration
-3     the worker is quarantined: its handlers only fail
-4     the store or the server is unavailable, or refuses this process
+3     the worker stopped itself, because too many attempts failed in a row
+4     the store or the server is unavailable, or the server refused access
 130   interrupted
 ====  =================================================================
 """
@@ -23,9 +23,9 @@ _EXTRA = {"httpx2", "rich", "starlette", "structlog", "typer", "uvicorn", "webso
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors are one line on stderr, never a traceback."""
+    """Run one command and return its exit code. An error is printed as one line on stderr, without a traceback."""
     try:
-        from taskqueue_cli.app import run  # noqa: PLC0415 - what it imports may not be installed
+        from taskqueue_cli.app import run  # noqa: PLC0415 - typer, for example, is an optional dependency
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise

@@ -1,4 +1,4 @@
-"""The application of all commands, and the handling of their errors."""
+"""The Typer application with all commands, and the conversion of exceptions to exit codes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import typer
 
+from taskqueue_cli.backends import BACKEND_HELP, ServeCommand
 from taskqueue_cli.commands import (
     dead_letters,
     demo,
@@ -24,28 +25,28 @@ from taskqueue_cli.commands import (
     version,
     worker,
 )
-from taskqueue_cli.output import INTERRUPTED, exit_code, fail
+from taskqueue_cli.output import INTERRUPTED, exit_code, fail, paragraphs
 from taskqueue_core.errors import ConfigurationError, TaskQueueError
 
 COMMANDS_GROUP = "taskqueue.commands"
 
 
 class Commands(Protocol):
-    """The object of an entry point in the group ``taskqueue.commands``."""
+    """The interface of the objects that packages register as entry points of the group ``taskqueue.commands``."""
 
     def add_to(self, app: typer.Typer) -> None:
-        """Add commands or groups of commands."""
+        """Add the package's commands to ``app``."""
 
 
 def mount(app: typer.Typer, points: Iterable[EntryPoint] | None = None) -> None:
-    """Add the commands of installed packages, in the order of their names.
+    """Add the commands of other installed packages, sorted by the names of their entry points.
 
-    If an entry point cannot be loaded, its command reports this; the other commands are not affected.
+    If an entry point cannot be loaded, a command of the same name is added that reports the error when it is called.
     """
     for point in sorted(entry_points(group=COMMANDS_GROUP) if points is None else points):
         try:
             cast("Commands", point.load()).add_to(app)
-        except Exception as error:  # noqa: BLE001 - a package may raise anything; its command reports it
+        except Exception as error:  # noqa: BLE001 - any package may be broken
             _add_broken(app, point.name, f"{type(error).__name__}: {error}")
 
 
@@ -73,24 +74,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (
-    serve,
-    token,
-    worker,
-    publish,
-    stats,
-    queues,
-    dead_letters,
-    status,
-    migrate,
-    demo,
-    version,
-):
-    module.add_to(app)
+for group in (token.token, queues.queue, dead_letters.dlq, migrate.migrate):
+    app.add_typer(group)
+app.callback()(version.options)
+
+
+def _add(command: Callable[..., None], name: str, *notes: str, **more: Any) -> None:
+    """Add a command whose help is its docstring, followed by notes."""
+    text = paragraphs(command.__doc__)
+    short = text.partition("\n")[0]
+    app.command(name, help="\n\n".join((text, *notes)), short_help=short, **more)(command)
+
+
+_add(serve.run, "serve", cls=ServeCommand)
+_add(worker.run, "worker")
+_add(publish.publish, "publish", BACKEND_HELP)
+_add(stats.show, "stats", f"{BACKEND_HELP} Exits with 1 if a ledger does not balance.")
+_add(status.status, "status", BACKEND_HELP)
+_add(status.result, "result", BACKEND_HELP)
+_add(demo.run, "demo")
+_add(version.show, "version")
 mount(app)
 
 
-@cache  # building it takes longer than most commands
+@cache  # converting the application to a click command takes longer than running most commands
 def _command() -> Callable[..., object]:
     return typer.main.get_command(app)
 
@@ -105,13 +112,14 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader closed the pipe, for example `head`. Prevent a second error when the interpreter exits.
+        # The program that reads stdout, for example `head`, closed the pipe. The interpreter flushes stdout when it
+        # exits, which would raise the error again, so redirect stdout to the null device.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except TaskQueueError as error:
         fail(error, as_json=as_json)
         return exit_code(error)
-    except Exception as error:  # noqa: BLE001 - a bug is reported as one line, with its place
+    except Exception as error:  # noqa: BLE001 - a bug is reported as one line, with file and line number
         fail(error, as_json=as_json)
         return 1
     return 0

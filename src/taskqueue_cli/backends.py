@@ -1,18 +1,20 @@
-"""The backend that a command uses, and what its package offers for commands: an embedded store, a journal keeper.
+"""Selection of the backend that a command uses, and loading of a backend's embedded store and journal keeper.
 
-They are entry points of the groups ``taskqueue.embedded`` and ``taskqueue.journals``, with the backend's name.
+A package registers them as entry points of the groups ``taskqueue.embedded`` and ``taskqueue.journals``, under the
+name of its backend.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, cast
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast
 
 import typer
 import typer.core
@@ -25,41 +27,45 @@ from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.hooks import Hooks, load_plugins
 from taskqueue_core.instrumented import InstrumentedBackend
 
+T = TypeVar("T")
 EMBEDDED_GROUP = "taskqueue.embedded"
 JOURNALS_GROUP = "taskqueue.journals"
 EMBEDDED_OPTION = "--embedded-redis"
 
 
 class EmbeddedStore(Protocol):
-    """The module or object of such an entry point."""
+    """A store for one backend, which a command can start for its own use."""
 
     def wanted(self) -> bool:
-        """Return whether the backend's settings name no store. Raises `ConfigurationError`."""
+        """Return True if a command should start a store, because the backend's settings name none.
+
+        Raises `ConfigurationError`.
+        """
 
     def run(self, directory: Path) -> AbstractContextManager[tuple[str, Mapping[str, str]]]:
         """Run a store with its files in ``directory`` while the context is open.
 
-        Yield its product and version, and the environment variables by which the backend finds it. They contain
-        no secrets, because ``serve --json`` prints them. Raises `ConfigurationError`.
+        Yield the store's product and version, and the environment variables that tell the backend where the store is.
+        The variables must not contain secrets, because ``serve --json`` prints them. Raises `ConfigurationError`.
         """
 
 
 class JournalKeeper(Protocol):
-    """Saves the journal of a queue to a file that outlives the store: a module, or an object, with these functions.
+    """A module or object that saves the journal of a queue to a file, so that it survives the deletion of the store.
 
-    The file has one line of JSON for each state change, with the fields that the memory backend writes.
+    The file has one line of JSON for each change of state, in the format of the memory backend.
     """
 
     def variables(self, path: Path) -> Mapping[str, str]:
-        """Return the environment variables with which the backend writes the file itself."""
+        """Return the environment variables that make the server's backend write the file; empty if it cannot."""
 
     async def keep_journal(
         self, key: str, path: Path, since: float, store: Mapping[str, str]
     ) -> None:
-        """Write the journal of a queue to the file, unless the backend has written it itself.
+        """Write the journal of a queue to the file, unless the server's backend has already written it.
 
-        ``since`` is a time (Unix seconds) before the first entry. ``store``: environment variables by which
-        the backend finds its store, where they differ from those of this process.
+        ``since`` is a time in Unix seconds before the first record. ``store`` contains the environment variables of
+        an embedded store, which override those of this process.
 
         Raises `ConfigurationError` and `BackendUnavailable`.
         """
@@ -72,19 +78,19 @@ class RunningStore(NamedTuple):
     """product and version, for example ``Valkey 9.1.2``"""
     directory: Path
     variables: Mapping[str, str]
-    """the environment variables by which the backend finds it; they are set in this process"""
+    """environment variables that tell the backend where the store is; they are set in this process"""
 
 
 class ServeCommand(typer.core.TyperCommand):
     """A command whose option ``--embedded-redis`` can be given without a directory."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Add an empty value to the option if it has none."""
+        """Parse the arguments after adding an empty value to ``--embedded-redis`` if it has none."""
         return super().parse_args(ctx, with_empty_value(args))
 
 
 def with_empty_value(args: list[str]) -> list[str]:
-    """Return the arguments of a command, with an empty value for ``--embedded-redis`` if it has none."""
+    """Return command-line arguments in which a bare ``--embedded-redis`` is replaced by ``--embedded-redis=``."""
     return [
         f"{name}=" if name == EMBEDDED_OPTION and after.startswith("-") else name
         for name, after in pairwise([*args, "-"])
@@ -92,7 +98,7 @@ def with_empty_value(args: list[str]) -> list[str]:
 
 
 def embedded_store(backend: str) -> EmbeddedStore | None:
-    """Return the embedded store of a backend, named as in the settings; None if it has none."""
+    """Return the embedded store that is installed for the named backend, or None."""
     try:
         return cast("EmbeddedStore | None", _load(EMBEDDED_GROUP, backend))
     except ModuleNotFoundError as error:
@@ -103,7 +109,7 @@ def embedded_store(backend: str) -> EmbeddedStore | None:
 
 
 def find_journal_keeper(backend: str) -> JournalKeeper | None:
-    """Return the journal keeper of a backend, named as in the settings; None if it has none."""
+    """Return the journal keeper that is installed for the named backend, or None."""
     return cast("JournalKeeper | None", _load(JOURNALS_GROUP, backend))
 
 
@@ -115,7 +121,7 @@ def _load(group: str, backend: str) -> object:
 
 @contextmanager
 def run_embedded(backend: str, directory: str) -> Iterator[RunningStore]:
-    """Run the embedded store of a backend, and set the environment variables by which the backend finds it.
+    """Run the embedded store of the named backend, and set the environment variables that tell the backend where it is.
 
     An empty ``directory`` means a folder in the user's data folder. Raises `ConfigurationError`.
     """
@@ -141,6 +147,13 @@ BACKEND_HELP = (
     "Uses the configured backend (TASKQUEUE_BACKEND) if several processes can share it, otherwise a running "
     "server: the memory backend, for example, exists only inside the server's process."
 )
+BackendName = Annotated[
+    str | None,
+    option(
+        "Backend to use: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
+        metavar="BACKEND",
+    ),
+]
 ServerUrl = Annotated[
     str | None,
     option(
@@ -151,14 +164,20 @@ ServerUrl = Annotated[
 ]
 
 
-@asynccontextmanager
-async def opened(server: str | None) -> AsyncIterator[Backend]:
-    """Open the backend that a command uses, and close it at the end."""
-    backend = await _choose(load_settings(Settings), server)
-    try:
-        yield backend
-    finally:
-        await backend.aclose()
+def with_backend(server: str | None, act: Callable[[Backend], Awaitable[T]]) -> T:
+    """Call ``act`` with the backend of a command, close the backend, and return the result.
+
+    ``server`` is the URL given by --server.
+    """
+
+    async def run() -> T:
+        backend = await _choose(load_settings(Settings), server)
+        try:
+            return await act(backend)
+        finally:
+            await backend.aclose()
+
+    return asyncio.run(run())
 
 
 async def _choose(settings: Settings, server: str | None) -> Backend:
@@ -167,10 +186,8 @@ async def _choose(settings: Settings, server: str | None) -> Backend:
         if backend.capabilities.shared:
             return backend
         await backend.aclose()
-    from taskqueue_remote import RemoteBackend  # noqa: PLC0415 - an HTTP client takes long to import
+    from taskqueue_remote import create_backend  # noqa: PLC0415 - the HTTP client is slow to import
 
     hooks = Hooks()
     load_plugins(hooks, allow=settings.plugins_allow, deny=settings.plugins_deny)
-    token = settings.token.get_secret_value() if settings.token else None
-    remote = RemoteBackend(server or settings.server_url, token, tls_ca=settings.tls_ca)
-    return InstrumentedBackend(remote, hooks)
+    return InstrumentedBackend(create_backend(server), hooks)

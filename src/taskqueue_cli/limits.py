@@ -1,4 +1,4 @@
-"""Parsing and formatting of the limits of queues."""
+"""Parsing and formatting of the limits of queues, as options and output of commands show them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ NONE = "none"
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"[0-9]{1,10}(?:\.[0-9]{1,10})?")
 _MAX_NAMES = 3
-"""maximum number of tenants or queues in one line"""
+"""maximum number of tenants or queues that one line lists"""
 _RATE = re.compile(rf"({_NUMBER.pattern})/([0-9]{{0,7}})([smh])")
 _UNITS = {"s": IntervalUnit.SECONDS, "m": IntervalUnit.MINUTES, "h": IntervalUnit.HOURS}
 _UNIT_LETTERS = {unit: letter for letter, unit in _UNITS.items()}
 
 
 def parse_number(field: str, text: str) -> int | None:
-    """Parse a number, or ``none``. Raises `InvalidInput`."""
-    if text == NONE:
-        return None
-    if _NUMBER.fullmatch(text):
-        return int(text)
-    raise InvalidInput(field, f"text of length {len(text)}", f"a number, or {NONE}")
+    """Return the number in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
+    match = _match(field, text, _NUMBER, "a number")
+    return match and int(match[0])
 
 
 def parse_seconds(field: str, text: str) -> float | None:
-    """Parse seconds, or ``none``. Raises `InvalidInput`."""
+    """Return the seconds in ``text``, or None for ``none``. Raises `InvalidInput`, which names ``field``."""
+    match = _match(field, text, _SECONDS, "seconds, for example 600 or 0.5")
+    return match and float(match[0])
+
+
+def _match(field: str, text: str, pattern: re.Pattern[str], allowed: str) -> re.Match[str] | None:
     if text == NONE:
         return None
-    if _SECONDS.fullmatch(text):
-        return float(text)
-    raise InvalidInput(
-        field, f"text of length {len(text)}", f"seconds, for example 600 or 0.5, or {NONE}"
-    )
+    if match := pattern.fullmatch(text):
+        return match
+    raise InvalidInput(field, f"text of length {len(text)}", f"{allowed}, or {NONE}")
 
 
 def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str, int]:
-    """Return weights changed by texts. Raises `InvalidInput`.
+    """Return the weights of tenants, changed by the values of ``--weight``. Raises `InvalidInput`.
 
-    ``TENANT=N`` sets one weight, ``TENANT=none`` removes it, and ``none`` removes all.
+    ``TENANT=N`` sets the weight of one tenant, ``TENANT=none`` removes it, and ``none`` removes all weights.
     """
     changed = dict(weights)
     for text in texts:
@@ -60,27 +60,28 @@ def apply_weights(weights: Mapping[str, int], texts: Iterable[str]) -> dict[str,
 
 
 def parse_rate(field: str, text: str) -> dict[str, Any] | None:
-    """Parse ``100/1m``, ``100/m`` or ``none`` to the fields of a rate limit. Raises `InvalidInput`."""
-    if text == NONE:
+    """Return the fields of a `RateLimit` for a text such as ``100/1m`` or ``100/m``, or None for ``none``.
+
+    Raises `InvalidInput`, which names ``field``.
+    """
+    match = _match(field, text, _RATE, "a rate, for example 100/1m, 1000/1s or 15/1h")
+    if match is None:
         return None
-    if match := _RATE.fullmatch(text):
-        tokens, interval, unit = match.groups()
-        return {
-            "max_tokens": int(tokens),
-            "interval": int(interval or 1),
-            "interval_unit": _UNITS[unit],
-        }
-    allowed = f"a rate, for example 100/1m, 1000/1s or 15/1h, or {NONE}"
-    raise InvalidInput(field, f"text of length {len(text)}", allowed)
+    tokens, interval, unit = match.groups()
+    return {
+        "max_tokens": int(tokens),
+        "interval": int(interval or 1),
+        "interval_unit": _UNITS[unit],
+    }
 
 
 def format_rate(limit: RateLimit) -> str:
-    """Return a rate limit in the form that `parse_rate` reads."""
+    """Format a rate limit as `parse_rate` reads it, for example ``100/1m``."""
     return f"{limit.max_tokens}/{limit.interval}{_UNIT_LETTERS[limit.interval_unit]}"
 
 
 def describe_limits(settings: QueueSettings) -> list[str]:
-    """Return the limits of a queue, each in a few words."""
+    """Return a short text for each setting of a queue that is not at its default."""
     fields = {
         "paused": settings.paused,
         "intake paused": settings.intake_paused,

@@ -1,4 +1,4 @@
-"""Output, options and exit codes that commands share: text for people, or one JSON value for programs."""
+"""Functions that all commands share: declaring options, printing text or JSON, and choosing the exit code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import inspect
 import logging
 import sys
 import traceback
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from taskqueue_core.errors import (
@@ -24,12 +27,12 @@ from taskqueue_core.errors import (
 
 
 def option(help_text: str, *names: str, **more: Any) -> Any:
-    """Return an option of a command. Its default is not shown: the text says what happens without the option."""
+    """Declare an option. The help shows no default value, because ``help_text`` says what happens without it."""
     return typer.Option(*names, help=help_text, show_default=False, **more)
 
 
 def argument(help_text: str, **more: Any) -> Any:
-    """Return an argument of a command, likewise."""
+    """Declare an argument. The help shows no default value, because ``help_text`` says what happens without it."""
     return typer.Argument(help=help_text, show_default=False, **more)
 
 
@@ -51,9 +54,31 @@ def print_json(value: Any) -> None:
 
 
 def paragraphs(text: str | None) -> str:
-    """Return a docstring with each paragraph on one line, for a terminal of any width."""
+    """Return a docstring with each paragraph on one line, so that the terminal can wrap it at any width."""
     parts = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(" ".join(part.split()) for part in parts)
+
+
+def print_fields(fields: Mapping[str, str]) -> None:
+    """Print names and values in two columns, without empty values."""
+    grid = Table.grid(padding=(0, 2))
+    for name, value in fields.items():
+        if value:
+            grid.add_row(Text(name, "dim"), Text(value))
+    console.print(grid)
+
+
+def make_table(
+    name: str, *, numbers: Iterable[str] = (), texts: Iterable[str] = (), padding: int = 1
+) -> Table:
+    """Return a table without rows. Its columns are ``name`` in bold, then numbers on the right, then texts."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, padding), pad_edge=False)
+    table.add_column(name, style="bold", overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in texts:
+        table.add_column(title, overflow="fold")
+    return table
 
 
 def note(text: str, style: str = "") -> None:
@@ -62,7 +87,7 @@ def note(text: str, style: str = "") -> None:
 
 
 def fail(error: Exception, *, as_json: bool) -> None:
-    """Print an error as one red line on stderr; with ``as_json`` also as one object on stdout."""
+    """Print an error as one red line on stderr, and with ``as_json`` also as a JSON object on stdout."""
     detail = " ".join(_message_of(error).split())
     if as_json:
         code = error.code if isinstance(error, TaskQueueError) else "internal"
@@ -90,7 +115,7 @@ _UNAVAILABLE = 4
 
 
 def exit_code(error: TaskQueueError) -> int:
-    """Return the exit code for an error: its own ``exit_code``, if it has one."""
+    """Return the exit code for an error: its attribute ``exit_code`` if it has one, otherwise by its class."""
     own = getattr(error, "exit_code", None)
     if isinstance(own, int):
         return own
@@ -111,7 +136,7 @@ LogFormat = Literal["auto", "text", "json"]
 
 
 def configure_logging(level: str, form: LogFormat = "auto") -> None:
-    """Log messages of ``level`` and above to stderr."""
-    from taskqueue_server.logs import set_up_logs  # noqa: PLC0415 - it imports the server
+    """Write log messages of ``level`` and above to stderr."""
+    from taskqueue_server.logs import set_up_logs  # noqa: PLC0415 - slow to import
 
     set_up_logs(level=logging.getLevelNamesMapping()[level.upper()], form=form)

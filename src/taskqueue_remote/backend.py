@@ -1,4 +1,4 @@
-"""The backend and its factory."""
+"""The backend named ``server``, and the function that creates it from the settings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HEALTH_TIMEOUT = 5.0
 
 
 class RemoteBackend:
-    """A backend whose calls are HTTP requests to a server: see `taskqueue_core.backend.Backend`.
+    """A backend that sends each call as an HTTP request to a server.
 
-    It has no subscriptions. The server's backend decides about durability, limits, order and copies; the server
-    refuses what its backend does not support.
+    It has no subscriptions. Capabilities such as limits, order and fan-out are listed here because the server may
+    support them; if the server's own backend does not, the server rejects the request.
     """
 
     capabilities = Capabilities(
@@ -50,16 +50,17 @@ class RemoteBackend:
         transport: httpx2.AsyncBaseTransport | None = None,
         tls_ca: Path | str | None = None,
     ) -> None:
-        """Open no connection. Raises `ConfigurationError`. Tests use a ``transport`` in place of the network.
+        """Check the address and the token, without connecting. Raises `ConfigurationError`.
 
-        ``tls_ca`` is a file of certificate authorities (PEM), which are trusted instead of the system's.
+        Tests pass a ``transport``, which replaces the network. ``tls_ca`` is a PEM file with the certificate
+        authorities to trust, instead of those of the system.
         """
         self._client = HttpClient(url, token, transport, tls_ca=tls_ca)
         self.publisher = RemotePublisher(self._client)
         self.control = RemoteControl(self._client)
         self.dead_letters = RemoteDeadLetters(self._client)
 
-    def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - the contract's
+    def subscribe(self, keys: Iterable[str], consumer: str) -> NoReturn:  # noqa: ARG002 - as in `Backend`
         """Raise `CapabilityMissing`."""
         raise CapabilityMissing(
             "the server backend has no subscriptions: run a worker ('taskqueue worker module:attr'), "
@@ -67,19 +68,17 @@ class RemoteBackend:
         )
 
     def now(self) -> float:
-        """Return the server's time, exact to half a round trip; before the first response, the time of this machine."""
+        """Return the estimated time of the server in Unix seconds; before the first response, this machine's time."""
         return self._client.clock.now()
 
     async def health(self) -> Health:
-        """Ask the server whether it and its store are ready. Returns within 5 seconds."""
+        """Return whether the server and its store are ready. Takes at most 5 seconds and never raises an exception."""
         details: dict[str, str | int | float | bool | None] = {"url": self._client.address.shown}
         try:
             answer = await self._client.fetch("GET", "/ready", seconds=_HEALTH_TIMEOUT)
-        except TaskQueueError as error:
-            return Health(ok=False, backend="server", details=details | {"error": str(error)})
-        except Exception as error:  # noqa: BLE001 - health never raises
-            name = type(error).__name__
-            return Health(ok=False, backend="server", details=details | {"error": name})
+        except Exception as error:  # noqa: BLE001 - this method must not raise
+            text = str(error) if isinstance(error, TaskQueueError) else type(error).__name__
+            return Health(ok=False, backend="server", details=details | {"error": text})
         return Health(ok=answer.ok, backend="server", details=details | _scalars(answer.body))
 
     async def aclose(self) -> None:
@@ -99,8 +98,8 @@ def _scalars(body: bytes) -> dict[str, str | int | float | bool | None]:
     }
 
 
-def create_backend() -> RemoteBackend:
-    """Return a backend for the server of the settings (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``)."""
+def create_backend(url: str | None = None) -> RemoteBackend:
+    """Return a backend for the server at ``url``, by default at ``TASKQUEUE_SERVER_URL``, with the configured token."""
     settings = load_settings(Settings)
     token = settings.token.get_secret_value() if settings.token else None
-    return RemoteBackend(settings.server_url, token, tls_ca=settings.tls_ca)
+    return RemoteBackend(url or settings.server_url, token, tls_ca=settings.tls_ca)

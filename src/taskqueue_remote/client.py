@@ -1,4 +1,4 @@
-"""The HTTP client of a server: timeouts, errors, and which failures leave the outcome of a request unknown."""
+"""The HTTP client for a server. It distinguishes failed requests without effect from those with an unknown effect."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from taskqueue_core.server_address import ServerAddress
 from taskqueue_remote.problems import problem_of, to_error
 
 TIME_HEADER = "taskqueue-time"
-"""header of a response: the store's time when the response was made, in Unix seconds"""
+"""response header with the store's time when the server created the response, in Unix seconds"""
 
 _DRIFT_PER_SECOND = 1e-4
-"""maximum drift between two clocks, in seconds per second"""
+"""assumed maximum drift between the clocks of two machines, in seconds per second"""
 
 
 class RemoteClock:
-    """An estimate of the store's clock, from the response with the shortest round trip.
+    """An estimate of the store's clock, based on the response with the shortest round trip.
 
-    The uncertainty of an estimate grows with its age, so that a newer one replaces it in time. Before the first
-    response it is the system's clock.
+    The uncertainty of an estimate grows with its age, so that a newer estimate replaces it eventually. Before the
+    first response, the estimate is the clock of this machine.
     """
 
     def __init__(
@@ -46,28 +46,24 @@ class RemoteClock:
         self._learned_at = monotonic()
 
     def now(self) -> float:
-        """Return the store's time in Unix seconds."""
+        """Return the estimated time of the store in Unix seconds."""
         return self._offset + self._monotonic()
 
     def learn(self, header: str | None, requested: float) -> None:
-        """Update the estimate from a response just received; ``requested`` is the monotonic time of the request."""
-        if header is None:
-            return
+        """Update the estimate from the time header of a response that has just been received.
+
+        ``requested`` is the monotonic time at which the request was sent.
+        """
         try:
-            value = float(header)
+            value = float(header or "nan")
         except ValueError:
             return
         received = self._monotonic()
         uncertainty = (received - requested) / 2
-        if uncertainty > self._uncertainty + (
-            received - self._learned_at
-        ) * _DRIFT_PER_SECOND or not 0 < value < float("inf"):
-            return
-        self._offset, self._uncertainty, self._learned_at = (
-            value - (requested + received) / 2,
-            uncertainty,
-            received,
-        )
+        limit = self._uncertainty + (received - self._learned_at) * _DRIFT_PER_SECOND
+        if uncertainty <= limit and 0 < value < float("inf"):
+            self._offset = value - (requested + received) / 2
+            self._uncertainty, self._learned_at = uncertainty, received
 
 
 T = TypeVar("T")
@@ -75,7 +71,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
-# Idle connections are closed earlier than servers usually close them, so that few requests use a closed one.
+# Close idle connections earlier than most servers do, so that a request rarely uses one that the server has closed.
 _POOL = httpx2.Limits(max_connections=20, max_keepalive_connections=20, keepalive_expiry=2.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 _CONNECTION_LOST = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
@@ -84,7 +80,7 @@ _UNAVAILABLE = 503
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A complete response."""
+    """A complete HTTP response, with any status."""
 
     status: int
     body: bytes
@@ -96,7 +92,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class HttpClient:
-    """A client of one server. It connects at the first call and is safe for concurrent use in one event loop."""
+    """An HTTP client for one server. It connects at the first request, and allows concurrent requests."""
 
     def __init__(
         self,
@@ -107,10 +103,10 @@ class HttpClient:
         tls_ca: Path | str | None = None,
         start_command: str = "taskqueue serve",
     ) -> None:
-        """Open no connection. Raises `ConfigurationError` for an invalid address or token.
+        """Check the address and the token, without connecting. Raises `ConfigurationError` if one is invalid.
 
-        ``tls_ca`` is a file of certificate authorities (PEM), which are trusted instead of the system's. An error
-        about an unreachable server suggests ``start_command``.
+        ``tls_ca`` is a PEM file with the certificate authorities to trust, instead of those of the system. If the
+        server cannot be reached, the error suggests to run ``start_command``.
         """
         self.address = ServerAddress.of(url)
         check_token(token)
@@ -131,7 +127,7 @@ class HttpClient:
         body: object = None,
         query: Mapping[str, str | int] | None = None,
     ) -> T:
-        """Return the decoded response, or raise the error that a local backend would raise."""
+        """Send a request and return the decoded response. If it fails, raise the error that a local backend raises."""
         answer = await self.fetch(method, target, body=body, query=query)
         if not answer.ok:
             raise self.error(answer)
@@ -146,7 +142,10 @@ class HttpClient:
         query: Mapping[str, str | int] | None = None,
         seconds: float | None = None,
     ) -> Answer:
-        """Return a response with any status. Raises `BackendUnavailable` if there is none in time."""
+        """Send a request and return the response with any status. Raises `BackendUnavailable` if there is no response.
+
+        A GET request is repeated once if the connection is lost. ``seconds`` limits the total time.
+        """
         content = None if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout(seconds):
@@ -155,17 +154,15 @@ class HttpClient:
                 except _CONNECTION_LOST:
                     if method != "GET":
                         raise
-                    # Probably the server has just closed an idle connection: try a new one.
+                    # The server has probably just closed an idle connection. Repeat the request on a new one.
                     return await self._send(method, target, content, JSON, query)
-        except TimeoutError as error:
-            raise self._no_answer(error) from None
-        except httpx2.HTTPError as error:
+        except (TimeoutError, httpx2.HTTPError) as error:
             raise self._no_answer(error) from None
 
     async def post_once(self, target: str, content: bytes, content_type: str = JSON) -> Answer:
-        """POST a request that must not be repeated blindly, and return the response.
+        """Send a POST request without ever repeating it, and return the response.
 
-        Raises `BackendUnavailable` only if the request certainly had no effect, otherwise `PublishUnconfirmed`.
+        If it fails, raise `BackendUnavailable` if the request certainly had no effect, otherwise `PublishUnconfirmed`.
         """
         try:
             answer = await self._send("POST", target, content, content_type, None)
@@ -177,18 +174,24 @@ class HttpClient:
                 "publish again with the same id"
             ) from None
         failure = None if answer.ok else self.error(answer)
-        if isinstance(failure, BackendUnavailable) and self._may_have_happened(answer):
+        # With status 503, or with the code of `BackendUnavailable`, the request was not executed. With another server
+        # error, for example status 502 or 504 from a proxy, it may have been executed.
+        if (
+            isinstance(failure, BackendUnavailable)
+            and answer.status != _UNAVAILABLE
+            and problem_of(answer.status, answer.body).code != BackendUnavailable.code
+        ):
             raise PublishUnconfirmed(f"{failure}: publish again with the same id")
         if isinstance(failure, BackendUnavailable | PublishUnconfirmed):
             raise failure
         return answer
 
     def error(self, answer: Answer) -> TaskQueueError:
-        """Return the error for an unsuccessful response."""
+        """Return the exception for a response whose status is not a success."""
         return to_error(problem_of(answer.status, answer.body), self.address.shown)
 
     def decode(self, body: bytes, kind: type[T]) -> T:
-        """Decode JSON. Raises `ConfigurationError` if it has an unexpected form."""
+        """Decode the JSON body of a response. Raises `ConfigurationError` if it does not match ``kind``."""
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -197,7 +200,7 @@ class HttpClient:
             ) from None
 
     async def aclose(self) -> None:
-        """Close every connection. Idempotent."""
+        """Close all connections. Idempotent."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -230,19 +233,14 @@ class HttpClient:
                 timeout=_TIMEOUT,
                 limits=_POOL,
                 transport=self._transport,
-                # Loading certificates takes 0.1 s, so it is done only for TLS.
+                # Loading the certificates takes 0.1 s, so load them only for a TLS connection.
                 verify=(trusting(self._tls_ca) or True) if self.address.tls else False,
-                trust_env=not self.address.loopback,  # no proxy for loopback
+                trust_env=not self.address.loopback,  # use no proxy for a server on this machine
             )
         except httpx2.InvalidURL as error:
             raise ConfigurationError(
                 f"invalid server URL (TASKQUEUE_SERVER_URL): {error}"
             ) from None
-
-    def _may_have_happened(self, answer: Answer) -> bool:
-        # 503: the request was not executed. After an unknown 500, or a 502 or 504 of a proxy, the outcome is unknown.
-        code = problem_of(answer.status, answer.body).code
-        return answer.status != _UNAVAILABLE and code != BackendUnavailable.code
 
     def _no_answer(self, error: Exception) -> BackendUnavailable:
         return BackendUnavailable(

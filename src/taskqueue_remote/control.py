@@ -1,9 +1,9 @@
-"""Control of queues, over HTTP."""
+"""The capability ``control`` of a server's backend, used over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import NoReturn, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -38,8 +38,11 @@ class _Cancelled(msgspec.Struct, frozen=True):
     cancelled: bool
 
 
-class _Count(msgspec.Struct, frozen=True):
+class Count(msgspec.Struct, frozen=True):
+    """The number of tasks that one request changed, and where the next request continues; None if there is none."""
+
     count: int
+    next: str | None = None
 
 
 class _Workers(msgspec.Struct, frozen=True):
@@ -47,8 +50,11 @@ class _Workers(msgspec.Struct, frozen=True):
     next: str | None = None
 
 
+P = TypeVar("P", _Queues, _Workers)
+
+
 def batches(ids: Sequence[str]) -> Iterator[list[str]]:
-    """Check ids and yield them in batches of the allowed size. Raises `InvalidInput`."""
+    """Check task ids, and yield them in batches that are small enough for one request. Raises `InvalidInput`."""
     for task_id in ids:
         check_name("id", task_id)
     for start in range(0, len(ids), LIMITS.batch):
@@ -56,42 +62,36 @@ def batches(ids: Sequence[str]) -> Iterator[list[str]]:
 
 
 class RemoteControl:
-    """See `taskqueue_core.capabilities.Control`."""
+    """The capability ``control`` of the server's backend. Each call sends HTTP requests."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
 
     async def queues(self) -> tuple[str, ...]:
-        """Return the names of all known queues, sorted."""
-        keys: set[str] = set()
-        query: dict[str, str | int] = {"limit": LIMITS.batch}
-        while True:
-            page = await self._client.ask("GET", "/v1/queues", _Queues, query=query)
-            keys.update(queue.key for queue in page.queues)
-            if page.next is None:
-                return tuple(sorted(keys))
-            query["after"] = page.next
+
+        pages = [page async for page in self._pages("/v1/queues", _Queues)]
+        return tuple(sorted({queue.key for page in pages for queue in page.queues}))
 
     async def settings(self, key: str) -> QueueSettings:
-        """Return the settings in force."""
+
         return self._settings(await self._client.ask("GET", path("queues", key, "settings"), Raw))
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """Replace the settings. After `BackendUnavailable`, read them to see whether they were replaced."""
+        """Replace the settings. After `BackendUnavailable`, read the settings to see whether they were replaced."""
         body = Raw(settings.model_dump_json().encode())
         target = path("queues", key, "settings")
         return self._settings(await self._client.ask("PUT", target, Raw, body=body))
 
     async def ledger(self, key: str) -> Ledger:
-        """Return the queue's ledger."""
+
         return await self._client.ask("GET", path("queues", key, "ledger"), Ledger)
 
     async def stats(self, key: str) -> QueueStats:
-        """Return the queue's statistics."""
+
         return await self._client.ask("GET", path("queues", key), QueueStats)
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        """Return the status of each task; ``None`` for unknown ones."""
+
         known: dict[str, TaskStatus | None] = {}
         target = path("queues", key, "statuses")
         for ids in batches(task_ids):
@@ -99,7 +99,7 @@ class RemoteControl:
         return tuple(known.get(task_id) for task_id in task_ids)
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """Return the result of each task as JSON text; ``None`` if it has none."""
+
         known: dict[str, bytes] = {}
         target = path("queues", key, "results")
         for ids in batches(task_ids):
@@ -107,35 +107,38 @@ class RemoteControl:
             known |= {task_id: bytes(result) for task_id, result in results.items()}
         return tuple(known.get(task_id) for task_id in task_ids)
 
-    async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - the protocol's
-        """Raise `CapabilityMissing`: progress belongs to a delivery, and only workers have deliveries."""
+    async def progress(self, delivery: Delivery, value: float | str) -> NoReturn:  # noqa: ARG002 - as in `Control`
+        """Raise `CapabilityMissing`, because only a worker has deliveries whose progress it can report."""
         raise CapabilityMissing(
             "the server backend has no deliveries; report progress from a handler: Context.progress"
         )
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """Cancel a task that has not ended. If the response was lost, a second call returns False."""
+        """Cancel a task that has not ended. If the response is lost, repeating the call returns False."""
         return (await self._client.ask("DELETE", path("tasks", key, task_id), _Cancelled)).cancelled
 
     async def purge(self, key: str) -> int:
-        """Cancel all waiting and scheduled tasks, and return their number."""
+
         target = path("queues", key, "purge")
-        return (await self._client.ask("POST", target, _Count, query={"confirm": key})).count
+        return (await self._client.ask("POST", target, Count, query={"confirm": key})).count
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        """Return the workers with an open subscription."""
-        workers: list[WorkerInfo] = []
-        query: dict[str, str | int] = {"limit": LIMITS.batch}
-        while True:
-            page = await self._client.ask("GET", "/v1/workers", _Workers, query=query)
-            workers += page.workers
-            if page.next is None:
-                return tuple(workers)
-            query["after"] = page.next
+
+        pages = [page async for page in self._pages("/v1/workers", _Workers)]
+        return tuple(worker for page in pages for worker in page.workers)
 
     async def maintain(self) -> Maintained:
-        """Let the server run one bounded pass of maintenance."""
+
         return await self._client.ask("POST", "/v1/maintain", Maintained)
+
+    async def _pages(self, target: str, kind: type[P]) -> AsyncIterator[P]:
+        query: dict[str, str | int] = {"limit": LIMITS.batch}
+        while True:
+            page = await self._client.ask("GET", target, kind, query=query)
+            yield page
+            if page.next is None:
+                return
+            query["after"] = page.next
 
     def _settings(self, text: Raw) -> QueueSettings:
         try:

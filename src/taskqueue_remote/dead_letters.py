@@ -1,4 +1,4 @@
-"""Dead letters, over HTTP."""
+"""The dead letters of a server's backend, used over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskqueue_core.protocol.frames import WireTask, to_task
 from taskqueue_core.server_address import path
 from taskqueue_core.tasks import DeadLetter, Failure
 from taskqueue_remote.client import HttpClient
-from taskqueue_remote.control import batches
+from taskqueue_remote.control import Count, batches
 from taskqueue_remote.problems import problem_of
 
 _NOT_FOUND = 404
@@ -33,13 +33,8 @@ class _Page(msgspec.Struct, frozen=True):
     next: str | None = None
 
 
-class _Count(msgspec.Struct, frozen=True):
-    count: int
-    next: str | None = None
-
-
 class RemoteDeadLetters:
-    """See `taskqueue_core.capabilities.DeadLetters`."""
+    """The dead letters of the server's backend. Each call sends HTTP requests."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -47,7 +42,7 @@ class RemoteDeadLetters:
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """Return dead letters of a queue, oldest first, page by page."""
+
         collected: dict[str, DeadLetter] = {}
         target = path("queues", key, "dead-letters")
         while len(collected) < limit:
@@ -69,7 +64,7 @@ class RemoteDeadLetters:
         return tuple(collected.values())
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        """Return one dead letter; ``None`` for a task that is not a dead letter."""
+
         target = path("queues", key, "dead-letters", task_id)
         answer = await self._client.fetch("GET", target)
         if answer.status == _NOT_FOUND and problem_of(answer.status, answer.body).code == _NOT_DEAD:
@@ -79,17 +74,20 @@ class RemoteDeadLetters:
         return _to_dead_letter(self._client.decode(answer.body, _WireDeadLetter))
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        """Make dead letters available again, and return their number."""
+
         return await self._act(key, "redrive", task_ids)
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """Discard dead letters, and return their number."""
+
         return await self._act(key, "discard", task_ids)
 
     async def act_on_filter(self, verb: str, key: str, now: float, **conditions: Any) -> int:
-        """Redrive or discard (``verb``) the dead letters that match the conditions of `DeadLetterFilter`."""
+        """Redrive or discard the dead letters that match the conditions of `DeadLetterFilter`; return their number.
+
+        ``verb`` is ``redrive`` or ``discard``. ``now`` is the time by which ``older_than`` is measured.
+        """
         DeadLetterFilter.of(now, **conditions)
-        if conditions.get("older_than") is not None:  # the same time in every request
+        if conditions.get("older_than") is not None:  # so that every request uses the same time
             conditions["failed_before"] = max(0.0, now - conditions.pop("older_than"))
         fields = {name: value for name, value in conditions.items() if value is not None}
         target = path("queues", key, "dead-letters", verb)
@@ -97,7 +95,7 @@ class RemoteDeadLetters:
         query = {"confirm": key} if verb == "discard" else None
         count = 0
         while True:
-            answer = await self._client.ask("POST", target, _Count, body=body, query=query)
+            answer = await self._client.ask("POST", target, Count, body=body, query=query)
             count += answer.count
             if answer.next is None:
                 return count
@@ -107,19 +105,12 @@ class RemoteDeadLetters:
         target = path("queues", key, "dead-letters", verb)
         if not task_ids:
             body, query = {"all": True}, {"confirm": key} if verb == "discard" else None
-            return (await self._client.ask("POST", target, _Count, body=body, query=query)).count
+            return (await self._client.ask("POST", target, Count, body=body, query=query)).count
         count = 0
         for ids in batches(task_ids):
-            count += (await self._client.ask("POST", target, _Count, body={"ids": ids})).count
+            count += (await self._client.ask("POST", target, Count, body={"ids": ids})).count
         return count
 
 
 def _to_dead_letter(wire: _WireDeadLetter) -> DeadLetter:
-    return DeadLetter(
-        task=to_task(wire.task),
-        attempt=wire.attempt,
-        losses=wire.losses,
-        reason=wire.reason,
-        failed_at=wire.failed_at,
-        history=wire.history,
-    )
+    return DeadLetter(**msgspec.structs.asdict(wire) | {"task": to_task(wire.task)})

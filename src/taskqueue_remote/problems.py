@@ -1,4 +1,4 @@
-"""Translation of unsuccessful HTTP responses to the errors that a local backend would raise."""
+"""Translation of unsuccessful HTTP responses to the exceptions that a local backend would raise."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ _ERRORS: dict[str, type[TaskQueueError]] = {
         CapabilityMissing,
         ConfigurationError,
         IdConflict,
+        InvalidInput,
         LeaseLost,
         PublishUnconfirmed,
         QueueFull,
         SettingsConflict,
+        UnknownKey,
     )
-}
-_FIELD_ERRORS: dict[str, type[InvalidInput]] = {
-    kind.code: kind for kind in (InvalidInput, UnknownKey)
 }
 _ACCESS_DENIED = (401, 403)
 _TRY_LATER = (429, 503)
@@ -43,7 +42,7 @@ _SERVER_ERRORS = range(500, 600)
 
 
 class RemoteProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a problem+json document, or only the status of a response without one."""
+    """The content of a problem+json body. If a response has another body, only ``status`` is set."""
 
     status: int = 0
     code: str = ""
@@ -55,7 +54,7 @@ _decoder = msgspec.json.Decoder(RemoteProblem)
 
 
 def problem_of(status: int, body: bytes) -> RemoteProblem:
-    """Read a problem+json body. Any other body, for example from a proxy, gives a problem without a code."""
+    """Decode a problem+json body. For any other body, for example from a proxy, return a problem without a code."""
     try:
         problem = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -64,12 +63,12 @@ def problem_of(status: int, body: bytes) -> RemoteProblem:
 
 
 def to_error(problem: RemoteProblem, server: str) -> TaskQueueError:
-    """Return the error for a problem. ``server`` is the address that its text shows."""
+    """Return the exception for a problem. ``server`` is the address of the server, for the exception's message."""
     status, code, detail = problem.status, problem.code, problem.detail
-    if code in _FIELD_ERRORS:
-        return _field_error(_FIELD_ERRORS[code], problem)
-    if code in _ERRORS:
-        return _ERRORS[code](detail or f"the server responded with status {status}")
+    if kind := _ERRORS.get(code):
+        if issubclass(kind, InvalidInput):
+            return _field_error(kind, problem)
+        return kind(detail or f"the server responded with status {status}")
     if status in _ACCESS_DENIED:
         return ConfigurationError(
             f"the server at {server} rejected the request ({status}): {detail or 'no reason given'}; "

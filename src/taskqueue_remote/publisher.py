@@ -1,4 +1,4 @@
-"""The publisher, which sends batches as NDJSON without re-encoding payloads."""
+"""The publisher, which sends batches of tasks as NDJSON (one JSON object per line), without decoding payloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the response to a batch: a confirmation, or the reason why a line is invalid."""
+    """One line of the response to a batch: the confirmation of a task, or the reason why the task is invalid."""
 
     status: str
     key: str | None = None
@@ -46,16 +46,18 @@ _confirmation = msgspec.json.Decoder(Confirmation)
 
 
 class RemotePublisher:
-    """See `taskqueue_core.backend.Publisher`. A cancelled call may have published: publish again with the same ids."""
+    """The publisher of the server's backend. Each call sends HTTP requests.
+
+    A call that is cancelled may have published. Repeating it with the same task ids stores each task only once.
+    """
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """Publish in requests of a bounded size, one after another. A task that the server finds invalid is refused.
+        """Publish tasks in one or more requests of limited size. A task that the server finds invalid is refused.
 
-        Raises `BackendUnavailable` if nothing was stored. After the first successful request, every failure is
-        `PublishUnconfirmed`.
+        Raises `BackendUnavailable` if no task was stored, and `PublishUnconfirmed` if some may have been stored.
         """
         confirmations: list[Confirmation] = []
         for lines in _chunks(tasks):
@@ -80,9 +82,9 @@ class RemotePublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """Schedule the next attempt. After `PublishUnconfirmed`, schedule again with the same token.
+        """Schedule the next attempt of a task. After `PublishUnconfirmed`, repeat the call with the same token.
 
-        Raises `CapabilityMissing` if there is a delivery to settle: this backend has no deliveries.
+        Raises `CapabilityMissing` if ``settles`` is given, because this backend has no deliveries.
         """
         if settles is not None:
             raise CapabilityMissing("the server backend has no deliveries: workers settle them")
@@ -114,7 +116,7 @@ def _line(task: Task) -> bytes:
     wire = to_wire_task(task)
     payload = task.payload
     if b"\n" in payload or b"\r" in payload:
-        # In JSON, a line break outside of strings is only whitespace; in NDJSON it would end the line.
+        # A line break in JSON can only be whitespace between values, but in NDJSON it would end the line.
         space = bytes.maketrans(b"\r\n", b"  ")
         wire = msgspec.structs.replace(wire, payload=Raw(payload.translate(space)))
     return _encoder.encode(wire)

@@ -1,4 +1,4 @@
-"""Run tasks: ``from taskqueue_worker import Worker``."""
+"""Workers, which receive tasks and call handlers for them: ``from taskqueue_worker import Worker``."""
 
 from taskqueue_core.application.context import Context
 from taskqueue_worker.base import BaseWorker

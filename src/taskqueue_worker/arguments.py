@@ -1,4 +1,4 @@
-"""Reading a handler's arguments from a payload, checked against the handler's annotations."""
+"""Decoding of payloads into the arguments of handlers, with validation by the handlers' type annotations."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ _FAULT_TEXTS = {
 
 
 class InvalidPayload(TaskQueueError):
-    """A payload does not fit the handler. The message names fields and errors, never values."""
+    """A payload does not match the parameters of the handler. The message names fields and errors, never values."""
 
     code = "invalid_payload"
 
 
 class Arguments:
-    """The parameters of one handler, read once at registration.
+    """A decoder from payloads to the arguments of one handler. It inspects the handler's signature once.
 
-    A JSON object is passed by parameter name. Any other value goes to the only parameter; if there is not exactly one,
-    ``null`` means no arguments. Parameters with a default may be left out. A parameter annotated with `Context` gets
-    the context instead. Values are read in pydantic's lax mode for JSON.
+    A payload that is a JSON object provides arguments by name. Any other JSON value is the argument of the handler's
+    only parameter. If the handler has no parameter or several, ``null`` means no arguments. Arguments for parameters
+    with a default are optional. A parameter annotated with `Context` receives the context and no part of the payload.
+    Values are validated in pydantic's lax mode for JSON.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Read a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
+        """Inspect a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
         self._contexts: list[str] = []
         fields: dict[str, Any] = {}
         extra = False
@@ -57,21 +58,21 @@ class Arguments:
         except (PydanticUserError, TypeError, NameError) as error:
             raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
-    def read(self, payload: bytes, context: Context) -> dict[str, Any]:
-        """Return the keyword arguments, or raise `InvalidPayload`."""
+    def read(self, payload: bytes) -> dict[str, Any]:
+        """Decode one payload. Raises `InvalidPayload`."""
         try:
             if self._single_parameter is not None and payload.lstrip()[:1] != b"{":
                 name, adapter = self._single_parameter
-                values = {name: adapter.validate_json(payload)}
-            elif self._single_parameter is None and payload.strip() == b"null":
-                values = self._by_name.validate_json(b"{}")
-            else:
-                values = self._by_name.validate_json(payload)
+                return {name: adapter.validate_json(payload)}
+            if self._single_parameter is None and payload.strip() == b"null":
+                return self._by_name.validate_json(b"{}")
+            return self._by_name.validate_json(payload)
         except ValidationError as error:
             raise InvalidPayload(_describe(error)) from None
-        for name in self._contexts:
-            values[name] = context
-        return values
+
+    def of(self, values: list[dict[str, Any]], contexts: list[Context]) -> dict[str, Any]:
+        """Return the keyword arguments of the handler for one decoded payload and its context."""
+        return values[0] | dict.fromkeys(self._contexts, contexts[0])
 
     @staticmethod
     def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
@@ -84,14 +85,15 @@ class Arguments:
 
 
 class BatchArguments:
-    """The parameters of one batch handler, read once at registration.
+    """A decoder from payloads to the arguments of one batch handler. It inspects the handler's signature once.
 
-    Its parameter annotated ``list[T]`` gets the payloads, each read as ``T`` in pydantic's lax mode for JSON; one
-    annotated ``list[Context]`` gets the contexts, in the same order. ``list`` and no annotation take any payload.
+    A parameter annotated ``list[T]`` receives the payloads, each validated as ``T`` in pydantic's lax mode for JSON.
+    With the annotation ``list``, or without one, it receives payloads of any type. A parameter annotated
+    ``list[Context]`` receives the contexts, in the same order.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Read a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
+        """Inspect a signature. Raises `ConfigurationError` if it is not allowed for a handler."""
         self._contexts: list[str] = []
         payloads: list[str] = []
         item: Any = Any
@@ -120,31 +122,24 @@ class BatchArguments:
             raise _handler_error(function, f"its annotations cannot be checked: {error}") from error
 
     def read(self, payload: bytes) -> Any:
-        """Return the value of one payload, or raise `InvalidPayload`."""
+        """Decode one payload. Raises `InvalidPayload`."""
         try:
             return self._adapter.validate_json(payload)
         except ValidationError as error:
             raise InvalidPayload(_describe(error)) from None
 
     def of(self, values: list[Any], contexts: list[Context]) -> dict[str, Any]:
-        """Return the keyword arguments for payloads that have been read."""
-        arguments: dict[str, Any] = {self._payloads: values}
-        for name in self._contexts:
-            arguments[name] = contexts
-        return arguments
+        """Return the keyword arguments of the handler for decoded payloads and their contexts."""
+        return {self._payloads: values, **dict.fromkeys(self._contexts, contexts)}
 
 
 def _item_type(annotation: Any) -> Any:
-    """Return the type of a list's items; ``None`` if the annotation is not a list."""
+    """Return the item type of an annotation such as ``list[int]``; ``None`` if the annotation is not a list."""
     if annotation in (inspect.Parameter.empty, Any, list, Sequence):
         return Any
     if get_origin(annotation) in (list, Sequence):
         return get_args(annotation)[0]
     return None
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -155,7 +150,8 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _handler_error(function: Callable[..., Any], what: str) -> ConfigurationError:
-    return ConfigurationError(f"{_name(function)} cannot be a task handler: {what}")
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return ConfigurationError(f"{name} cannot be a task handler: {what}")
 
 
 def _by_name(fields: dict[str, Any], *, allow_extra: bool) -> TypeAdapter[dict[str, Any]]:
@@ -171,7 +167,7 @@ def _single_parameter(fields: dict[str, Any]) -> tuple[str, TypeAdapter[Any]]:
 
 
 def _describe(error: ValidationError) -> str:
-    # Only pydantic's short codes are used: some of its messages quote the value.
+    # Show only pydantic's error codes, because some of its messages quote the value, which may be confidential.
     faults = []
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         path = ".".join(str(part)[:50] for part in fault["loc"][:4]) or "payload"

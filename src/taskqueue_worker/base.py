@@ -1,4 +1,4 @@
-"""The base class of workers: handlers, options, signals and an orderly end."""
+"""The base class of workers: registering handlers, options, signals and stopping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class BaseWorker(ABC):
-    """A worker for the keys that have a handler. Tasks are acked after execution: a task may run more than once."""
+    """A worker, which receives the tasks of all keys that have a handler, and calls the handlers.
+
+    A task is acked after its execution, so a task whose worker crashes is executed again.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class BaseWorker(ABC):
         grace: float,
         quarantine: Callable[[], Quarantine],
     ) -> None:
-        """Perform no I/O. Raises `ConfigurationError`."""
+        """Store the options without any I/O. Raises `ConfigurationError` if one is invalid."""
         if not (isfinite(grace) and grace >= 0):
             raise ConfigurationError("grace must be a number of seconds, 0 or more")
         self._worker_id: str | None = None
@@ -49,7 +52,7 @@ class BaseWorker(ABC):
         self._configure(worker_id, concurrency, prefetch)
 
     def configure(self, *, worker_id: str | None = None, concurrency: int | None = None) -> None:
-        """Change options before serving; ``None`` leaves an option unchanged. Raises `ConfigurationError`."""
+        """Change options of a worker that is not running; ``None`` keeps an option. Raises `ConfigurationError`."""
         self._configure(worker_id, concurrency)
 
     def _configure(
@@ -73,20 +76,22 @@ class BaseWorker(ABC):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that have a handler."""
+        """The keys that have a handler, in the order of registration."""
         return tuple(self._handlers.by_key)
 
     def task(
         self, key: str | None = None, *, timeout: float | None = None, batch: int | None = None
     ) -> Callable[[F], F]:
-        """Register the decorated function for ``key`` (its own name by default) and return it unchanged.
+        """Register the decorated function as the handler of ``key``, by default its own name, and return it unchanged.
 
-        ``async`` functions run in the event loop, others in threads. After ``timeout`` seconds the attempt fails: an
-        async handler is cancelled; a synchronous one cannot be, so it keeps its slot until it ends.
+        ``async`` functions run in the event loop, other functions in threads. After ``timeout`` seconds the attempt
+        fails. An async handler is then cancelled. A synchronous handler cannot be cancelled, so it occupies its slot
+        until it returns.
 
-        With ``batch``, one call takes up to that many tasks: a parameter annotated ``list[T]`` gets their payloads, one
-        annotated ``list[Context]`` their contexts. It returns nothing, or a list with one result per task, in which an
-        exception fails only that task. An exception that it raises fails all. Raises `ConfigurationError`.
+        With ``batch``, one call handles up to ``batch`` tasks: a parameter annotated ``list[T]`` receives their
+        payloads, and a parameter annotated ``list[Context]`` their contexts. The handler returns nothing, or a list
+        with one result for each task, in which an exception makes only its task fail. If the handler raises an
+        exception, all tasks of the call fail. Raises `ConfigurationError`.
         """
 
         def register(function: F) -> F:
@@ -97,9 +102,9 @@ class BaseWorker(ABC):
         return register
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; a second signal releases all running tasks. Call it in the main thread.
+        """Run the worker until SIGTERM or SIGINT; a second signal releases all running tasks.
 
-        Raises what `serve` raises.
+        Must be called in the main thread. Raises the same exceptions as `serve`.
         """
         asyncio.run(self._run())
 
@@ -124,10 +129,10 @@ class BaseWorker(ABC):
         self.stop(now=immediate)
 
     async def serve(self) -> None:
-        """Serve until `stop`. Cancelling it releases all running tasks.
+        """Run the worker until `stop` is called. Cancelling this call releases all running tasks.
 
-        Raises `WorkerQuarantined` if too many attempts fail in a row, and a handler's `SystemExit` or
-        `KeyboardInterrupt`.
+        Raises `WorkerQuarantined` if too many attempts fail in a row, and `SystemExit` or `KeyboardInterrupt` if a
+        handler raises it.
         """
         if self._current_run is not None:
             raise ConfigurationError("this worker is already running")
@@ -147,15 +152,14 @@ class BaseWorker(ABC):
     def _open_source(
         self, worker_id: str
     ) -> AbstractAsyncContextManager[Callable[[WorkerRun], TaskSource]]:
-        """Open what a task source needs; yield the function that creates it."""
+        """Prepare the connection to the server or the store, and yield a function that creates a run's task source."""
 
     def stop(self, *, now: bool = False) -> None:
-        """End `serve`: running handlers get the grace period, or none with ``now``. Thread-safe.
+        """Let `serve` return after the running handlers, which have the grace period to finish; none with ``now``.
 
-        Has no effect while the worker does not serve.
+        Thread-safe. Has no effect if the worker is not running.
         """
-        current_run = self._current_run
-        if current_run is not None:
+        if current_run := self._current_run:
             current_run.stop(now=now)
 
 

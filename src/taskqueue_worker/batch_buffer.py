@@ -1,4 +1,4 @@
-"""Deliveries that wait for a call of their batch handler."""
+"""The buffer for deliveries that wait for a call of their batch handler."""
 
 from __future__ import annotations
 
@@ -7,46 +7,48 @@ from collections.abc import Sequence
 
 from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.tasks import Delivery
-from taskqueue_worker.handlers import BatchHandler
+from taskqueue_worker.handlers import Handler
+
+AnyDelivery = Delivery | WireDelivery
+"""a delivery from a backend, or from a server"""
 
 
 class BatchBuffer:
-    """Forms batches of waiting deliveries: at once, but only full ones while a batch of the same key is running.
+    """Deliveries that wait for their batch handlers, grouped by key.
 
-    So a single task never waits for others, and under load batches are full without any delay.
+    If no batch of a key is running, the next batch of the key contains whatever is waiting, so that a task never waits
+    for others. While a batch of the key is running, only a full batch starts, so that batches are full under load.
     """
 
-    def __init__(self, handlers: Sequence[BatchHandler], concurrency: int) -> None:
-        """Limit batches to the number of tasks that may run at once."""
+    def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
+        """Create an empty buffer. A batch is never larger than ``concurrency``."""
         self._handlers = {handler.key: handler for handler in handlers}
-        self._waiting: dict[str, deque[Delivery | WireDelivery]] = {
-            key: deque() for key in self._handlers
-        }
+        self._waiting: dict[str, deque[AnyDelivery]] = {key: deque() for key in self._handlers}
         self._running: Counter[str] = Counter()
         self._concurrency = concurrency
 
-    def add(
-        self, deliveries: Sequence[Delivery | WireDelivery]
-    ) -> Sequence[Delivery | WireDelivery]:
-        """Add the deliveries that have a batch handler; return the others."""
-        others: list[Delivery | WireDelivery] = []
+    def add(self, deliveries: Sequence[AnyDelivery]) -> Sequence[AnyDelivery]:
+        """Add the deliveries whose key has a batch handler, and return the remaining deliveries."""
+        others: list[AnyDelivery] = []
         for delivery in deliveries:
             waiting = self._waiting.get(delivery.task.key)
             (others if waiting is None else waiting).append(delivery)
         return others
 
-    def take(self, room: int) -> tuple[BatchHandler, list[Delivery | WireDelivery]] | None:
-        """Return the next batch that may start if ``room`` tasks may start."""
+    def take(self, room: int) -> tuple[Handler, list[AnyDelivery]] | None:
+        """Remove and return the next batch, of at most ``room`` deliveries; ``None`` if no batch may start now."""
         for key, waiting in self._waiting.items():
             handler = self._handlers[key]
-            size = min(handler.size, self._concurrency)
+            size = min(handler.batch, self._concurrency)
             count = min(len(waiting), room, size)
             if count > 0 and (count == size or not self._running[key]):
-                self._waiting[key] = self._waiting.pop(key)  # move to the end: keys take turns
+                self._waiting[key] = self._waiting.pop(
+                    key
+                )  # move the key to the end, so that keys take turns
                 return handler, [waiting.popleft() for _ in range(count)]
         return None
 
-    def take_all(self) -> list[Delivery | WireDelivery]:
+    def take_all(self) -> list[AnyDelivery]:
         """Remove and return all waiting deliveries."""
         taken = [delivery for waiting in self._waiting.values() for delivery in waiting]
         for waiting in self._waiting.values():
@@ -54,7 +56,7 @@ class BatchBuffer:
         return taken
 
     def forget(self, receipt: str) -> int:
-        """Remove a delivery; return how many were removed."""
+        """Remove the delivery with this receipt. Return 1, or 0 if it is not in the buffer."""
         dropped = 0
         for key, waiting in self._waiting.items():
             remaining = deque(delivery for delivery in waiting if delivery.receipt != receipt)
@@ -62,10 +64,10 @@ class BatchBuffer:
             self._waiting[key] = remaining
         return dropped
 
-    def started(self, handler: BatchHandler) -> None:
-        """Note that a batch has started."""
+    def started(self, handler: Handler) -> None:
+        """Record that a batch of this handler has started."""
         self._running[handler.key] += 1
 
-    def ended(self, handler: BatchHandler) -> None:
-        """Note that a batch has ended."""
+    def ended(self, handler: Handler) -> None:
+        """Record that a batch of this handler has ended."""
         self._running[handler.key] -= 1

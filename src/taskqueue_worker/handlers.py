@@ -1,4 +1,4 @@
-"""The handlers of a worker, by key."""
+"""The registry of a worker's handlers."""
 
 from __future__ import annotations
 
@@ -16,41 +16,28 @@ from taskqueue_worker.arguments import Arguments, BatchArguments
 
 
 class Handler(msgspec.Struct, frozen=True):
-    """A function and how to call it."""
+    """A function that handles tasks, and its options."""
 
     key: str
     function: Callable[..., Any]
-    arguments: Arguments
+    arguments: Arguments | BatchArguments
     is_async: bool
     timeout: float | None
-
-
-class BatchHandler(msgspec.Struct, frozen=True):
-    """A function that takes several tasks in one call, and how to call it."""
-
-    key: str
-    function: Callable[..., Any]
-    arguments: BatchArguments
-    is_async: bool
-    timeout: float | None
-    size: int
-    """maximum number of tasks in one call"""
+    batch: int
+    """maximum number of tasks in one call; 0 if the function handles a single task, and no list of tasks"""
 
 
 class Handlers:
-    """Handlers by key."""
+    """The registered handlers of a worker."""
 
     def __init__(self) -> None:
-        """Start empty."""
-        self.by_key: dict[str, Handler | BatchHandler] = {}
-        """in the order of registration"""
+        self.by_key: dict[str, Handler] = {}
+        """the handler of each key, in the order of registration"""
 
     @property
-    def batches(self) -> tuple[BatchHandler, ...]:
-        """The handlers that take batches."""
-        return tuple(
-            handler for handler in self.by_key.values() if isinstance(handler, BatchHandler)
-        )
+    def batches(self) -> tuple[Handler, ...]:
+        """The handlers that handle several tasks in one call."""
+        return tuple(handler for handler in self.by_key.values() if handler.batch)
 
     def add(
         self,
@@ -59,9 +46,10 @@ class Handlers:
         timeout: float | None = None,
         batch: int | None = None,
     ) -> None:
-        """Register a handler; with ``batch``, one that takes up to that many tasks per call.
+        """Register ``function`` as the handler of ``key``; with ``batch``, for up to ``batch`` tasks per call.
 
-        Raises `ConfigurationError` for a key that is invalid or taken, and for an invalid timeout, batch or signature.
+        Raises `ConfigurationError` if the key is invalid or already has a handler, or if the timeout, the batch size
+        or the signature is invalid.
         """
         try:
             check_name("key", key)
@@ -78,12 +66,9 @@ class Handlers:
         inner = function
         while isinstance(inner, partial):
             inner = inner.func
-        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - it is inspected
+        call = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004 - the method is needed, not a test
         if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
             raise ConfigurationError(f"the handler of {key!r} is a generator, not a function")
+        arguments = BatchArguments(function) if batch else Arguments(function)
         is_async = inspect.iscoroutinefunction(call)
-        self.by_key[key] = (
-            Handler(key, function, Arguments(function), is_async, timeout)
-            if batch is None
-            else BatchHandler(key, function, BatchArguments(function), is_async, timeout, batch)
-        )
+        self.by_key[key] = Handler(key, function, arguments, is_async, timeout, batch or 0)

@@ -1,4 +1,4 @@
-"""Loading the worker that the command line names as ``module:attr``."""
+"""Import of a worker whose name is given on the command line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 
 
 def load_worker(target: str) -> BaseWorker:
-    """Import the worker that ``target`` names: ``package.module:attr``, or a module with exactly one worker.
+    """Import and return the worker ``package.module:attr``, or the only worker of ``package.module``.
 
-    The current directory is searched first. Raises `ConfigurationError`, which says what is missing.
+    The current directory is searched first. Raises `ConfigurationError` if there is no such worker.
     """
     module_name, _, attribute = target.partition(":")
     if not _TARGET.fullmatch(target):

@@ -1,4 +1,4 @@
-"""The task source of a local worker: a subscription to a backend, in the worker's event loop."""
+"""The task source of a local worker, which uses a backend's subscription in the worker's event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class LocalTaskSource:
-    """Receives, settles and runs maintenance until `leave`; then closes the subscription. Runs once."""
+    """A task source that receives from a backend, and also runs the store's maintenance. It cannot be started again."""
 
     result_limit = LIMITS.result
 
@@ -38,7 +38,6 @@ class LocalTaskSource:
         concurrency: int,
         capacity: int,
     ) -> None:
-        """Take over the subscription."""
         self._backend = backend
         self._control = control_of(backend) if has(backend, Capability.CONTROL) else None
         self._subscription = subscription
@@ -57,42 +56,30 @@ class LocalTaskSource:
             capacity,
             deliver=self._deliver,
             refuse=self._refuse,
-            return_waiting=self._return_waiting,
+            return_waiting=lambda: run.runner.return_waiting(),  # noqa: PLW0108 - the runner is created later
             wait_for_room=self._settlements.room,
         )
         self._leaving: asyncio.Future[float] = self._loop.create_future()
         self._progress: dict[str, float | str] = {}
         self._reported = asyncio.Event()
-        self._inbox: ThreadsafeInbox[tuple[str, float | str]] = ThreadsafeInbox(
-            self._loop, self._note_progress
-        )
-        self.ended: Future[None] = Future()
-
-    # Called by the run; see `TaskSource`.
+        self._inbox = ThreadsafeInbox[tuple[str, float | str]](self._loop, self._note_progress)
 
     def start(self) -> None:
-        """See `TaskSource`."""
-        self._main_task = self._loop.create_task(self._main())
+        self.ended: Future[None] = asyncio.run_coroutine_threadsafe(self._serve(), self._loop)
 
     def resize(self, capacity: int) -> None:
-        """See `TaskSource`."""
         self._prefetcher.resize(capacity)
 
     def leave(self, seconds: float) -> None:
-        """See `TaskSource`."""
         if not self._leaving.done():
             self._leaving.set_result(seconds)
 
-    # Called by the runner; see `OutcomeSettler`.
-
     def settle(self, receipt: str, outcome: Outcome) -> None:
-        """See `OutcomeSettler`."""
         delivery = self._held.pop(receipt, None)
         if delivery is not None:
             self._settlements.put(delivery, outcome)
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """See `OutcomeSettler`."""
         self.settle(receipt, outcome)
         if type(outcome) is HandBack:
             self._prefetcher.returned()
@@ -100,25 +87,19 @@ class LocalTaskSource:
             self._prefetcher.ended()
 
     def free(self) -> None:
-        """See `OutcomeSettler`."""
         self._prefetcher.ended()
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """See `OutcomeSettler`. Without ``control`` progress is not stored."""
+        """Store progress, if the backend has the capability ``control``; otherwise ignore it."""
         if self._control is not None:
             self._inbox.put((receipt, value))
-
-    # Called by the prefetcher and the backend.
 
     def _deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._held.update({delivery.receipt: delivery for delivery in deliveries})
         self._run.runner.deliver(deliveries)
-        if self._revoked_early:  # a revocation may overtake the answer of a receive
+        if self._revoked_early:  # a revocation may arrive before its delivery
             revoked, self._revoked_early = self._revoked_early, set()
             self._revoke_deliveries([receipt for receipt in revoked if receipt in self._held])
-
-    def _return_waiting(self) -> None:
-        self._run.runner.return_waiting()
 
     def _refuse(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -130,7 +111,7 @@ class LocalTaskSource:
                 self._revoked_early.add(receipt)
         self._run.runner.revoke(receipts)
 
-    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - as `OutageRetry` calls it
+    async def _log_outage(self, ok: bool, reason: str) -> None:  # noqa: FBT001 - passed by position
         if ok:
             _log.info("store available again")
         else:
@@ -156,30 +137,19 @@ class LocalTaskSource:
             reports, self._progress = self._progress, {}
             for receipt, value in reports.items():
                 delivery = self._held.get(receipt)
-                with contextlib.suppress(*OUTAGE_ERRORS):  # the next report says more
+                with contextlib.suppress(
+                    *OUTAGE_ERRORS
+                ):  # a lost report is replaced by the next one
                     if delivery and not await control.progress(delivery, value):
                         self._revoke_deliveries([receipt])
 
-    # Main loop.
-
-    async def _main(self) -> None:
-        try:
-            await self._serve()
-        except BaseException as error:  # noqa: BLE001 - `ended` passes it on
-            self.ended.set_exception(error)
-        else:
-            self.ended.set_result(None)
-
-    def _background_work(self) -> list[Coroutine[Any, Any, None]]:
-        coroutines = [self._prefetcher.run(), self._settlements.run()]
-        if has(self._backend, Capability.REVOCATION):
-            coroutines.append(self._watch_revocations())
-        if self._control is not None:
-            coroutines += [self._report_progress(self._control), run_maintenance(self._control)]
-        return coroutines
-
     async def _serve(self) -> None:
-        tasks = [self._loop.create_task(part) for part in self._background_work()]
+        work: list[Coroutine[Any, Any, None]] = [self._prefetcher.run(), self._settlements.run()]
+        if has(self._backend, Capability.REVOCATION):
+            work.append(self._watch_revocations())
+        if self._control is not None:
+            work += [self._report_progress(self._control), run_maintenance(self._control)]
+        tasks = [self._loop.create_task(coroutine) for coroutine in work]
         try:
             waiting: set[asyncio.Future[Any]] = {*tasks, self._leaving}
             while not self._leaving.done():
@@ -188,7 +158,8 @@ class LocalTaskSource:
                     task.result()
             self._prefetcher.stop()
             await self._wait_for_confirmations(*tasks[:2], seconds=self._leaving.result())
-            # A delivery without an outcome belongs to a handler that ended the process, and may end the next one.
+            # Deliveries that still have no outcome belong to a handler that is ending this process. They are released
+            # as lost, because the task may end the next worker too, and the number of losses is limited.
             await release_as_lost(self._subscription, tuple(self._held.values()))
         finally:
             for task in tasks:
@@ -199,7 +170,7 @@ class LocalTaskSource:
     async def _wait_for_confirmations(
         self, prefetcher: asyncio.Task[None], settling: asyncio.Task[None], *, seconds: float
     ) -> None:
-        """Wait until what was received and settled last is confirmed by the store."""
+        """Wait up to ``seconds`` until the store has confirmed all outcomes, including those of the last receive."""
 
         async def finish_all() -> None:
             await asyncio.wait([prefetcher])

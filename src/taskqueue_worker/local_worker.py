@@ -1,4 +1,4 @@
-"""The worker that receives its tasks directly from a backend, without a server."""
+"""A worker that receives its tasks directly from a backend, without a server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
-from taskqueue_core.assembly import open_backend
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.limits import LIMITS
+from taskqueue_core.queue import connect
 from taskqueue_worker.base import BaseWorker
 from taskqueue_worker.local_source import LocalTaskSource
 from taskqueue_worker.quarantine import Quarantine
@@ -17,17 +17,18 @@ from taskqueue_worker.run import TaskSource, WorkerRun
 
 
 class LocalWorker(BaseWorker):
-    """A worker for the keys that have a handler, directly on a backend's subscription.
+    """A worker that receives its tasks directly from a backend, without a server.
 
-    ``backend`` is a backend (which is left open at the end), a name, or ``None`` for the configured one. It must
-    support dead letters. Without ``control``, the default retry policy applies, progress is not stored and no
-    maintenance runs here; without ``revocation``, the handlers of cancelled tasks run to their end.
+    ``backend`` is a backend object, the name of a backend, or ``None`` for the configured backend. A backend object is
+    not closed when the worker stops. The backend must support dead letters. If it does not support ``control``, the
+    default retry policy applies, progress is not stored, and this worker runs no maintenance. If it does not support
+    ``revocation``, the handlers of cancelled tasks are not interrupted.
 
-    At most ``concurrency`` tasks run at once. Up to ``prefetch`` more are received in the meantime (by default as many
-    as ``concurrency``), but only as many as should start within 50 ms at the present rate; a task that waits longer
-    than a second is released. The other options are those of a `Worker`.
+    At most ``concurrency`` tasks run at once. Up to ``prefetch`` further tasks, by default ``concurrency``, are
+    received in advance, but only as many as should start within 50 ms at the current rate. A task that waits longer
+    than a second is released. The other options are those of `Worker`.
 
-    A coroutine handler shares the event loop with the backend: one that blocks the loop stops everything here.
+    Coroutine handlers share the event loop with the backend, so a handler must not block the loop.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class LocalWorker(BaseWorker):
         grace: float = 10.0,
         quarantine: Callable[[], Quarantine] = Quarantine,
     ) -> None:
-        """Perform no I/O. Raises `ConfigurationError`."""
+        """Store the options without any I/O. Raises `ConfigurationError` if one is invalid."""
         self._backend = backend
         self._requested_prefetch = prefetch
         super().__init__(
@@ -53,15 +54,15 @@ class LocalWorker(BaseWorker):
 
     @classmethod
     def of(cls, worker: BaseWorker, backend: str | Backend | None = None) -> Self:
-        """Return a worker on ``backend`` with the handlers and options of another one, except its ``prefetch``."""
+        """Return a local worker with the handlers and options of another worker, except its ``prefetch``."""
         local = cls(
             backend,
-            worker_id=worker._worker_id,  # noqa: SLF001 - both are workers
-            concurrency=worker._concurrency,  # noqa: SLF001 - as above
-            grace=worker._grace,  # noqa: SLF001 - as above
-            quarantine=worker._quarantine,  # noqa: SLF001 - as above
+            worker_id=worker._worker_id,  # noqa: SLF001 - both are a `BaseWorker`
+            concurrency=worker._concurrency,  # noqa: SLF001 - both are a `BaseWorker`
+            grace=worker._grace,  # noqa: SLF001 - both are a `BaseWorker`
+            quarantine=worker._quarantine,  # noqa: SLF001 - both are a `BaseWorker`
         )
-        local._handlers = worker._handlers  # noqa: SLF001 - as above
+        local._handlers = worker._handlers  # noqa: SLF001 - both are a `BaseWorker`
         return local
 
     def configure(
@@ -71,7 +72,7 @@ class LocalWorker(BaseWorker):
         concurrency: int | None = None,
         backend: str | Backend | None = None,
     ) -> None:
-        """Change options before serving; ``None`` leaves an option unchanged. Raises `ConfigurationError`."""
+        """Change options of a worker that is not running; ``None`` keeps an option. Raises `ConfigurationError`."""
         prefetch = None if concurrency is None else self._prefetch_for(concurrency)
         self._configure(worker_id, concurrency, prefetch)
         if backend is not None:
@@ -86,10 +87,9 @@ class LocalWorker(BaseWorker):
     async def _open_source(
         self, worker_id: str
     ) -> AsyncIterator[Callable[[WorkerRun], TaskSource]]:
-        configured = self._backend
-        backend = open_backend(configured) if isinstance(configured, str | None) else configured
-        try:
-            dead_letters_of(backend)  # raise now, not when the first task is given up
+        async with connect(self._backend) as queue:
+            backend = queue.backend
+            dead_letters_of(backend)  # raise an error now, and not only at the first dead letter
             yield lambda run: LocalTaskSource(
                 backend,
                 backend.subscribe(self.keys, worker_id),
@@ -97,6 +97,3 @@ class LocalWorker(BaseWorker):
                 concurrency=self._concurrency,
                 capacity=self._concurrency + self._prefetch,
             )
-        finally:
-            if isinstance(configured, str | None):
-                await backend.aclose()

@@ -1,4 +1,4 @@
-"""Calls of handlers, and the outcomes of what they return or raise."""
+"""The outcomes that follow from what handlers return or raise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from taskqueue_core.application.context import Context
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_duration, kind_of
 from taskqueue_core.protocol.client_outcomes import clean_text
-from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, Outcome, Rejected, RetryLater, Success
-from taskqueue_core.tasks import Delivery, encode_json
+from taskqueue_core.tasks import encode_json
 from taskqueue_worker.arguments import InvalidPayload
-from taskqueue_worker.handlers import BatchHandler, Handler
+from taskqueue_worker.batch_buffer import AnyDelivery
+from taskqueue_worker.handlers import Handler
 
 INVALID_RESULT = "invalid_result"
-"""the reason of a dead letter whose handler's result is not JSON, or is too large"""
+"""reason of a dead letter, if the handler's result cannot be encoded as JSON or is too large"""
 
 _MAX_DELAY_SECONDS = 365 * 86_400
 _NO_RESULT = Success()
@@ -30,9 +30,9 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class Retry(Exception):
-    """A request for another attempt, after ``delay`` seconds or by the queue's retry policy. Raise or return it.
+    """A request for another attempt, after ``delay`` seconds or as the queue's retry policy says. Raise or return it.
 
-    Attempts are limited as for failures. It does not count towards the worker's quarantine.
+    The attempt counts towards the maximum number of attempts, but not as a failure for the worker's quarantine.
     """
 
     def __init__(self, delay: float | None = None, error: str = "retry requested") -> None:
@@ -48,7 +48,7 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """A decision that no attempt can succeed: the task becomes a dead letter. Raise or return it."""
+    """A request to make the task a dead letter, because no further attempt can succeed. Raise or return it."""
 
     def __init__(self, reason: str, error: str | None = None) -> None:
         super().__init__(reason)
@@ -57,7 +57,7 @@ class Reject(Exception):
 
 
 def outcome_of_value(value: object, limit: int) -> Outcome:
-    """Return the outcome of a handler that returned. Nothing is stored for ``None``."""
+    """Return the outcome for a value that a handler returned, encoded as JSON of at most ``limit`` bytes."""
     if value is None:
         return _NO_RESULT
     if isinstance(value, Retry | Reject):
@@ -65,21 +65,18 @@ def outcome_of_value(value: object, limit: int) -> Outcome:
     try:
         text = encode_json("result", _to_builtins(value))
     except InvalidInput as error:
-        return Rejected(INVALID_RESULT, str(error))
-    except Exception:  # noqa: BLE001 - the handler ran, and a retry would return the same
-        return Rejected(
-            INVALID_RESULT,
-            f"the handler returned a {kind_of(value)}, which cannot be encoded as JSON",
-        )
-    if len(text) > limit:
-        return Rejected(
-            INVALID_RESULT, f"the handler returned {len(text)} bytes of JSON; the limit is {limit}"
-        )
-    return Success(text)
+        fault = str(error)
+    except Exception:  # noqa: BLE001 - an encoder may raise any exception
+        fault = f"the handler returned a {kind_of(value)}, which cannot be encoded as JSON"
+    else:
+        if len(text) <= limit:
+            return Success(text)
+        fault = f"the handler returned {len(text)} bytes of JSON; the limit is {limit}"
+    return Rejected(INVALID_RESULT, fault)
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
-    """Return the outcome of a handler that raised: "Type: message", cut to the limit."""
+    """Return the outcome for an exception that a handler raised, with the text "Type: message", cut to the limit."""
     match error:
         case Retry():
             return RetryLater(error.delay, clean_text(error.error))
@@ -92,13 +89,13 @@ def outcome_of_error(error: BaseException) -> Outcome:
     name = type(error).__name__
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide that the handler failed
+    except Exception:  # noqa: BLE001 - __str__ may raise any exception
         message = ""
     return Failed(clean_text(f"{name}: {message[: LIMITS.text]}" if message else name))
 
 
 def _to_builtins(value: object) -> object:
-    """Return a value with its pydantic models converted to JSON types."""
+    """Return a value in which pydantic models are converted to JSON types."""
     match value:
         case BaseModel():
             return value.model_dump(mode="json")
@@ -109,43 +106,37 @@ def _to_builtins(value: object) -> object:
     return value
 
 
-class Fatal(msgspec.Struct, frozen=True):
-    """A handler raised an exception that ends the process."""
-
-    error: BaseException
-
-
-HandlerEnd = Sequence[Outcome] | Fatal
-"""one outcome for each task of a call"""
+HandlerEnd = Sequence[Outcome] | BaseException
+"""how a call of a handler ended: with one outcome for each task, or with an exception that ends the process"""
 
 
 class RunningTask(msgspec.Struct, eq=False):
-    """One delivery that is being executed."""
+    """A delivery whose handler is running."""
 
-    delivery: Delivery | WireDelivery
+    delivery: AnyDelivery
     context: Context
     call: HandlerCall
     settled: bool = False
 
 
 class HandlerCall(msgspec.Struct, eq=False):
-    """One call of a handler: for one task, or for several if the handler takes batches."""
+    """A running call of a handler, for one task or, if it is a batch handler, for several."""
 
-    handler: Handler | BatchHandler
+    handler: Handler
     jobs: list[RunningTask] = []
     releasing: bool = False
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
 
     def cancel_if_settled(self) -> None:
-        """Cancel the coroutine if all its tasks are settled."""
+        """Cancel the handler's coroutine if all tasks of the call are settled."""
         if self.task is not None and all(job.settled for job in self.jobs):
             self.task.cancel()
 
 
 def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence[Outcome]:
-    """Return the outcomes of a call that returned."""
-    if not isinstance(call.handler, BatchHandler):
+    """Return one outcome for each task of a call whose handler returned ``value``."""
+    if not call.handler.batch:
         return (outcome_of_value(value, limit),)
     jobs = call.jobs
     if value is None:
@@ -162,13 +153,13 @@ def outcomes_of_return(call: HandlerCall, value: object, limit: int) -> Sequence
 
 
 def outcomes_of_error(call: HandlerCall, error: BaseException) -> HandlerEnd:
-    """Return the outcomes of a call that raised: the same for each of its tasks."""
+    """Return one outcome for each task of a call whose handler raised ``error``; ``error`` if it ends the process."""
     if not isinstance(error, Exception):
-        return Fatal(error)
+        return error
     outcome = outcome_of_error(error)
     live = [job for job in call.jobs if not job.settled]
     if isinstance(outcome, Failed) and live:
-        # The message is not logged: it may quote the payload. The store gets it with the retry.
+        # The exception's message is not logged, because it may quote the payload. It is stored with the task's history.
         first = live[0].delivery
         _log.warning(
             "task %s%s of %s failed (attempt %d): %s\n%s",

@@ -1,4 +1,4 @@
-"""Prefetching from a subscription: never more than a local worker can start soon."""
+"""Receiving from a subscription, with no more deliveries in advance than a local worker can start soon."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from taskqueue_core.consumer.outage import OutageRetry
 from taskqueue_core.tasks import Delivery, Received
 
 _MAX_BATCH = 100
-"""deliveries per receive: enough to make the round trip cheap, few enough to be shared between workers"""
+"""maximum number of deliveries per receive, so that several workers get a share of the waiting tasks"""
 _PREFETCH_SECONDS = 0.05
-"""seconds within which prefetched tasks should start, at the present rate"""
+"""seconds within which prefetched tasks should start, at the current rate"""
 _RATE_WINDOW_SECONDS = 0.005
 """minimum seconds over which the rate of ended tasks is measured"""
 _RETURN_AFTER_SECONDS = 1.0
@@ -21,7 +21,7 @@ _NOT_WAITING = -1
 
 
 class Prefetcher:
-    """Receives deliveries while tasks run. How many it prefetches depends on how fast slots become free."""
+    """The receiver of a local worker. The faster the tasks end, the more deliveries it receives in advance."""
 
     def __init__(
         self,
@@ -35,10 +35,11 @@ class Prefetcher:
         return_waiting: Callable[[], None],
         wait_for_room: Callable[[], Awaitable[None]],
     ) -> None:
-        """Hold up to ``capacity`` deliveries: the concurrency plus the largest prefetch.
+        """Prepare to hold up to ``capacity`` deliveries, which is the concurrency plus the maximum prefetch.
 
-        ``deliver`` takes deliveries to run, and ``refuse`` those that came too late. ``return_waiting`` releases those
-        that were not started, and ``wait_for_room`` waits while too many outcomes are unsettled.
+        ``deliver`` is called with deliveries to run, and ``refuse`` with deliveries received after the capacity became
+        0. ``return_waiting`` releases the deliveries that have not been started. ``wait_for_room`` waits while too many
+        outcomes are not yet confirmed by the store.
         """
         self._subscription = subscription
         self._outage = outage
@@ -60,18 +61,18 @@ class Prefetcher:
         self._stopping = False
 
     def ended(self) -> None:
-        """Note that a task has ended and left its slot."""
+        """Record that a task has ended, so that its slot is free."""
         self._ended += 1
         self.returned()
 
     def returned(self) -> None:
-        """Note that a delivery was released without having been run."""
+        """Record that a delivery was released before its task was started."""
         self._held -= 1
         if self._held <= self._wake_at:
             self._changed.set()
 
     def resize(self, capacity: int) -> None:
-        """Set how many deliveries to hold, from the next receive on; 0 ends a receive that is waiting."""
+        """Set the maximum number of deliveries to hold, from the next receive on; 0 also ends a waiting receive."""
         self._capacity = capacity
         if not capacity and self._receiving is not None:
             self._receiving.cancel()
@@ -79,12 +80,12 @@ class Prefetcher:
         self._changed.set()
 
     def stop(self) -> None:
-        """Receive no more. Nothing is lost."""
+        """Receive no more deliveries. A delivery that has been received is still passed on or released."""
         self._stopping = True
         self.resize(0)
 
     async def run(self) -> None:
-        """Run until stopped. Raises `SubscriptionClosed` if the backend closed the subscription."""
+        """Receive until `stop` is called. Raises `SubscriptionClosed` if the backend closed the subscription."""
         while not self._stopping:
             if self._held > self._receive_threshold():
                 await self._wait_for_slot()
@@ -102,18 +103,17 @@ class Prefetcher:
             self._deliver(deliveries)
 
     def _target(self) -> int:
-        """Return how many deliveries to hold."""
+        """Return the number of deliveries to hold at the current rate."""
         return min(self._capacity, self._concurrency + self._prefetch_target)
 
     def _receive_threshold(self) -> int:
-        """Return the number of held deliveries at which another receive is worth its round trip.
+        """Return the number of held deliveries at or below which the next receive starts.
 
-        At that number a slot is empty, or half of the prefetched deliveries have started.
+        At this number a slot is free, or half of the prefetched deliveries have started.
         """
         target = self._target()
-        return max(
-            min(self._concurrency, target) - 1, target - max(1, (self._prefetch_target + 1) // 2)
-        )
+        half = max(1, (self._prefetch_target + 1) // 2)
+        return max(min(self._concurrency, target) - 1, target - half)
 
     async def _wait_for_slot(self) -> None:
         has_prefetched = self._held > self._concurrency
@@ -133,22 +133,21 @@ class Prefetcher:
         now = self._loop.time()
         elapsed = now - self._rate_since
         if elapsed >= _RATE_WINDOW_SECONDS:
-            self._prefetch_target = min(
-                self._max_prefetch, int(self._ended / elapsed * _PREFETCH_SECONDS)
-            )
+            startable = int(self._ended / elapsed * _PREFETCH_SECONDS)
+            self._prefetch_target = min(self._max_prefetch, startable)
             self._rate_since, self._ended = now, 0
 
     async def _receive(self) -> Received:
         limit = min(self._target() - self._held, _MAX_BATCH)
         if limit <= 0:
             return Received()
-        # In an outage a receive does not wait, so that its answer shows at once that the store is available again.
+        # During an outage, receive without waiting, so that the first answer shows that the store is available again.
         call = self._subscription.receive(limit, 0 if self._outage.down else None)
         self._receiving = receiving = asyncio.ensure_future(call)
         try:
             return await receiving
         except asyncio.CancelledError:
-            # Only a cancellation by `resize` ends here; any other is passed on.
+            # A cancellation by `resize` ends only this receive; any other cancellation is raised again.
             task = asyncio.current_task()
             if self._receiving is receiving or task is None or task.cancelling():
                 raise

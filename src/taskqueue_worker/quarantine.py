@@ -1,4 +1,4 @@
-"""The rule by which a worker whose attempts all fail stops taking tasks.
+"""The rule by which a worker whose attempts all fail stops receiving tasks.
 
 ::
 
@@ -19,26 +19,29 @@ from taskqueue_core.errors import TaskQueueError
 
 
 class WorkerQuarantined(TaskQueueError):
-    """So many attempts failed in a row, probes included, that the cause is probably this worker, not the tasks."""
+    """The worker stopped because all its latest attempts failed, so that the cause is probably the worker itself."""
 
     code = "worker_quarantined"
     exit_code: ClassVar[int] = 3
 
 
 class QuarantinePhase(StrEnum):
-    """The phases of a quarantine."""
+    """What the worker should do now, depending on the latest failures."""
 
     WORKING = "working"
     RESTING = "resting"
-    """receive nothing"""
+    """receive no tasks until the cool-down is over"""
     PROBING = "probing"
-    """receive one task"""
+    """receive one task at a time"""
     ENDED = "ended"
     """stop the worker"""
 
 
 class Quarantine:
-    """Counts consecutive failures of handlers. It reads the clock and never sleeps."""
+    """A counter of consecutive failures, which decides when the worker pauses, probes or stops.
+
+    It reads the clock but never waits: the caller waits for the end of the cool-down and applies the phase.
+    """
 
     def __init__(
         self,
@@ -49,55 +52,51 @@ class Quarantine:
         probes: int = 5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Rest ``cooldown`` seconds first, twice as long after each failed probe, at most ``longest``."""
+        """Set the number of failures before the first pause, and the lengths of pauses.
+
+        The first pause lasts ``cooldown`` seconds. It doubles after each failed probe, up to ``longest`` seconds.
+        """
         self._limit = limit
         self._cooldown = cooldown
         self._longest = longest
         self._probes = probes
         self._clock = clock
-        self._failures = 0
+        self.failures = 0
+        """number of consecutive failures"""
         self._probes_failed = 0
         self._until = 0.0
         self.phase = QuarantinePhase.WORKING
 
     @property
-    def failures(self) -> int:
-        """Number of consecutive failures."""
-        return self._failures
-
-    @property
     def rest(self) -> float:
-        """Remaining seconds of the cool-down."""
-        return (
-            max(0.0, self._until - self._clock()) if self.phase is QuarantinePhase.RESTING else 0.0
-        )
+        """Remaining seconds of the cool-down; 0 outside of the phase `RESTING`."""
+        resting = self.phase is QuarantinePhase.RESTING
+        return max(0.0, self._until - self._clock()) if resting else 0.0
 
     def succeeded(self) -> bool:
-        """Count a success. Return whether the phase changed, as `failed` and `tick` do."""
-        if not self._failures:
+        """Count a successful attempt. Return whether the phase changed."""
+        if not self.failures:
             return False
-        self._failures = 0
+        self.failures = 0
         self._probes_failed = 0
-        return self._move(
-            self.phase if self.phase is QuarantinePhase.ENDED else QuarantinePhase.WORKING
-        )
+        return self.phase is not QuarantinePhase.ENDED and self._move(QuarantinePhase.WORKING)
 
     def failed(self) -> bool:
-        """Count a failure. While resting, it is the failure of a task that was already running, and not a probe."""
-        self._failures += 1
+        """Count a failed attempt. Return whether the phase changed.
+
+        A failure during a cool-down is not a failed probe, because the task was started before the cool-down.
+        """
+        self.failures += 1
         if self.phase is QuarantinePhase.PROBING:
             self._probes_failed += 1
-            return self._move(
-                QuarantinePhase.ENDED
-                if self._probes_failed >= self._probes
-                else QuarantinePhase.RESTING
-            )
-        if self.phase is QuarantinePhase.WORKING and self._failures >= self._limit:
+            ended = self._probes_failed >= self._probes
+            return self._move(QuarantinePhase.ENDED if ended else QuarantinePhase.RESTING)
+        if self.phase is QuarantinePhase.WORKING and self.failures >= self._limit:
             return self._move(QuarantinePhase.RESTING)
         return False
 
     def tick(self) -> bool:
-        """End a cool-down that has elapsed."""
+        """End the cool-down if its time is over. Return whether the phase changed."""
         if self.phase is QuarantinePhase.RESTING and self._clock() >= self._until:
             return self._move(QuarantinePhase.PROBING)
         return False

@@ -1,4 +1,4 @@
-"""One run of a worker, from the first connection to the last confirmation."""
+"""One run of a worker, from connecting to the confirmation of the last outcome."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.retry import Failed, Outcome, Success
 from taskqueue_worker.handlers import Handlers
 from taskqueue_worker.quarantine import Quarantine, QuarantinePhase, WorkerQuarantined
 from taskqueue_worker.runner import HandlerRunner, OutcomeSettler
 
 _CLEANUP_SECONDS = 1.0
-"""time for cancelled handlers, before their tasks are released"""
+"""seconds that cancelled handlers have for cleaning up, before their tasks are released"""
 _CONFIRM_SECONDS = 5.0
-"""time for the server to confirm the last outcomes"""
+"""seconds that the server or the store has for confirming the last outcomes"""
 _log = logging.getLogger("taskqueue.worker")
 
 
 class TaskSource(OutcomeSettler, Protocol):
-    """The source of deliveries and receiver of outcomes: a link to a server, or a subscription. Runs once."""
+    """The part of a worker that receives deliveries and reports outcomes, from and to a server or a backend.
+
+    It cannot be started again.
+    """
 
     @property
     def ended(self) -> Future[None]:
-        """Done when it has ended, with the error that ended it."""
-        ...
+        """A future that is done when the source has ended, with the exception if there was one. Set by `start`."""
 
     def start(self) -> None:
-        """Start receiving."""
-        ...
+        """Start to connect and receive."""
 
     def resize(self, capacity: int) -> None:
-        """Set the maximum number of held deliveries, from the next one on."""
-        ...
+        """Set the maximum number of deliveries to hold. It applies to the next deliveries, not to those received."""
 
     def leave(self, seconds: float) -> None:
-        """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
+        """End when all outcomes are confirmed, but after ``seconds`` at the latest.
 
-        Deliveries without an outcome then count as lost.
+        Deliveries that then have no outcome count as lost.
         """
-        ...
 
 
 class WorkerRun:
-    """Connects the task source, the runner and the quarantine, in the running event loop."""
+    """One run of a worker: its task source, its runner and its quarantine, in the running event loop."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class WorkerRun:
         capacity: int,
         grace: float,
     ) -> None:
-        """Hold up to ``capacity`` deliveries, except in quarantine."""
+        """Prepare a run that holds up to ``capacity`` deliveries, fewer in quarantine."""
         self._handlers = handlers
         self._quarantine = quarantine
         self._concurrency = concurrency
@@ -67,27 +67,23 @@ class WorkerRun:
         self._stop_now = asyncio.Event()
         self._error: BaseException | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._stopping = False
-
-    @property
-    def stopping(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopping
+        self.stopping = False
+        """whether the run is stopping, because `stop` was called or an error occurred"""
 
     def stop(self, *, now: bool) -> None:
-        """Stop after the running tasks, or at once. Thread-safe."""
-        self._stopping = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+        """Stop after the running tasks have ended, or at once with ``now``. Thread-safe."""
+        self.stopping = True
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so the run has ended
             self._loop.call_soon_threadsafe(lambda: self._stop_in_loop(now=now))
 
     def _stop_in_loop(self, *, now: bool) -> None:
-        self._stopping = True
+        self.stopping = True
         self._stop.set()
         if now:
             self._stop_now.set()
 
     async def work(self, connect: Callable[[WorkerRun], TaskSource]) -> None:
-        """Serve until stopped. Raises the error that ended it, if there was one."""
+        """Run tasks until stopped. Raises the error that stopped the run, if there was one."""
         self._source = connect(self)
         self.runner = HandlerRunner(
             self._handlers,
@@ -96,16 +92,16 @@ class WorkerRun:
             on_outcome=self._on_outcome,
             on_fatal=self._on_fatal,
         )
+        self._source.start()
         ended = asyncio.wrap_future(self._source.ended)
         ended.add_done_callback(self._on_source_ended)
-        self._source.start()
         try:
             await self._stop.wait()
             self._source.resize(0)
             self.runner.stop()
             await self._wait_until_idle()
         finally:
-            # Even if cancelled: release what was received, and confirm what was executed.
+            # Also if this call was cancelled: release tasks that have not ended, and confirm outcomes.
             if self._timer:
                 self._timer.cancel()
             try:
@@ -118,26 +114,20 @@ class WorkerRun:
             raise self._error
 
     async def _wait_until_idle(self) -> None:
-        waits = [asyncio.create_task(wait) for wait in (self.runner.idle(), self._stop_now.wait())]
-        try:
-            await asyncio.wait(waits, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                await first_completed(self.runner.idle(), self._stop_now.wait())
 
     def _on_source_ended(self, ended: asyncio.Future[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
             self._error = self._error or error
-            self._stop_in_loop(now=True)  # outcomes can no longer be settled
+            self._stop_in_loop(now=True)  # without the source, outcomes cannot be reported
 
     def _on_fatal(self, error: BaseException) -> None:
         _log.error("stopping: a handler raised %s", type(error).__name__)
         self._error = self._error or error
         self._stop_in_loop(now=False)
-
-    # Quarantine
 
     def _on_outcome(self, outcome: Outcome) -> None:
         match outcome:
@@ -152,7 +142,7 @@ class WorkerRun:
 
     def _apply_quarantine(self) -> None:
         quarantine = self._quarantine
-        if self._stopping:
+        if self.stopping:
             return
         match quarantine.phase:
             case QuarantinePhase.WORKING:

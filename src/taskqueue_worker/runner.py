@@ -1,4 +1,4 @@
-"""Running handlers: at most ``concurrency`` tasks at once, each to exactly one outcome."""
+"""Running of handlers, with a limit on the number of concurrent tasks and exactly one outcome for each task."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from taskqueue_core.application.context import Context
-from taskqueue_core.protocol.frames import WireDelivery
 from taskqueue_core.retry import Failed, HandBack, Outcome
-from taskqueue_core.tasks import Delivery
 from taskqueue_core.telemetry import processing
-from taskqueue_worker.batch_buffer import BatchBuffer
-from taskqueue_worker.handlers import BatchHandler, Handler, Handlers
+from taskqueue_worker.batch_buffer import AnyDelivery, BatchBuffer
+from taskqueue_worker.handlers import Handler, Handlers
 from taskqueue_worker.outcomes import (
-    Fatal,
     HandlerCall,
     HandlerEnd,
     RunningTask,
@@ -30,32 +27,27 @@ _log = logging.getLogger("taskqueue.worker")
 
 
 class OutcomeSettler(Protocol):
-    """The receiver of outcomes."""
+    """The part of a worker that reports the outcomes and the progress of running tasks."""
 
     @property
     def result_limit(self) -> int:
-        """Maximum size of a result in bytes."""
-        ...
+        """The maximum size of a result in bytes."""
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
-        """Report an outcome while the handler still occupies its slot."""
-        ...
+        """Report the outcome of a task whose handler is still running and occupies a slot."""
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """Report an outcome and free the slot."""
-        ...
+        """Report the outcome of a task, and free its slot."""
 
     def free(self) -> None:
-        """Free a slot whose outcome was reported before, or never will be."""
-        ...
+        """Free the slot of a task whose outcome has been reported before, or will not be reported."""
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """Report progress."""
-        ...
+        """Report the progress of a running task: a number from 0 to 1, or text. Thread-safe."""
 
 
 class HandlerRunner:
-    """Runs the handlers of deliveries, in an event loop or in threads."""
+    """The part of a worker that calls handlers: coroutines in the event loop, other functions in threads."""
 
     def __init__(
         self,
@@ -66,7 +58,11 @@ class HandlerRunner:
         on_outcome: Callable[[Outcome], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """Call ``on_outcome`` with each outcome before its report, ``on_fatal`` with a handler's `BaseException`."""
+        """Create a runner without running tasks.
+
+        ``on_outcome`` is called with each outcome before the outcome is reported, and ``on_fatal`` with an exception
+        of a handler that ends the process, such as `SystemExit`.
+        """
         self._handlers = handlers
         self._settler = settler
         self._concurrency = concurrency
@@ -74,10 +70,10 @@ class HandlerRunner:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(concurrency)
-        self._thread_results: ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]] = ThreadsafeInbox(
+        self._thread_results = ThreadsafeInbox[tuple[HandlerCall, HandlerEnd]](
             self._loop, self._on_threads_ended
         )
-        self._waiting: deque[Delivery | WireDelivery] = deque()
+        self._waiting: deque[AnyDelivery] = deque()
         self._has_batches = bool(handlers.batches)
         self._buffer = BatchBuffer(handlers.batches, concurrency)
         self._batches_first = False
@@ -86,13 +82,8 @@ class HandlerRunner:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def running(self) -> int:
-        """Number of running tasks."""
-        return len(self._running)
-
-    def deliver(self, deliveries: Sequence[Delivery | WireDelivery]) -> None:
-        """Run deliveries as soon as slots are free."""
+    def deliver(self, deliveries: Sequence[AnyDelivery]) -> None:
+        """Call the handlers of deliveries as soon as slots are free."""
         if self._has_batches:
             deliveries = self._buffer.add(deliveries)
         self._waiting.extend(deliveries)
@@ -102,9 +93,10 @@ class HandlerRunner:
             self._start_waiting()
 
     def revoke(self, receipts: Sequence[str]) -> None:
-        """Stop the handlers of these receipts: async ones are cancelled, results of others are discarded.
+        """Stop the tasks with these receipts, because their deliveries no longer belong to this worker.
 
-        Other tasks of the same batch continue.
+        Async handlers are cancelled. Synchronous handlers run to their end, but their results are discarded. A batch
+        handler is cancelled only when all its tasks are revoked.
         """
         for receipt in receipts:
             job = self._running.get(receipt)
@@ -123,19 +115,19 @@ class HandlerRunner:
             self._settler.finish(delivery.receipt, HandBack())
 
     def stop(self) -> None:
-        """Start no more tasks."""
+        """Start no more tasks, and release those that are waiting."""
         self._stopping = True
         self.return_waiting()
 
     async def idle(self) -> None:
-        """Wait until nothing is running."""
+        """Wait until no task is running."""
         await self._idle.wait()
 
     async def release_running(self, cleanup_seconds: float) -> None:
         """Release all running tasks.
 
-        A cancelled handler may clean up for ``cleanup_seconds`` before its task is released. A synchronous one cannot
-        be cancelled: its task is released at once, and its result will be discarded.
+        Async handlers are cancelled, and have ``cleanup_seconds`` to clean up before their tasks are released. The
+        tasks of synchronous handlers, which cannot be cancelled, are released at once, and their results discarded.
         """
         self.stop()
         cancelled: set[asyncio.Task[None]] = set()
@@ -154,7 +146,7 @@ class HandlerRunner:
             self._settle_early(job, HandBack())
 
     def close(self) -> None:
-        """End the threads."""
+        """End each thread after its current call."""
         self._threads.close()
 
     def _drop_waiting(self, receipt: str) -> None:
@@ -165,12 +157,19 @@ class HandlerRunner:
 
     def _start_waiting(self) -> None:
         if self._has_batches:
-            # Batches and single tasks alternate in being first, so that neither starves the other.
+            # Alternate which kind of task starts first, so that neither batches nor single tasks starve.
             self._batches_first = not self._batches_first
             if self._batches_first:
                 self._start_waiting_batches()
         while self._waiting and len(self._running) < self._concurrency and not self._stopping:
-            self._start(self._waiting.popleft())
+            delivery = self._waiting.popleft()
+            if handler := self._handlers.by_key.get(delivery.task.key):
+                self._start(handler, [delivery])
+            else:
+                _log.error(
+                    "released task %s: this worker has no handler for its key", delivery.task.id
+                )
+                self._settler.finish(delivery.receipt, HandBack())
         if self._has_batches and not self._batches_first:
             self._start_waiting_batches()
 
@@ -179,51 +178,29 @@ class HandlerRunner:
             batch = self._buffer.take(self._concurrency - len(self._running))
             if batch is None:
                 return
-            self._start_batch(*batch)
+            self._start(*batch)
 
-    def _start(self, delivery: Delivery | WireDelivery) -> None:
-        receipt, task = delivery.receipt, delivery.task
-        handler = self._handlers.by_key.get(task.key)
-        if not isinstance(handler, Handler):
-            _log.error("released task %s: this worker has no handler for its key", task.id)
-            self._settler.finish(receipt, HandBack())
-            return
-        context = Context(delivery, self._settler.progress)
-        try:
-            arguments = handler.arguments.read(bytes(task.payload), context)
-        except Exception as error:  # noqa: BLE001 - a validator of the handler may raise anything
-            self._reject_payload(delivery, error)
-            return
-        call = HandlerCall(handler)
-        job = self._running[receipt] = RunningTask(delivery, context, call)
-        call.jobs.append(job)
-        self._call(call, arguments)
-
-    def _start_batch(
-        self, handler: BatchHandler, deliveries: Sequence[Delivery | WireDelivery]
-    ) -> None:
+    def _start(self, handler: Handler, deliveries: Sequence[AnyDelivery]) -> None:
         call = HandlerCall(handler)
         values: list[Any] = []
         for delivery in deliveries:
+            task = delivery.task
             try:
-                values.append(handler.arguments.read(bytes(delivery.task.payload)))
-            except Exception as error:  # noqa: BLE001 - as above
-                self._reject_payload(delivery, error)
+                values.append(handler.arguments.read(bytes(task.payload)))
+            except Exception as error:  # noqa: BLE001 - a validator may raise any exception
+                kind = type(error).__name__
+                _log.warning("invalid payload of task %s of %s: %s", task.id, task.key, kind)
+                outcome = outcome_of_error(error)
+                self._on_outcome(outcome)
+                self._settler.finish(delivery.receipt, outcome)
                 continue
             job = RunningTask(delivery, Context(delivery, self._settler.progress), call)
             self._running[delivery.receipt] = job
             call.jobs.append(job)
         if call.jobs:
-            self._buffer.started(handler)
-            arguments = handler.arguments.of(values, [job.context for job in call.jobs])
-            self._call(call, arguments)
-
-    def _reject_payload(self, delivery: Delivery | WireDelivery, error: Exception) -> None:
-        task, kind = delivery.task, type(error).__name__
-        _log.warning("invalid payload of task %s of %s: %s", task.id, task.key, kind)
-        outcome = outcome_of_error(error)
-        self._on_outcome(outcome)
-        self._settler.finish(delivery.receipt, outcome)
+            if handler.batch:
+                self._buffer.started(handler)
+            self._call(call, handler.arguments.of(values, [job.context for job in call.jobs]))
 
     def _call(self, call: HandlerCall, arguments: dict[str, Any]) -> None:
         self._idle.clear()
@@ -240,13 +217,12 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = await call.handler.function(**arguments)
         except asyncio.CancelledError as error:
-            # Without a request to cancel, the handler raised it itself: an ordinary failure.
+            # If this worker did not cancel the handler, the handler raised the error itself: an ordinary failure.
             task = asyncio.current_task()
             ours = call.releasing or (task is not None and task.cancelling() > 0)
-            self._finish_call(
-                call, [HandBack() if ours else outcome_of_error(error)] * len(call.jobs)
-            )
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has an outcome
+            outcome = HandBack() if ours else outcome_of_error(error)
+            self._finish_call(call, [outcome] * len(call.jobs))
+        except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
             self._finish_call(call, outcomes_of_error(call, error))
         else:
             self._finish_call(call, outcomes_of_return(call, value, self._settler.result_limit))
@@ -257,7 +233,7 @@ class HandlerRunner:
             with processing([job.delivery.task for job in call.jobs]):
                 value = call.handler.function(**arguments)
             end = outcomes_of_return(call, value, self._settler.result_limit)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises has an outcome
+        except BaseException as error:  # noqa: BLE001 - a handler may raise any exception
             end = outcomes_of_error(call, error)
         self._thread_results.put((call, end))
 
@@ -272,22 +248,22 @@ class HandlerRunner:
         call.cancel_if_settled()
 
     def _settle_early(self, job: RunningTask, outcome: Outcome) -> None:
-        """Settle a task whose handler is still running."""
+        """Report the outcome of a task whose handler is still running, unless an outcome has been reported."""
         if not job.settled:
             job.settled = True
             self._on_outcome(outcome)
             self._settler.settle(job.delivery.receipt, outcome)
 
     def _finish_call(self, call: HandlerCall, end: HandlerEnd) -> None:
-        """Settle the tasks that are not settled yet, and free their slots."""
+        """Report the outcomes of a call that ended, except of tasks that are already settled, and free the slots."""
         if call.timer:
             call.timer.cancel()
-        if isinstance(call.handler, BatchHandler):
+        if call.handler.batch:
             self._buffer.ended(call.handler)
-        # leave no reference cycles
+        # The call and its tasks refer to one another; break the cycle, so that they are freed without the collector.
         jobs, call.jobs, call.task = call.jobs, [], None
-        if isinstance(end, Fatal):
-            self._finish_fatal(jobs, end.error)
+        if isinstance(end, BaseException):
+            self._finish_fatal(jobs, end)
         else:
             for job, outcome in zip(jobs, end, strict=True):
                 receipt = job.delivery.receipt
@@ -304,8 +280,9 @@ class HandlerRunner:
             self._idle.set()
 
     def _finish_fatal(self, jobs: Sequence[RunningTask], error: BaseException) -> None:
-        # An operator's interrupt is not the task's fault. Anything else may be, so the receipt stays open and counts as
-        # lost: if it were released, the task could end one worker after another without limit.
+        # A keyboard interrupt comes from the operator, so the task is released. Any other fatal exception may be caused
+        # by the task itself. Such a task gets no outcome and counts as lost, because the number of losses is limited:
+        # if it were released, it could end one worker after another without limit.
         for job in jobs:
             receipt = job.delivery.receipt
             self._running.pop(receipt, None)

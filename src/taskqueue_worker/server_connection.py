@@ -27,28 +27,28 @@ from taskqueue_core.protocol.frames import CLOSE_CLEAN, CLOSE_PROTOCOL, SUBPROTO
 from taskqueue_core.server_address import ServerAddress
 
 OPEN_SECONDS = 10.0
-"""time for the handshake, and for the welcome after it"""
+"""maximum seconds for the WebSocket handshake, and also for the server's welcome frame after it"""
 _CLOSE_SECONDS = 2.0
 _log = logging.getLogger("taskqueue.worker")
 
 
 class EndKind(StrEnum):
-    """How a connection ended."""
+    """The ways in which a connection ends."""
 
     LEFT = "left"
-    """the worker sent a bye"""
+    """the worker sent a bye frame"""
     DRAINED = "drained"
-    """the server is shutting down, and nothing is held or unconfirmed"""
+    """the server is shutting down, and this worker has no deliveries and no unconfirmed outcomes"""
     CLOSED = "closed"
-    """by the server or the network"""
+    """the server closed the connection, or the network failed"""
     SILENT = "silent"
-    """nothing was received for longer than the lease"""
+    """no frame was received for longer than the lease"""
     VIOLATED = "violated"
-    """the server broke the protocol"""
+    """the server violated the protocol"""
 
 
 class ConnectionEnd(msgspec.Struct, frozen=True):
-    """How a connection ended, and why."""
+    """How and why a connection ended, with the close code if there was one."""
 
     kind: EndKind
     reason: str
@@ -57,33 +57,33 @@ class ConnectionEnd(msgspec.Struct, frozen=True):
 
 class _NoRedirectConnect(connect):
     def process_redirect(self, exc: Exception) -> Exception | str:
-        return exc  # the token is for this server only
+        return exc  # follow no redirect, because the token must not be sent to another server
 
 
 async def open_socket(
     address: ServerAddress, token: str | None = None, tls: ssl.SSLContext | None = None
 ) -> ClientConnection:
-    """Open a socket, with the token in a header.
+    """Open a WebSocket to a server. The token is sent in the Authorization header.
 
-    Frames are not compressed: payloads are small, and a decompression bomb is impossible.
+    Compression is off, because payloads are small and a small compressed frame could expand to a huge one.
     """
     secure = address.tls
     return await _NoRedirectConnect(
         address.socket_uri,
         additional_headers=None if token is None else {"Authorization": f"Bearer {token}"},
-        ssl=(tls or True) if secure else None,  # True: trust the system's authorities
+        ssl=(tls or True) if secure else None,  # True means: trust the authorities of the system
         subprotocols=[Subprotocol(SUBPROTOCOL)],
         compression=None,
         max_size=LIMITS.frame,
         open_timeout=OPEN_SECONDS,
         close_timeout=_CLOSE_SECONDS,
-        ping_interval=None,  # pings are frames of the protocol
+        ping_interval=None,  # the protocol has ping frames of its own
         proxy=None if address.loopback else True,
     )
 
 
 class ServerConnection:
-    """Carries a session over one socket. Runs once."""
+    """One connection to a server, which transports the frames of a session. `run` can be called only once."""
 
     def __init__(
         self,
@@ -91,30 +91,29 @@ class ServerConnection:
         session: ClientSession,
         handle: Callable[[list[Event]], None],
     ) -> None:
-        """Call ``handle`` with the events of each frame, even if there are none; it must not block."""
+        """Prepare the connection. ``handle`` is called with the events of each received frame; it must not block."""
         self._socket = socket
         self._session = session
         self._handle = handle
         self._loop = asyncio.get_running_loop()
         self._received_at = self._loop.time()
         self.has_outgoing = asyncio.Event()
-        """set when the session may have something to send"""
+        """an event that is set when the session may have frames to send"""
         self._welcomed = asyncio.Event()
 
     def abort(self) -> None:
-        """Break the connection, as a crash would."""
+        """Close the TCP connection without a closing handshake, as a crash of this process would."""
         self._socket.transport.abort()
 
     async def run(self) -> ConnectionEnd:
-        """Serve until the connection ends; return how it ended. The socket is closed in any case."""
+        """Send and receive frames until the connection ends, close the socket, and return how the connection ended."""
         self._session.connected()
-        tasks = [
-            asyncio.create_task(part) for part in (self._read(), self._write(), self._watch_pings())
-        ]
+        parts = (self._read(), self._write(), self._watch_pings())
+        tasks = [asyncio.create_task(part) for part in parts]
         end: ConnectionEnd | None = None
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # If several tasks ended at the same time, our own reason says more than the closed socket.
+            # If several tasks ended at the same time, prefer a reason found by this process to "the socket was closed".
             end = min((task.result() for task in done), key=lambda end: end.kind is EndKind.CLOSED)
         finally:
             for task in tasks:
@@ -147,9 +146,8 @@ class ServerConnection:
                     if isinstance(event, Welcomed):
                         self._welcomed.set()
                     elif isinstance(event, Draining):
-                        self._loop.call_later(
-                            max(0.0, min(event.seconds, 3600.0)) + 1.0, self.abort
-                        )
+                        seconds = max(0.0, min(event.seconds, 3600.0))
+                        self._loop.call_later(seconds + 1.0, self.abort)
                 self._handle(events)
                 self.has_outgoing.set()
         except ConnectionClosed:
@@ -173,7 +171,7 @@ class ServerConnection:
             return self._closed()
 
     async def _watch_pings(self) -> ConnectionEnd:
-        # Not wait_for: before Python 3.12 it may swallow a cancellation.
+        # asyncio.wait_for is not used here, because before Python 3.12 it may lose a cancellation.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPEN_SECONDS):
                 await self._welcomed.wait()
@@ -185,7 +183,8 @@ class ServerConnection:
             now = self._loop.time()
             wait = lease / 3 if overslept else min(lease / 3, self._received_at + lease - now)
             await asyncio.sleep(max(wait, 0.001))
-            # If this process slept too long, the server may not have been silent: read what has arrived first.
+            # If this process was suspended, frames may have arrived that have not been read yet. So do not conclude
+            # from this round that the server is silent.
             overslept = self._loop.time() - now > wait + lease / 3
             if self._loop.time() - self._received_at >= lease and not overslept:
                 return ConnectionEnd(EndKind.SILENT, f"nothing was received for {lease:g} s")
@@ -194,6 +193,5 @@ class ServerConnection:
 
     def _closed(self) -> ConnectionEnd:
         code, reason = self._socket.close_code, self._socket.close_reason
-        return ConnectionEnd(
-            EndKind.CLOSED, f"closed with code {code}" + (f" ({reason})" if reason else ""), code
-        )
+        text = f"closed with code {code}" + (f" ({reason})" if reason else "")
+        return ConnectionEnd(EndKind.CLOSED, text, code)

@@ -1,4 +1,4 @@
-"""The worker's connection to the server: in a thread with an event loop, so that no handler blocks the heartbeat."""
+"""The worker's link to the server, in a thread with its own event loop, so that handlers cannot block the heartbeat."""
 
 from __future__ import annotations
 
@@ -41,26 +41,30 @@ from taskqueue_worker.threads import ThreadsafeInbox
 
 
 class WorkerRefused(ConfigurationError):
-    """The server refused the connection: wrong token, missing permission, or another protocol. Retrying is no use."""
+    """The server refused this worker because of its token or permissions, or because of another protocol version."""
 
     code = "worker_refused"
     exit_code: ClassVar[int] = 4
 
 
 class Backoff:
-    """Waits between attempts: none, then ``base``, doubled each time up to ``cap``; each is 50 to 100 % of that."""
+    """The delays between attempts to connect.
+
+    The first delay is 0. The following delays begin with ``base`` seconds and double up to ``cap`` seconds; a random
+    factor reduces each of them by up to half.
+    """
 
     def __init__(
         self, base: float = 0.1, cap: float = 5.0, uniform: Callable[[], float] = random.random
     ) -> None:
-        """Take durations in seconds; ``uniform`` returns 0 <= x < 1."""
+        """Set the durations in seconds. ``uniform`` returns a random number x with 0 <= x < 1."""
         self._base = base
         self._cap = cap
         self._uniform = uniform
         self._tries = 0
 
     def next(self, *, at_once: bool = True) -> float:
-        """Return the seconds to wait before the next attempt. ``at_once=False`` skips the first, immediate one."""
+        """Return the seconds to wait before the next attempt. With ``at_once=False`` the result is never 0."""
         if self._tries == 0:
             self._tries = 1
             if at_once:
@@ -70,7 +74,7 @@ class Backoff:
         return wait * (0.5 + self._uniform() / 2)
 
     def reset(self, *, at_once: bool = True) -> None:
-        """Start again after a good connection. ``at_once=False`` starts at the first wait."""
+        """Restart the sequence of delays after a successful connection: with 0, or if not ``at_once`` with ``base``."""
         self._tries = 0 if at_once else 1
 
 
@@ -81,7 +85,7 @@ _REFUSALS = {
     426: "the server uses another protocol",
 }
 _BACKOFF_CODES = (CLOSE_PROTOCOL, CLOSE_TRY_LATER, 1008, 1009, 1011)
-"""close codes after which an immediate reconnect would probably fail again"""
+"""close codes after which the worker does not reconnect at once, because that would probably fail again"""
 _STABLE_SECONDS = 1.0
 _WELCOMED = (ClientSessionState.READY, ClientSessionState.DRAINING, ClientSessionState.CLOSED)
 _log = logging.getLogger("taskqueue.worker")
@@ -90,7 +94,10 @@ Work = Delivered | Revoked
 
 
 class ServerLink:
-    """Keeps a session connected until `leave` or a refusal. Its methods are thread-safe."""
+    """A task source that receives from a server. It reconnects until `leave`, or until the server refuses the worker.
+
+    The methods are thread-safe.
+    """
 
     def __init__(
         self,
@@ -102,7 +109,7 @@ class ServerLink:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Call ``deliver`` in the link's thread. The token is sent with each handshake."""
+        """Prepare the link. ``deliver`` is called in the link's thread, and the token is sent with each handshake."""
         self._session = session
         self._address = address
         self._backoff = backoff
@@ -110,9 +117,7 @@ class ServerLink:
         self._token = token
         self._tls = tls
         self._loop = asyncio.new_event_loop()
-        self._inbox: ThreadsafeInbox[Callable[[], object]] = ThreadsafeInbox(
-            self._loop, self._run_calls
-        )
+        self._inbox = ThreadsafeInbox[Callable[[], object]](self._loop, self._run_calls)
         self._connection: ServerConnection | None = None
         self._finishing = False
         self._connected: bool | None = None
@@ -121,48 +126,46 @@ class ServerLink:
         self._finished = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="taskqueue-link", daemon=True)
         self.result_limit = session.limits.result
-        """maximum size of a result in bytes; a default until the server's limit is known"""
+        """maximum size of a result in bytes; a default value until the server has sent its limit"""
         self.ended: Future[None] = Future()
-        """done when the link has ended, with the error that ended it"""
 
     def start(self) -> None:
-        """Start connecting."""
         self._thread.start()
 
     def settle(self, receipt: str, outcome: Outcome) -> None:
-        """See `ClientSession.settle`."""
+
         self._inbox.put(partial(self._session.settle, receipt, outcome))
 
     def finish(self, receipt: str, outcome: Outcome) -> None:
-        """See `ClientSession.finish`."""
+
         self._inbox.put(partial(self._session.finish, receipt, outcome))
 
     def free(self) -> None:
-        """See `ClientSession.free`."""
+
         self._inbox.put(self._session.free)
 
     def progress(self, receipt: str, value: float | str) -> None:
-        """See `ClientSession.progress`."""
+
         self._inbox.put(partial(self._session.progress, receipt, value))
 
     def resize(self, capacity: int) -> None:
-        """See `ClientSession.resize`."""
+
         self._inbox.put(partial(self._session.resize, capacity))
 
     def leave(self, seconds: float) -> None:
-        """End as soon as every outcome is confirmed, after ``seconds`` at the latest.
+        """End when all outcomes are confirmed, but after ``seconds`` at the latest.
 
-        Sends a bye if nothing is held any more; otherwise aborts the connection, so that the rest counts as lost.
+        Send a bye frame if this worker has no deliveries; otherwise abort the connection, so that they count as lost.
         """
         self._inbox.put(partial(self._leave, seconds))
 
-    # The following runs in the link's thread.
+    # The methods below run in the link's thread. The public methods above reach it through `_inbox`.
 
     def _main(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._stay_connected())
-        except BaseException as error:  # noqa: BLE001 - `ended` passes it on
+        except BaseException as error:  # noqa: BLE001 - passed on by the future `ended`
             self.ended.set_exception(error)
         else:
             self.ended.set_result(None)
@@ -174,11 +177,10 @@ class ServerLink:
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
-            match event:
-                case Delivered() | Revoked():
-                    self._deliver(event)
-                case _:
-                    self._log_event(event)
+            if isinstance(event, Delivered | Revoked):
+                self._deliver(event)
+            else:
+                self._log_event(event)
         self._finish_if_settled()
 
     def _finish_if_settled(self) -> None:
@@ -214,7 +216,8 @@ class ServerLink:
                 raise self._refused(end.reason)
             back_off = end.kind is EndKind.VIOLATED or end.code in _BACKOFF_CODES
             if self._connected and not back_off:
-                # After a short connection, reconnect soon, while the server still waits, but not in a tight loop.
+                # After a short connection, delay the first attempt, so that the worker does not reconnect in a tight
+                # loop. The delay is short enough that the server still holds this worker's deliveries.
                 self._backoff.reset(at_once=self._loop.time() - began >= _STABLE_SECONDS)
             self._log_down(end)
             with contextlib.suppress(TimeoutError):
@@ -231,7 +234,7 @@ class ServerLink:
             return ConnectionEnd(EndKind.CLOSED, f"HTTP {status}", CLOSE_TRY_LATER)
         except NegotiationError as error:
             raise self._refused(f"{_REFUSALS[426]}: {error}") from None
-        except (OSError, WebSocketException) as error:  # TimeoutError is an OSError
+        except (OSError, WebSocketException) as error:  # OSError includes TimeoutError
             return ConnectionEnd(EndKind.CLOSED, f"{type(error).__name__}: {error}")
         if socket is None or self._finished.is_set():
             if socket:
@@ -247,7 +250,7 @@ class ServerLink:
             self._connection = None
 
     async def _open(self) -> ClientConnection | None:
-        # Connecting may take long; `leave` must end it.
+        # Connecting may take several seconds, so wait for `leave` at the same time.
         opening = asyncio.create_task(open_socket(self._address, self._token, self._tls))
         finished = asyncio.create_task(self._finished.wait())
         try:
@@ -261,9 +264,8 @@ class ServerLink:
     def _refused(self, reason: str) -> WorkerRefused:
         return WorkerRefused(f"{self._address.shown} refused this worker: {reason}")
 
-    # Each change is logged once, not each attempt.
-
     def _log_down(self, end: ConnectionEnd) -> None:
+        """Log a warning if the link was not down before, so that an outage does not log each attempt."""
         if self._connected is not False:
             verb = "cannot reach" if self._connected is None else "lost the connection to"
             _log.warning("%s the server %s: %s; retrying", verb, self._address.shown, end.reason)

@@ -1,4 +1,4 @@
-"""The worker that receives its tasks from a server."""
+"""A worker that receives its tasks from a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from taskqueue_core.client_security import check_token, trusting, warn_if_readable
 from taskqueue_core.config import Settings, load_settings
-from taskqueue_core.protocol.client_session import ClientSession, Delivered, Revoked
+from taskqueue_core.protocol.client_session import ClientSession, Revoked
 from taskqueue_core.server_address import ServerAddress
 from taskqueue_core.telemetry import consumed
 from taskqueue_worker.base import BaseWorker
@@ -23,13 +23,16 @@ from taskqueue_worker.threads import ThreadsafeInbox
 
 
 class Worker(BaseWorker):
-    """A worker for the keys that have a handler. Tasks are acked after execution: a task may run more than once.
+    """A worker that receives its tasks from a server, for all keys that have a handler.
 
-    ``url``, ``token`` and ``tls_ca`` (certificates of the authorities to trust, PEM, instead of the system's) default
-    to the settings (``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN``, ``TASKQUEUE_TLS_CA``). ``worker_id`` defaults to a
-    unique id. At most ``concurrency`` tasks run at once; ``prefetch`` more deliveries may wait in this process.
-    ``grace`` is the number of seconds that running handlers get when the worker stops. ``quarantine`` returns the rule
-    by which a worker whose attempts all fail stops taking tasks. ``uniform`` (0 <= x < 1) is the jitter of reconnects.
+    A task is acked after its execution, so a task whose worker crashes is executed again.
+
+    ``url``, ``token`` and ``tls_ca`` default to the settings ``TASKQUEUE_SERVER_URL``, ``TASKQUEUE_TOKEN`` and
+    ``TASKQUEUE_TLS_CA``. ``tls_ca`` is a PEM file with the certificate authorities to trust, instead of those of the
+    system. ``worker_id`` defaults to a unique id. At most ``concurrency`` tasks run at once, and up to ``prefetch``
+    further deliveries wait in this process. ``grace`` is the number of seconds that running handlers have to finish
+    when the worker stops. ``quarantine`` creates the rule by which a worker whose attempts all fail stops receiving.
+    ``uniform`` returns random numbers (0 <= x < 1) for the delays between attempts to connect.
 
     `serve` and `run` also raise `WorkerRefused` if the server refuses this worker.
     """
@@ -47,7 +50,7 @@ class Worker(BaseWorker):
         quarantine: Callable[[], Quarantine] = Quarantine,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """Perform no I/O. Raises `ConfigurationError`."""
+        """Store the options without any I/O. Raises `ConfigurationError` if one is invalid."""
         super().__init__(
             worker_id=worker_id,
             concurrency=concurrency,
@@ -68,7 +71,7 @@ class Worker(BaseWorker):
         concurrency: int | None = None,
         url: str | None = None,
     ) -> None:
-        """Change options before serving; ``None`` leaves an option unchanged. Raises `ConfigurationError`."""
+        """Change options of a worker that is not running; ``None`` keeps an option. Raises `ConfigurationError`."""
         self._configure(worker_id, concurrency)
         if url is not None:
             self._address = ServerAddress.of(url)
@@ -86,7 +89,8 @@ class Worker(BaseWorker):
         check_token(token)
         warn_if_readable(address.shown, token, loopback=address.loopback)
         tls = trusting(tls_ca)
-        # A user and a password in the URL occupy the Authorization header: the hello carries the token instead.
+        # If the URL contains a user name and a password, they use the Authorization header. The hello frame carries the
+        # token then.
         header, hello = (None, token) if address.has_credentials else (token, None)
         capacity = self._concurrency + self._prefetch
         session = ClientSession(worker_id, self.keys, capacity, hello)
@@ -94,12 +98,11 @@ class Worker(BaseWorker):
         def connect(run: WorkerRun) -> ServerLink:
             def handle(batch: list[Work]) -> None:
                 for work in batch:
-                    match work:
-                        case Delivered(deliveries):
-                            consumed([delivery.task for delivery in deliveries])
-                            run.runner.deliver(deliveries)
-                        case Revoked(receipts):
-                            run.runner.revoke(receipts)
+                    if isinstance(work, Revoked):
+                        run.runner.revoke(work.receipts)
+                    else:
+                        consumed([delivery.task for delivery in work.deliveries])
+                        run.runner.deliver(work.deliveries)
 
             inbox: ThreadsafeInbox[Work] = ThreadsafeInbox(asyncio.get_running_loop(), handle)
             backoff = Backoff(uniform=self._uniform)

@@ -1,4 +1,4 @@
-"""Threads for synchronous handlers, and a way from any thread into an event loop."""
+"""Threads for synchronous handlers, and a queue through which any thread passes items to an event loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 
 class Threads:
-    """A pool of daemon threads. Unlike an executor's, a thread that hangs does not prevent the process from ending."""
+    """A pool of daemon threads. Unlike with `ThreadPoolExecutor`, a call that hangs does not keep the process alive."""
 
     def __init__(self, size: int) -> None:
-        """Start threads on demand, at most ``size``."""
+        """Create the pool without threads. Threads are started on demand, up to ``size``."""
         self._size = size
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class Threads:
         self._idle = 0
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Run ``call`` in a thread as soon as one is free. It must not raise."""
+        """Run ``call`` as soon as a thread is free. ``call`` must not raise an exception."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -33,7 +33,7 @@ class Threads:
         self._calls.put(call)
 
     def close(self) -> None:
-        """End each thread after its current call. Does not wait."""
+        """Let each thread end after its current call, without waiting for it."""
         for _ in range(self._started):
             self._calls.put(None)
 
@@ -49,22 +49,25 @@ T = TypeVar("T")
 
 
 class ThreadsafeInbox(Generic[T]):
-    """A queue into an event loop. Items that are put while the loop is busy are handled in one call, in order."""
+    """A queue from any thread into an event loop.
+
+    Items that are added while the loop is busy are handled together in one call, in order.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, handle: Callable[[list[T]], None]) -> None:
-        """Call ``handle`` in ``loop``, with at least one item."""
+        """Create an empty queue. ``handle`` is called in ``loop`` with a list of at least one item."""
         self._loop = loop
         self._handle = handle
         self._lock = threading.Lock()
         self._items: list[T] = []
 
     def put(self, item: T) -> None:
-        """Add an item; drop it if the loop is closed. Never blocks, never raises."""
+        """Add an item, or discard it if the loop is closed. Never blocks and never raises an exception."""
         with self._lock:
             self._items.append(item)
             if len(self._items) > 1:
                 return
-        with contextlib.suppress(RuntimeError):  # closed
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:

@@ -29,7 +29,8 @@ CONTEXT = Context(work(), lambda _receipt, _value: None)
 
 def read(function: Callable[..., Any], payload: object) -> dict[str, Any]:
     """Read a payload for a function."""
-    return Arguments(function).read(msgspec.json.encode(payload), CONTEXT)
+    arguments = Arguments(function)
+    return arguments.of([arguments.read(msgspec.json.encode(payload))], [CONTEXT])
 
 
 def fault(function: Callable[..., Any], payload: object) -> str:
@@ -96,8 +97,8 @@ def test_anything_else_goes_to_the_only_parameter() -> None:
     assert read(none, None) == {}
     assert read(none, {}) == {}
     assert read(optional, None) == {}
-    assert Arguments(one).read(b" [1]", CONTEXT) == {"value": [1]}
-    assert Arguments(two).read(b' {"a":1}', CONTEXT) == {"a": 1}
+    assert Arguments(one).read(b" [1]") == {"value": [1]}
+    assert Arguments(two).read(b' {"a":1}') == {"a": 1}
 
 
 def test_faults_name_fields_and_no_values() -> None:

@@ -1,4 +1,4 @@
-"""The kit, on a new file for each backend."""
+"""The conformance tests for the SQLite backend. Each test uses a new file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskqueue_sqlite import SQLiteBackend
 
 
 class TestSQLite(BackendSuite):
-    """A record store that outlives its process."""
+    """The conformance tests for a backend whose records survive the process."""
 
     capabilities = Capabilities(
         names=frozenset({Capability.DEAD_LETTERS, Capability.CONTROL, Capability.FLOW}),
@@ -27,16 +27,16 @@ class TestSQLite(BackendSuite):
         self.made: dict[Backend, tuple[Path, ManualClock]] = {}
 
     async def open_backend(self, clock: ManualClock) -> Backend:
-        """Make a backend on a file that is not there."""
+        """Return a backend on a new file."""
         return self.make(next(self.files), clock)
 
     async def reopen(self, backend: Backend) -> Backend:
-        """Make another on the same file."""
+        """Return a second backend on the same file."""
         await backend.aclose()
         return self.make(*self.made[backend])
 
     def make(self, path: Path, clock: ManualClock) -> Backend:
-        """Make one, and note on what."""
+        """Return a backend on a file, and remember its path."""
         backend = SQLiteBackend(path, clock)
         self.made[backend] = path, clock
         return backend

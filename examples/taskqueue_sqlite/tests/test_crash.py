@@ -1,4 +1,4 @@
-"""What a crash leaves behind is whole, and comes back."""
+"""After a crash the file is consistent, and unfinished tasks are delivered again."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ def open_backend(folder: Path) -> SQLiteBackend:
 
 
 async def work(folder: Path) -> None:
-    """Publish and drain until killed, and note what was confirmed."""
+    """Publish and consume tasks until this process is killed, and write confirmed calls to a file."""
     backend, notes = open_backend(folder), (folder / "notes").open("a", buffering=1)
 
     async def publish() -> None:
@@ -35,7 +35,7 @@ async def work(folder: Path) -> None:
             tasks = [Task(key="k") for _ in range(random.randrange(1, 5))]
             for confirmation in await backend.publisher.publish(*tasks):
                 notes.write(f"published {confirmation.task_id}\n")
-            # a step does not wait for anything, so the consumers need a turn
+            # give the consumers a turn, because a call on this backend never waits
             await asyncio.sleep(0)
 
     async def drain() -> None:
@@ -89,7 +89,7 @@ async def check(folder: Path) -> None:
 
 
 def test_killed(tmp_path: Path) -> None:
-    """Confirmed tasks are there, settled ones are over, and all others come back, each once."""
+    """Confirmed tasks are stored, settled tasks have ended, and each other task is delivered again once."""
     notes = tmp_path / "notes"
     notes.touch()
     for _ in range(ROUNDS):
@@ -103,7 +103,7 @@ def test_killed(tmp_path: Path) -> None:
 
 
 async def test_one_process(tmp_path: Path) -> None:
-    """Only one backend may open the file: another one is refused, and changes nothing."""
+    """Only one backend may open the file: a second one is refused, and does not change the file."""
     first, second = open_backend(tmp_path), open_backend(tmp_path)
     await first.publisher.publish(Task(key="k"))
     assert not (await second.health()).ok
@@ -115,15 +115,15 @@ async def test_one_process(tmp_path: Path) -> None:
 
 
 async def crash(folder: Path) -> None:
-    """Leave two tasks in flight, as a process that was killed does."""
+    """Leave two tasks in flight, as a process that is killed."""
     backend = open_backend(folder)
     await backend.publisher.publish(Task(key="k"), Task(key="k"))
     await backend.subscribe(["k"], "worker").receive(2, 0)
-    backend._transitions.store.close()  # hands nothing back
+    backend._transitions.store.close()  # the subscription is not closed, so nothing is released
 
 
 async def test_opened_late(tmp_path: Path) -> None:
-    """What a crash left is taken back, though the file could not be opened at first."""
+    """Deliveries of a crashed process are released, although the file could not be opened at first."""
     await crash(tmp_path)
     other = sqlite3.connect(tmp_path / "taskqueue.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
@@ -137,7 +137,7 @@ async def test_opened_late(tmp_path: Path) -> None:
 
 
 async def test_recovery_is_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taking back what a crash left is done whole or not at all, and tried again."""
+    """Releasing the deliveries of a crashed process is one transaction, which is repeated if it fails."""
     await crash(tmp_path)
     backend, taken = open_backend(tmp_path), list[Record]()
 

@@ -53,15 +53,15 @@ async def live_a_life(backend: SQLiteBackend, clock: ManualClock) -> None:
 
 
 async def test_no_look_up_scans(tmp_path: Path) -> None:
-    """Whatever is asked while tasks come and go is answered by an index, in its order: other tasks cost nothing."""
+    """Every query uses an index, and needs no sorting, so its cost does not depend on the number of other tasks."""
     clock = ManualClock()
     backend = SQLiteBackend(tmp_path / "file", clock)
-    await backend.health()  # opening it may read more
+    await backend.health()  # queries that open the file need no index
     asked: list[str] = []
     connection_of(backend).set_trace_callback(asked.append)
     await live_a_life(backend, clock)
     connection_of(backend).set_trace_callback(None)
-    queries = {  # as they were traced; how SQLite writes infinity it cannot read
+    queries = {  # SQLite cannot parse the text that it prints for infinity
         query.replace(" Inf", " 9e999") for query in asked if query.startswith(("SELECT", "DELETE"))
     }
     assert len(queries) > 10
@@ -73,7 +73,7 @@ async def test_no_look_up_scans(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk(tmp_path: Path) -> None:
-    """A publish for which there is no room has left nothing, and says so; the next one finds the file as it was."""
+    """A publish that fails because the disk is full raises an error and changes nothing."""
     backend = SQLiteBackend(tmp_path / "file")
     await backend.publisher.publish(Task(key="k"))
     ((pages,),) = connection_of(backend).execute("PRAGMA page_count").fetchall()
@@ -90,7 +90,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
 
 @contextmanager
 def denied(backend: SQLiteBackend, *ends: str) -> Iterator[None]:
-    """Have every COMMIT or ROLLBACK fail."""
+    """Make every COMMIT or ROLLBACK fail during the context."""
 
     def decide(action: int, operation: str | None, *_: str | None) -> int:
         denies = action == sqlite3.SQLITE_TRANSACTION and operation in ends
@@ -104,9 +104,9 @@ def denied(backend: SQLiteBackend, *ends: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("ends", [("COMMIT",), ("COMMIT", "ROLLBACK")])
 async def test_a_failed_commit(tmp_path: Path, ends: tuple[str, ...]) -> None:
-    """A publish whose COMMIT failed is unsure, any other call failed; after it everything is there and is found.
+    """If a COMMIT fails, a publish is unconfirmed and any other call fails; later calls work and find all tasks.
 
-    So it is where the rollback failed, too.
+    The same is true if the ROLLBACK fails too.
     """
     backend = SQLiteBackend(tmp_path / "file")
     await backend.publisher.publish(Task(key="k"))
@@ -125,7 +125,7 @@ async def test_a_failed_commit(tmp_path: Path, ends: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("table", ["records", "settings"])
 async def test_what_cannot_be_read(tmp_path: Path, table: str) -> None:
-    """A row that cannot be decoded is a fault of the store, and no call ends otherwise."""
+    """If a row cannot be decoded, a call that reads it raises `BackendUnavailable`."""
     backend = SQLiteBackend(tmp_path / "file")
     await backend.publisher.publish(Task(key="k", id="t"))
     await backend.control.configure("k", QueueSettings())
@@ -144,7 +144,7 @@ async def test_what_cannot_be_read(tmp_path: Path, table: str) -> None:
 
 
 async def test_what_is_no_such_file(tmp_path: Path) -> None:
-    """A file of another kind or a later format is left alone, and so is no folder; a word says what is wrong."""
+    """A file of another kind or of a later format is not changed, and no folder is created; the error says why."""
     text, later, foreign = tmp_path / "text", tmp_path / "later", tmp_path / "foreign"
     text.write_text("no database " * 1000)
     for path, change in (

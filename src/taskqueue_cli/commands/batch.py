@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -23,8 +22,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from taskqueue_cli.backends import opened
+from taskqueue_cli.backends import with_backend
 from taskqueue_cli.output import FAILED, console, note, print_json
+from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, instant
@@ -35,7 +35,9 @@ _BATCH = 500
 _MAX_SHOWN = 20
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a task to publish, as a line of a file contains them."""
+
     key: str | None = None
     payload: Raw = msgspec.field(default_factory=lambda: Raw(b"null"))
     id: str | None = None
@@ -49,12 +51,27 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     expires_in: float | None = None
     max_attempts: int | None = None
 
+    def to_task(self, now: float, key: str | None = None) -> Task:
+        """Return the task. ``now`` is the store's time, and ``key`` the default key. Raises `InvalidInput`."""
+        return Task(
+            key=self.key or key or "",
+            payload=bytes(self.payload),
+            id=new_id() if self.id is None else self.id,
+            headers=self.headers,
+            priority=self.priority,
+            tenant=self.tenant,
+            ordering_key=self.ordering_key,
+            deadline=instant(now, "expires_in", self.expires_in, "deadline", self.deadline),
+            not_before=instant(now, "delay", self.delay, "not_before", self.not_before),
+            max_attempts=self.max_attempts,
+        )
 
-_decoder = msgspec.json.Decoder(_Line)
+
+_decoder = msgspec.json.Decoder(TaskFields)
 
 
 class _BatchResult:
-    """The outcome of each line."""
+    """The number of lines with each outcome, and the reasons why lines were not stored."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -90,12 +107,13 @@ def publish_file(
             size = os.fstat(file.fileno()).st_size or None
             with _progress(quiet=as_json) as progress:
                 bar = progress.add_task("publishing", total=size)
-                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - one line
-                asyncio.run(_publish(file, key, server, result, advance, end=end))
+                advance = lambda read: progress.update(bar, completed=read)  # noqa: E731 - only passed on
+                with_backend(
+                    server, lambda backend: _publish(backend, file, key, result, advance, end=end)
+                )
     except OSError as error:
-        raise InvalidInput(
-            "batch", f"a file that cannot be read ({error.strerror})", "a readable file, or -"
-        ) from None
+        got = f"a file that cannot be read ({error.strerror})"
+        raise InvalidInput("batch", got, "a readable file, or -") from None
     if as_json:
         print_json(result.to_dict())
     else:
@@ -105,33 +123,32 @@ def publish_file(
 
 
 async def _publish(
+    backend: Backend,
     file: BinaryIO,
     key: str | None,
-    server: str | None,
     result: _BatchResult,
     advance: Callable[[int], None],
     *,
     end: float,
 ) -> None:
     read = 0
-    async with opened(server) as backend:
-        await backend.health()  # a remote backend learns the server's time from its first response
-        queue = Queue(backend)
-        pending: list[tuple[int, Task]] = []
-        for number, line in enumerate(_lines(file), start=1):
-            read += len(line)
-            if not line.strip():
-                continue
-            result.lines += 1
-            try:
-                pending.append((number, _task(line, key, backend.now())))
-            except InvalidInput as error:
-                result.count(number, "invalid", str(error))
-            if len(pending) >= _BATCH:
-                await _send(queue, pending, end, result)
-                advance(read)
-        await _send(queue, pending, end, result)
-        advance(read)
+    await backend.health()  # a remote backend learns the server's time from its first response
+    queue = Queue(backend)
+    pending: list[tuple[int, Task]] = []
+    for number, line in enumerate(_lines(file), start=1):
+        read += len(line)
+        if not line.strip():
+            continue
+        result.lines += 1
+        try:
+            pending.append((number, _task(line, key, backend.now())))
+        except InvalidInput as error:
+            result.count(number, "invalid", str(error))
+        if len(pending) >= _BATCH:
+            await _send(queue, pending, end, result)
+            advance(read)
+    await _send(queue, pending, end, result)
+    advance(read)
 
 
 async def _send(
@@ -149,41 +166,21 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     while line := file.readline(_MAX_LINE_BYTES):
         yield line
         while not line.endswith(b"\n") and len(line) == _MAX_LINE_BYTES:
-            line = file.readline(_MAX_LINE_BYTES)  # skip the rest of a line that is too long
+            line = file.readline(_MAX_LINE_BYTES)  # skip the rest of a line that exceeds the limit
 
 
 def _task(line: bytes, key: str | None, now: float) -> Task:
     try:
-        decoded = _decoder.decode(line)
+        return _decoder.decode(line).to_task(now, key)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(
-            "line",
-            f"invalid JSON ({str(error)[:120]})",
-            "one JSON object with the fields of a task",
-        ) from None
-    return Task(
-        key=decoded.key or key or "",
-        payload=bytes(decoded.payload),
-        id=new_id() if decoded.id is None else decoded.id,
-        headers=decoded.headers,
-        priority=decoded.priority,
-        tenant=decoded.tenant,
-        ordering_key=decoded.ordering_key,
-        deadline=instant(now, "expires_in", decoded.expires_in, "deadline", decoded.deadline),
-        not_before=instant(now, "delay", decoded.delay, "not_before", decoded.not_before),
-        max_attempts=decoded.max_attempts,
-    )
+        allowed = "one JSON object with the fields of a task"
+        raise InvalidInput("line", f"invalid JSON ({str(error)[:120]})", allowed) from None
 
 
 def _progress(*, quiet: bool) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
+    bars = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     shown = not quiet and console.is_terminal
-    return Progress(*columns, console=console, transient=True, disable=not shown)
+    return Progress(*bars, console=console, transient=True, disable=not shown)
 
 
 def _print(result: _BatchResult) -> None:
@@ -197,8 +194,6 @@ def _print(result: _BatchResult) -> None:
     console.print(f"{mark} {result.lines:,} lines: {', '.join(counts) or 'nothing to publish'}")
     for fault in result.faults:
         note(f"line {fault['line']}: {fault['status']}: {fault['detail']}", "red")
-    hidden = sum(result.statuses[name] for name in ("invalid", "refused", "conflict")) - len(
-        result.faults
-    )
-    if hidden > 0:
+    failed = sum(result.statuses[name] for name in ("invalid", "refused", "conflict"))
+    if (hidden := failed - len(result.faults)) > 0:
         note(f"and {hidden:,} more", "red")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, with_backend
 from taskqueue_cli.commands.status import Id, Key, NoTask, format_time
-from taskqueue_cli.output import AsJson, argument, console, option, print_json
+from taskqueue_cli.output import (
+    AsJson,
+    argument,
+    console,
+    make_table,
+    option,
+    print_fields,
+    print_json,
+)
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import dead_letters_of
 from taskqueue_core.dead_letter_filter import act_on_all
 from taskqueue_core.protocol.frames import to_wire_task
@@ -35,12 +41,9 @@ Limit = Annotated[
 ]
 
 _TEXT = "List, inspect, redrive and discard dead letters."
-dlq = typer.Typer(help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(dlq, name="dlq")
+dlq = typer.Typer(
+    name="dlq", help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True
+)
 
 
 @dlq.command(name="list")
@@ -48,29 +51,22 @@ def listing(
     key: Key, *, limit: Limit = 100, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
     """List dead letters of a queue, oldest first."""
-    dead_letters = asyncio.run(_list(key, limit, server))
+    dead_letters = with_backend(
+        server, lambda backend: dead_letters_of(backend).list(key, limit=limit)
+    )
     if as_json:
         print_json([_as_dict(dead_letter) for dead_letter in dead_letters])
         return
     if not dead_letters:
         console.print(f"No dead letters in [bold]{key}[/].")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("id", style="bold", overflow="fold")
-    table.add_column("attempts", justify="right")
-    table.add_column("losses", justify="right")
-    table.add_column("failed at", no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    table.add_column("last error", overflow="fold")
-    for dead_letter in dead_letters:
-        numbers = (
-            str(dead_letter.attempt),
-            str(dead_letter.losses),
-            format_time(dead_letter.failed_at),
-        )
-        table.add_row(
-            dead_letter.task.id, *numbers, Text(dead_letter.reason), Text(_last_error(dead_letter))
-        )
+    table = make_table(
+        "id", numbers=("attempts", "losses", "failed at"), texts=("reason", "last error")
+    )
+    for letter in dead_letters:
+        numbers = (str(letter.attempt), str(letter.losses), format_time(letter.failed_at))
+        last_error = letter.history[-1].error if letter.history else ""
+        table.add_row(letter.task.id, *numbers, Text(letter.reason), Text(last_error))
     console.print(table)
     if len(dead_letters) == limit:
         console.print(
@@ -81,27 +77,25 @@ def listing(
 @dlq.command()
 def show(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show one dead letter with its payload and history."""
-    dead_letter = asyncio.run(_find(key, task_id, server))
+    dead_letter = with_backend(server, lambda backend: dead_letters_of(backend).get(key, task_id))
     if dead_letter is None:
         raise NoTask(f"there is no dead letter {task_id!r} in queue {key!r}")
     if as_json:
         print_json(_as_dict(dead_letter))
         return
-    table = Table.grid(padding=(0, 2))
-    rows = {
+    fields = {
         "task": dead_letter.task.id,
         "reason": dead_letter.reason,
         "attempts": str(dead_letter.attempt),
         "losses": str(dead_letter.losses),
         "failed at": format_time(dead_letter.failed_at),
         "payload": msgspec.json.format(dead_letter.task.payload, indent=2).decode(),
+        "history": "\n".join(
+            f"{format_time(failure.at)}  attempt {failure.attempt}: {failure.error}"
+            for failure in dead_letter.history
+        ),
     }
-    for name, value in rows.items():
-        table.add_row(Text(name, "dim"), Text(value))
-    for failure in dead_letter.history:
-        line = f"{format_time(failure.at)}  attempt {failure.attempt}: {failure.error}"
-        table.add_row(Text("history", "dim"), Text(line))
-    console.print(table)
+    print_fields(fields)
 
 
 def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
@@ -124,7 +118,9 @@ def _action(verb: str, done: str, *, permanent: bool) -> Callable[..., None]:
             matching = " that match the conditions" if any(conditions.values()) else ""
             ending = " permanently" if permanent else ""
             _confirm(f"{verb.capitalize()} {what}{matching} of {key}{ending}?", as_json=as_json)
-        count = asyncio.run(_act(verb, key, ids or [], conditions, server))
+        count = with_backend(
+            server, lambda backend: _act(backend, verb, key, ids or [], conditions)
+        )
         if as_json:
             print_json({"count": count})
         else:
@@ -161,39 +157,17 @@ def _confirm(question: str, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-async def _list(key: str, limit: int, server: str | None) -> list[DeadLetter]:
-    async with opened(server) as backend:
-        return list(await dead_letters_of(backend).list(key, limit=limit))
-
-
-async def _find(key: str, task_id: str, server: str | None) -> DeadLetter | None:
-    async with opened(server) as backend:
-        return await dead_letters_of(backend).get(key, task_id)
-
-
 async def _act(
-    verb: str,
-    key: str,
-    ids: list[str],
-    conditions: dict[str, str | float | None],
-    server: str | None,
+    backend: Backend, verb: str, key: str, ids: list[str], conditions: dict[str, str | float | None]
 ) -> int:
-    async with opened(server) as backend:
-        dead_letters = dead_letters_of(backend)
-        if any(value is not None for value in conditions.values()):
-            await (
-                backend.health()
-            )  # a remote backend learns the server's time from its first response
-            return await act_on_all(dead_letters, verb, key, backend.now(), **conditions)
-        return await (dead_letters.redrive if verb == "redrive" else dead_letters.discard)(
-            key, *ids
-        )
+    dead_letters = dead_letters_of(backend)
+    if any(value is not None for value in conditions.values()):
+        await backend.health()  # a remote backend learns the server's time from its first response
+        return await act_on_all(dead_letters, verb, key, backend.now(), **conditions)
+    act = dead_letters.redrive if verb == "redrive" else dead_letters.discard
+    return await act(key, *ids)
 
 
 def _as_dict(dead_letter: DeadLetter) -> dict[str, Any]:
     fields = {name: getattr(dead_letter, name) for name in dead_letter.__struct_fields__}
     return fields | {"task": to_wire_task(dead_letter.task)}
-
-
-def _last_error(dead_letter: DeadLetter) -> str:
-    return dead_letter.history[-1].error if dead_letter.history else ""

@@ -9,14 +9,9 @@ from typing import Annotated
 
 import typer
 
-from taskqueue_cli.backends import embedded_store
-from taskqueue_cli.output import AsJson, argument, option, paragraphs
+from taskqueue_cli.backends import BackendName, embedded_store
+from taskqueue_cli.output import AsJson, argument, option
 from taskqueue_core.config import Settings, load_settings
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(name="demo", help=paragraphs(run.__doc__))(run)
 
 
 def run(
@@ -25,19 +20,13 @@ def run(
         argument("Folder or file to process. Default: Python's standard library.", metavar="PATH"),
     ] = None,
     *,
-    backend: Annotated[
-        str | None,
-        option(
-            "Backend of the server: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            metavar="BACKEND",
-        ),
-    ] = None,
+    backend: BackendName = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Number of worker processes.")] = 2,
     limit: Annotated[int | None, option("Maximum number of files to process.", min=1)] = None,
     journal: Annotated[
         Path | None,
         option(
-            "Write the journal of the run to this new file, for `taskqueue pipeline report --journal FILE`.",
+            "Write the journal of the run to FILE, for `taskqueue pipeline report --journal FILE`.",
             metavar="FILE",
         ),
     ] = None,
@@ -59,8 +48,9 @@ def run(
 
     If the backend needs a store and its settings name none, the command starts one for the run.
     """
-    from taskqueue_cli.demo import DemoOptions, run_demo  # noqa: PLC0415 - no other command needs it
-    from taskqueue_cli.demo_frame.run import run_command  # noqa: PLC0415 - as above
+    from taskqueue_cli.demo.plan import DemoOptions  # noqa: PLC0415 - slow to import
+    from taskqueue_cli.demo.run import run_demo  # noqa: PLC0415 - slow to import
+    from taskqueue_cli.demo_frame.run import run_command  # noqa: PLC0415 - slow to import
 
     name = backend or load_settings(Settings).backend
     store = embedded_store(name)

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 
 from taskqueue_cli.commands.stats import count
-from taskqueue_cli.output import AsJson, console, print_json
+from taskqueue_cli.output import AsJson, console, make_table, print_json
 from taskqueue_core.assembly import open_backend
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
@@ -30,7 +29,9 @@ _DETAILS = (
     "TASKQUEUE_BACKEND names the new backend and TASKQUEUE_MIGRATE_FROM the old one, here and in every server, worker "
     "and publisher. Each command can be repeated after an interruption."
 )
-migrate = typer.Typer(help=f"{_TEXT}\n\n{_DETAILS}", short_help=_TEXT, no_args_is_help=True)
+migrate = typer.Typer(
+    name="migrate", help=f"{_TEXT}\n\n{_DETAILS}", short_help=_TEXT, no_args_is_help=True
+)
 _PHASE_TEXTS = {
     MigrationPhase.IDLE: "not started: all tasks are in the old backend",
     MigrationPhase.STARTED: "started: new tasks go to the new backend; the old one is drained",
@@ -38,11 +39,6 @@ _PHASE_TEXTS = {
     MigrationPhase.ROLLED_BACK: "rolled back: new tasks go to the old backend; the new one is drained",
     MigrationPhase.INTERRUPTED: "interrupted: repeat the command",
 }
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(migrate, name="migrate")
 
 
 @migrate.command(name="start")
@@ -53,7 +49,7 @@ def begin(*, as_json: AsJson = False) -> None:
 
 @migrate.command(name="status")
 def show_status(*, as_json: AsJson = False) -> None:
-    """Show which tasks are left in the backend that is drained."""
+    """Show which tasks are left in the backend that is being drained."""
     _act(status, as_json=as_json)
 
 
@@ -63,12 +59,12 @@ def end(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Finish although tasks are left in the backend that is drained."
+            "--force", help="Finish although tasks are left in the backend that is being drained."
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Finish the migration. Fails while tasks are left in the backend that is drained."""
+    """Finish the migration. Fails if tasks are left in the backend that is being drained."""
     _act(lambda backend: finish(backend, force=force), as_json=as_json)
 
 
@@ -79,7 +75,7 @@ def back(
         bool,
         typer.Option(
             "--force",
-            help="Reopen the old backend without contacting the new one, if that is lost for good.",
+            help="Reopen the old backend without contacting the new one. Use this if the new one is permanently lost.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -127,15 +123,10 @@ async def _run(step: Callable[[MigratingBackend], Awaitable[MigrationStatus]]) -
 
 
 def _table(result: MigrationStatus) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("queue", style="bold", overflow="fold")
-    table.add_column("publishes to")
-    for name in ("waiting", "scheduled", "in flight", "dead"):
-        table.add_column(f"{name}, {result.leaves}", justify="right")
-    table.add_column("moved", justify="right")
+    counts = ("waiting", "scheduled", "in flight", "dead")
+    numbers = [*(f"{name}, {result.leaves}" for name in counts), "moved"]
+    table = make_table("queue", numbers=numbers, texts=("publishes to",))
     for queue in result.queues:
-        remaining = (queue.waiting, queue.scheduled, queue.in_flight, queue.dead)
-        table.add_row(
-            queue.key, queue.takes_in or "none", *map(count, remaining), count(queue.moved)
-        )
+        row = (queue.waiting, queue.scheduled, queue.in_flight, queue.dead, queue.moved)
+        table.add_row(queue.key, *map(count, row), queue.takes_in or "none")
     return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,20 +9,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
-from taskqueue_cli.commands.batch import publish_file
+from taskqueue_cli.backends import ServerUrl, with_backend
+from taskqueue_cli.commands.batch import TaskFields, publish_file
 from taskqueue_cli.output import AsJson, argument, console, option, print_json
 from taskqueue_core.backend import Backend
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.limits import LIMITS, check_duration
+from taskqueue_core.limits import LIMITS
 from taskqueue_core.queue import Queue, stored
-from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation, Task, new_id
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    text = "Publish one task, or all tasks of a file with --batch."
-    app.command(name="publish", help=f"{text}\n\n{BACKEND_HELP}", short_help=text)(publish)
+from taskqueue_core.tasks import DEFAULT_PRIORITY, Confirmation
 
 
 def publish(
@@ -85,74 +78,58 @@ def publish(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """See `add_to`."""
+    """Publish one task, or all tasks of a file with --batch."""
     if batch is not None:
         own = (payload, task_id, delay, expires_in, tenant, ordering_key, max_attempts, header)
         if any(value is not None for value in own) or priority != DEFAULT_PRIORITY:
             raise typer.BadParameter(
-                "give all task fields but the key in the lines of the file, not as arguments or options",
+                "with a file, only KEY may be given: the other fields of tasks belong in the lines of the file",
                 param_hint="--batch",
             )
         publish_file(batch, key, server, wait=wait, as_json=as_json)
         return
     if key is None:
         raise typer.BadParameter("give a key, or --batch FILE", param_hint="KEY")
-    task = Task(
+    task = TaskFields(
         key=key,
-        payload=payload_of(payload),
-        id=new_id() if task_id is None else task_id,
+        payload=msgspec.Raw(payload_of(payload)),
+        id=task_id,
         priority=priority,
+        delay=delay,
+        expires_in=expires_in,
         tenant=tenant,
         ordering_key=ordering_key,
         max_attempts=max_attempts,
         headers=_headers(header or []),
     )
-    confirmation = asyncio.run(_publish(task, delay, expires_in, server, wait))
+    confirmation = with_backend(server, lambda backend: _publish(backend, task, wait))
     if as_json:
         print_json(confirmation)
     else:
         _print(confirmation)
 
 
-async def _publish(
-    task: Task, delay: float | None, expires_in: float | None, server: str | None, wait: float
-) -> Confirmation:
-    async with opened(server) as backend:
-        task = await _timed(backend, task, delay, expires_in)
-        (confirmation,) = await Queue(backend).publish_many([task], wait=wait)
+async def _publish(backend: Backend, fields: TaskFields, wait: float) -> Confirmation:
+    if fields.delay is not None or fields.expires_in is not None:
+        await backend.health()  # a remote backend learns the server's time from its first response
+    task = fields.to_task(backend.now())
+    (confirmation,) = await Queue(backend).publish_many([task], wait=wait)
     return stored(confirmation)
 
 
-async def _timed(
-    backend: Backend, task: Task, delay: float | None, expires_in: float | None
-) -> Task:
-    if delay is None and expires_in is None:
-        return task
-    await backend.health()  # a remote backend learns the server's time from its first response
-    fields = {name: getattr(task, name) for name in task.__struct_fields__}
-    for name, seconds, field in (
-        ("delay", delay, "not_before"),
-        ("expires_in", expires_in, "deadline"),
-    ):
-        if seconds is not None:
-            check_duration(name, seconds)
-            fields[field] = backend.now() + seconds
-    return Task(**fields)
-
-
 def payload_of(argument: str | None) -> bytes:
-    """Return the JSON text of a PAYLOAD argument. Raises `InvalidInput`."""
+    """Return the JSON text of a PAYLOAD argument, read from stdin for ``-`` or from a file for ``@FILE``.
+
+    Raises `InvalidInput` if it is not JSON.
+    """
     if argument is None:
         return b"null"
     text = _read(argument).strip()
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise InvalidInput(
-            "payload",
-            "text that is not JSON",
-            """JSON; a string needs its own quotes: '"hello"'""",
-        ) from None
+        allowed = """JSON; a string needs its own quotes: '"hello"'"""
+        raise InvalidInput("payload", "text that is not JSON", allowed) from None
     return text
 
 
@@ -165,9 +142,8 @@ def _read(text: str) -> bytes:
         with Path(text[1:]).open("rb") as file:
             return file.read(LIMITS.payload + 1)
     except OSError as error:
-        raise InvalidInput(
-            "payload", f"a file that cannot be read ({error.strerror})", "@FILE, a readable file"
-        ) from None
+        got = f"a file that cannot be read ({error.strerror})"
+        raise InvalidInput("payload", got, "@FILE, a readable file") from None
 
 
 def _headers(texts: list[str]) -> dict[str, str]:

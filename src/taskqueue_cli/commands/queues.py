@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
-from taskqueue_cli.commands.stats import check_known, count
+from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, with_backend
+from taskqueue_cli.commands.stats import check_known, count, read_queues
 from taskqueue_cli.limits import (
     NONE,
     apply_weights,
@@ -23,7 +20,17 @@ from taskqueue_cli.limits import (
     parse_rate,
     parse_seconds,
 )
-from taskqueue_cli.output import AsJson, argument, console, note, option, print_json
+from taskqueue_cli.output import (
+    AsJson,
+    argument,
+    console,
+    make_table,
+    note,
+    option,
+    print_fields,
+    print_json,
+)
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import Control, Order, QueueSettings, control_of
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.queue_settings import (
@@ -34,48 +41,35 @@ from taskqueue_core.queue_settings import (
 )
 from taskqueue_core.tasks import QueueStats
 
-T = TypeVar("T")
 Key = Annotated[str, argument("Name of the queue.", metavar="KEY")]
 OtherKeys = Annotated[list[str], argument("Queues that receive the copies.", metavar="OTHER...")]
 Intake = Annotated[bool, typer.Option("--intake", help="Apply to publishing instead of delivery.")]
 Version = Annotated[
     int | None,
     option(
-        "Change the settings only if this is their version. Default: merge with concurrent changes.",
+        "Change the settings only if their current version is N. Default: merge with concurrent changes.",
         min=0,
         metavar="N",
     ),
 ]
 
 _TEXT = "Show and change the limits and the order of queues; pause, resume and bind queues."
-queue = typer.Typer(help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(queue, name="queue")
+queue = typer.Typer(
+    name="queue", help=f"{_TEXT}\n\n{BACKEND_HELP}", short_help=_TEXT, no_args_is_help=True
+)
 
 
 @queue.command(name="list")
 def listing(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """List all queues with their limits."""
-
-    async def read(control: Control) -> list[tuple[QueueStats, QueueSettings]]:
-        keys = await control.queues()
-        return [(await control.stats(key), await control.settings(key)) for key in keys]
-
-    queues = asyncio.run(_with_control(server, read))
+    queues, _ = with_backend(server, lambda backend: read_queues(backend, []))
     if as_json:
         print_json([_as_dict(stats.key, settings, stats) for stats, settings in queues])
         return
     if not queues:
         console.print("No queues yet. Publish something: taskqueue publish KEY PAYLOAD")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("queue", style="bold", overflow="fold")
-    table.add_column("waiting", justify="right")
-    table.add_column("in flight", justify="right")
-    table.add_column("limits", overflow="fold")
+    table = make_table("queue", numbers=("waiting", "in flight"), texts=("limits",))
     for stats, settings in queues:
         numbers = (count(stats.ledger.waiting), count(stats.ledger.in_flight))
         table.add_row(stats.key, *numbers, ", ".join(describe_limits(settings)))
@@ -86,22 +80,23 @@ def listing(*, server: ServerUrl = None, as_json: AsJson = False) -> None:
 def show(key: Key, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
     """Show the settings of a queue."""
 
-    async def read(control: Control) -> QueueSettings:
+    async def read(backend: Backend) -> QueueSettings:
+        control = control_of(backend)
         check_known([key], await control.queues())
         return await control.settings(key)
 
-    settings = asyncio.run(_with_control(server, read))
+    settings = with_backend(server, read)
     if as_json:
         print_json(_as_dict(key, settings))
         return
-    table = Table.grid(padding=(0, 2))
+    fields = {}
     for name, value in settings.model_dump(mode="json").items():
         rate = getattr(settings, name) if name.endswith("rate_limit") else None
         shown = _format_value(value) if rate is None else format_rate(rate)
         if name == "weights":
             shown = ", ".join(f"{tenant}={weight}" for tenant, weight in value.items()) or NONE
-        table.add_row(Text(name.replace("_", " "), "dim"), Text(shown))
-    console.print(table)
+        fields[name.replace("_", " ")] = shown
+    print_fields(fields)
 
 
 @queue.command(name="set")
@@ -134,14 +129,15 @@ def change(
     order: Annotated[
         Order | None,
         option(
-            "Order of delivery: first in, first out; or tenants in turn, which the settings of tenants need."
+            "Order of delivery: fifo (first in, first out) or fair (tenants take turns). --weight and --tenant-... "
+            "need fair."
         ),
     ] = None,
     weight: Annotated[
         list[str] | None,
         option(
-            f"Weight of a tenant: its turns for each turn of the others. Repeatable; TENANT={NONE} removes it, "
-            f"{NONE} removes all weights.",
+            "Weight of a tenant: the number of its turns for each turn of a tenant without a weight. May be repeated. "
+            f"TENANT={NONE} removes the weight, {NONE} removes all weights.",
             metavar=f"TENANT=N|{NONE}",
         ),
     ] = None,
@@ -157,7 +153,7 @@ def change(
     floor_share: Annotated[
         float | None,
         option(
-            "Share of deliveries reserved for the lowest priority: 0.1 is about one in ten; 0 for none.",
+            "Share of deliveries reserved for the lowest priority: 0.1 means about one in ten, 0 means none.",
             metavar="SHARE",
         ),
     ] = None,
@@ -205,7 +201,7 @@ def change(
         changes["max_processing_time"] = parse_seconds("max_processing_time", max_processing_time)
     if not (changes or weight):
         raise typer.BadParameter("nothing to set: give --capacity, --max-inflight, --rate ...")
-    apply_weights({}, weight or [])  # refuse an invalid weight before any request
+    apply_weights({}, weight or [])  # report an invalid weight before connecting to the backend
 
     def edit(current: QueueSettings) -> dict[str, Any]:
         return changes | ({"weights": apply_weights(current.weights, weight)} if weight else {})
@@ -264,7 +260,7 @@ def pause(
     key: Key, *, intake: Intake = False, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
     """Pause delivery, or publishing with --intake. Running tasks are not affected."""
-    _pause(key, server, intake=intake, paused=True, as_json=as_json)
+    _change(key, partial(pause_queue, intake=intake, paused=True), server, as_json=as_json)
 
 
 @queue.command()
@@ -272,7 +268,7 @@ def resume(
     key: Key, *, intake: Intake = False, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
     """Resume delivery, or publishing with --intake."""
-    _pause(key, server, intake=intake, paused=False, as_json=as_json)
+    _change(key, partial(pause_queue, intake=intake, paused=False), server, as_json=as_json)
 
 
 @queue.command()
@@ -280,11 +276,7 @@ def reset(
     key: Key, *, version: Version = None, server: ServerUrl = None, as_json: AsJson = False
 ) -> None:
     """Reset all settings of a queue to their defaults, including those that are not limits."""
-
-    def call(control: Control) -> Awaitable[QueueSettings]:
-        return reset_settings(control, key, version=version)
-
-    _change(key, call, server, as_json=as_json)
+    _change(key, partial(reset_settings, version=version), server, as_json=as_json)
 
 
 def _binding_change(key: str, names: list[str]) -> dict[str, Any]:
@@ -300,48 +292,35 @@ def _edit(
     version: int | None,
     as_json: bool,
 ) -> None:
-    """Change the settings that ``edit`` returns for the current settings."""
+    """Pass the current settings to ``edit``, and store the changed settings that it returns."""
 
     def edited(current: QueueSettings) -> QueueSettings:
         return read_settings(msgspec.json.encode(current.model_dump(mode="json") | edit(current)))
 
-    def call(control: Control) -> Awaitable[QueueSettings]:
-        return change_settings(control, key, edited, version=version)
-
-    _change(key, call, server, as_json=as_json)
-
-
-def _pause(key: str, server: str | None, *, intake: bool, paused: bool, as_json: bool) -> None:
-    def call(control: Control) -> Awaitable[QueueSettings]:
-        return pause_queue(control, key, intake=intake, paused=paused)
-
-    _change(key, call, server, as_json=as_json)
+    change = partial(change_settings, edit=edited, version=version)
+    _change(key, change, server, as_json=as_json)
 
 
 def _change(
     key: str,
-    call: Callable[[Control], Awaitable[QueueSettings]],
+    change: Callable[[Control, str], Awaitable[QueueSettings]],
     server: str | None,
     *,
     as_json: bool,
 ) -> None:
-    async def act(control: Control) -> tuple[QueueSettings, bool]:
-        settings = await call(control)
+    async def act(backend: Backend) -> tuple[QueueSettings, bool]:
+        control = control_of(backend)
+        settings = await change(control, key)
         return settings, bool((await control.ledger(key)).published)
 
-    settings, used = asyncio.run(_with_control(server, act))
-    if not used:  # the name may be mistyped
+    settings, used = with_backend(server, act)
+    if not used:  # the name of the queue may be mistyped
         note(f"no task has been published to {key!r} yet", "yellow")
     if as_json:
         print_json(_as_dict(key, settings))
         return
     limits = ", ".join(describe_limits(settings)) or "no limits"
     console.print(f"[green]✔[/] [bold]{key}[/]: {limits}  [dim]version {settings.version}")
-
-
-async def _with_control(server: str | None, act: Callable[[Control], Awaitable[T]]) -> T:
-    async with opened(server) as backend:
-        return await act(control_of(backend))
 
 
 def _as_dict(key: str, settings: QueueSettings, stats: QueueStats | None = None) -> dict[str, Any]:

@@ -6,26 +6,19 @@ import contextlib
 import os
 from typing import Annotated, Any, Literal
 
-import typer
 from rich.markup import escape
 
-from taskqueue_cli.backends import EMBEDDED_OPTION, ServeCommand, run_embedded
+from taskqueue_cli.backends import EMBEDDED_OPTION, BackendName, run_embedded
 from taskqueue_cli.output import (
     AsJson,
     LogFormat,
     configure_logging,
     console,
     option,
-    paragraphs,
     print_json,
 )
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(name="serve", cls=ServeCommand, help=paragraphs(run.__doc__))(run)
 
 
 def run(
@@ -36,13 +29,7 @@ def run(
             "Port to listen on; 0 for any free port. Default: TASKQUEUE_PORT.", min=0, max=65_535
         ),
     ] = None,
-    backend: Annotated[
-        str | None,
-        option(
-            "Backend to serve: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            metavar="BACKEND",
-        ),
-    ] = None,
+    backend: BackendName = None,
     embedded_redis: Annotated[
         str | None,
         option(
@@ -83,14 +70,14 @@ def run(
 ) -> None:
     """Serve a backend to workers and publishers, until Ctrl-C or SIGTERM.
 
-    Prints its address when it is listening; with --json, one object with url, backend and pid. SIGHUP
+    When the server is listening, it prints its address, or with --json one object with url, backend and pid. SIGHUP
     reloads the settings.
 
-    With --embedded-redis tasks survive a restart without any setup: a private Valkey runs as long as the
-    server does. It needs the extra embedded, or a valkey-server or redis-server on PATH. Without DIR its
-    files are in the user's data folder. It is intended for development and small installations.
+    With --embedded-redis, tasks survive a restart without any setup: a private Valkey runs as long as the server
+    does. This needs the extra "embedded" of the package, or a valkey-server or redis-server on PATH. Without DIR, the
+    files of Valkey are in the user's data folder. Intended for development and small installations.
     """
-    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - no other command needs the server
+    from taskqueue_server.process.serve import serve  # noqa: PLC0415 - slow to import
 
     settings = load_settings(Settings)
     options = {

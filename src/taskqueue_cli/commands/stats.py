@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import box
-from rich.table import Table
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
+from taskqueue_cli.backends import ServerUrl, with_backend
 from taskqueue_cli.limits import describe_limits
-from taskqueue_cli.output import FAILED, AsJson, argument, console, print_json
+from taskqueue_cli.output import FAILED, AsJson, argument, console, make_table, print_json
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import QueueSettings, control_of
 from taskqueue_core.errors import UnknownKey
 from taskqueue_core.tasks import Ledger, QueueStats
@@ -25,13 +23,6 @@ _ALWAYS = ("published", "waiting", "in_flight", "done", "dead")
 _FLOW = ("delivered", "redelivered", "retried", "lost", "subscribers")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    text = "Show the ledgers of all queues, or of the given ones."
-    after = "Exits with 1 if a ledger does not balance."
-    app.command(name="stats", help=f"{text}\n\n{BACKEND_HELP} {after}", short_help=text)(show)
-
-
 def show(
     keys: Annotated[
         list[str] | None, argument("Queues to show. Default: all queues.", metavar="KEY")
@@ -40,8 +31,8 @@ def show(
     server: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show ledgers; exit with 1 if one does not balance."""
-    queues, now = asyncio.run(_read(keys or [], server))
+    """Show the ledgers of all queues, or of the given ones."""
+    queues, now = with_backend(server, lambda backend: read_queues(backend, keys or []))
     if as_json:
         print_json([_as_dict(stats, settings) for stats, settings in queues])
     elif queues:
@@ -56,25 +47,22 @@ def show(
 
 
 def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
-    """Raise `UnknownKey` for a queue that has never been used: its name is probably mistyped."""
+    """Raise `UnknownKey` if one of ``keys`` is not in ``known``, because its name is probably mistyped."""
     for key in keys:
         if key not in known:
-            shown = ", ".join(known[:_MAX_SHOWN])
-            allowed = (
-                f"an existing queue: {shown}" if shown else "an existing queue; there are none yet"
-            )
-            raise UnknownKey("KEY", "an unknown queue", allowed)
+            shown = ", ".join(known[:_MAX_SHOWN]) or "there are none yet"
+            raise UnknownKey("KEY", "an unknown queue", f"an existing queue: {shown}")
 
 
-async def _read(
-    keys: list[str], server: str | None
+async def read_queues(
+    backend: Backend, keys: list[str]
 ) -> tuple[list[tuple[QueueStats, QueueSettings]], float]:
-    async with opened(server) as backend:
-        control = control_of(backend)
-        known = await control.queues()
-        check_known(keys, known)
-        results = [(await control.stats(key), await control.settings(key)) for key in keys or known]
-        return results, backend.now()
+    """Return statistics and settings of the given queues, by default of all queues, and the store's time."""
+    control = control_of(backend)
+    known = await control.queues()
+    check_known(keys, known)
+    results = [(await control.stats(key), await control.settings(key)) for key in keys or known]
+    return results, backend.now()
 
 
 def _as_dict(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
@@ -88,13 +76,14 @@ def _as_dict(stats: QueueStats, settings: QueueSettings) -> dict[str, Any]:
 def _print(queues: list[QueueStats], now: float) -> None:
     total = sum((stats.ledger for stats in queues), Ledger())
     shown = [name for name in _LEDGER if name in _ALWAYS or getattr(total, name)]
-    ledgers = _table(*(name.replace("_", " ") for name in shown), "balanced")
+    columns = [name.replace("_", " ") for name in (*shown, "balanced")]
+    ledgers = make_table("queue", numbers=columns, padding=0)
     for stats in queues:
         ledgers.add_row(stats.key, *_cells(stats.ledger, shown))
     if len(queues) > 1:
         ledgers.add_section()
         ledgers.add_row("all", *_cells(total, shown), style="bold")
-    flow = _table(*_FLOW, "oldest")
+    flow = make_table("queue", numbers=(*_FLOW, "oldest"), padding=0)
     for stats in queues:
         oldest = stats.oldest_waiting
         age = "[dim]-" if oldest is None else f"{max(0.0, now - oldest):,.1f} s"
@@ -106,19 +95,11 @@ def _print(queues: list[QueueStats], now: float) -> None:
         console.print(f"[dim]Zero in all queues: {', '.join(hidden)}.")
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("queue", style="bold", overflow="fold")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def _cells(ledger: Ledger, shown: list[str]) -> list[str]:
     mark = "[green]✔" if ledger.balanced else f"[bold red]off by {ledger.imbalance:+,}"
     return [*(count(getattr(ledger, name)) for name in shown), mark]
 
 
 def count(number: int) -> str:
-    """Return a number for a table; zero is dimmed."""
+    """Return a number as Rich markup for a table cell; zero is dimmed."""
     return f"{number:,}" if number else "[dim]0"

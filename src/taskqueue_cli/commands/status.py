@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 from typing import Annotated
 
-import typer
 from msgspec import Raw
-from rich.table import Table
-from rich.text import Text
 
-from taskqueue_cli.backends import BACKEND_HELP, ServerUrl, opened
-from taskqueue_cli.output import AsJson, argument, console, print_json
+from taskqueue_cli.backends import ServerUrl, with_backend
+from taskqueue_cli.output import AsJson, argument, print_fields, print_json
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import control_of
 from taskqueue_core.errors import TaskQueueError
 from taskqueue_core.tasks import TaskStatus
 
-Key = Annotated[str, argument("The task's key.", metavar="KEY")]
-Id = Annotated[str, argument("The task's id.", metavar="ID")]
+Key = Annotated[str, argument("Key of the task, which is the name of its queue.", metavar="KEY")]
+Id = Annotated[str, argument("Id of the task.", metavar="ID")]
 
 
 class NoTask(TaskQueueError):
@@ -33,18 +30,9 @@ class NoResult(TaskQueueError):
     code = "no_result"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command, text in (
-        (status, "Show the status of one task."),
-        (result, "Print the result of one task, as JSON."),
-    ):
-        app.command(help=f"{text}\n\n{BACKEND_HELP}", short_help=text)(command)
-
-
 def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Show the status; exit with 1 if the task was not found."""
-    task_status, _ = asyncio.run(_read(key, task_id, server))
+    """Show the status of one task."""
+    task_status, _ = with_backend(server, lambda backend: _read(backend, key, task_id))
     if task_status is None:
         raise NoTask(
             f"task {task_id!r} not found in queue {key!r}: unknown id, or its record has expired"
@@ -52,8 +40,7 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
     if as_json:
         print_json(task_status)
         return
-    table = Table.grid(padding=(0, 2))
-    rows = {
+    fields = {
         "state": task_status.state.value.replace("_", " "),
         "attempt": str(task_status.attempt),
         "losses": str(task_status.losses),
@@ -61,35 +48,25 @@ def status(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson =
         "progress": "" if task_status.progress is None else str(task_status.progress),
         "error": task_status.error or "",
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(Text(name, "dim"), Text(value))
-    console.print(table)
+    print_fields(fields)
 
 
 def result(key: Key, task_id: Id, *, server: ServerUrl = None, as_json: AsJson = False) -> None:
-    """Print the result; exit with 1 if there is none."""
-    task_status, text = asyncio.run(_read(key, task_id, server))
+    """Print the result of one task, as JSON."""
+    task_status, text = with_backend(server, lambda backend: _read(backend, key, task_id))
     if text is None:
-        why = (
-            "the task was not found"
-            if task_status is None
-            else f"its state is {task_status.state.value}"
-        )
+        why = f"its state is {task_status.state.value}" if task_status else "the task was not found"
         raise NoResult(f"task {task_id!r} in queue {key!r} has no result: {why}")
     print_json({"key": key, "task_id": task_id, "result": Raw(text)} if as_json else Raw(text))
 
 
-async def _read(
-    key: str, task_id: str, server: str | None
-) -> tuple[TaskStatus | None, bytes | None]:
-    async with opened(server) as backend:
-        control = control_of(backend)
-        (text,) = await control.results(key, task_id)
-        (task_status,) = await control.statuses(key, task_id)
-        return task_status, text
+async def _read(backend: Backend, key: str, task_id: str) -> tuple[TaskStatus | None, bytes | None]:
+    control = control_of(backend)
+    (text,) = await control.results(key, task_id)
+    (task_status,) = await control.statuses(key, task_id)
+    return task_status, text
 
 
 def format_time(at: float) -> str:
-    """Return a time as text, in this machine's time zone."""
+    """Format a time, given in Unix seconds, in the local time zone."""
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")

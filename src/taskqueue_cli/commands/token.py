@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.commands.status import format_time
-from taskqueue_cli.output import AsJson, argument, console, note, option, print_json
+from taskqueue_cli.output import (
+    AsJson,
+    argument,
+    console,
+    make_table,
+    note,
+    option,
+    print_json,
+)
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError, InvalidInput
 from taskqueue_core.limits import check_name
@@ -32,15 +38,11 @@ File = Annotated[
 
 _TEXT = "Create, list and revoke access tokens of a server."
 token = typer.Typer(
+    name="token",
     help=f"{_TEXT}\n\nThe tokens file contains only hashes. A server reads changes within two seconds.",
     short_help=_TEXT,
     no_args_is_help=True,
 )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.add_typer(token, name="token")
 
 
 @token.command()
@@ -64,7 +66,9 @@ def new(
     ] = None,
     burst: Annotated[
         float | None,
-        option("Maximum number of them at once after a pause. Default: the number per second."),
+        option(
+            "Maximum number of requests and published tasks at once after an idle period. Default: --rate."
+        ),
     ] = None,
     connections: Annotated[
         int | None, option("Maximum number of open sockets, for each server process.")
@@ -74,25 +78,20 @@ def new(
 ) -> None:
     """Create a token and print it once; the file stores only its hash.
 
-    A name can have several tokens. To replace a token, create a new one, distribute it, then revoke the old one with
-    --keep-newest.
+    A name can have several tokens. To replace a token, create a new one for the same name and distribute it.
+    Then revoke the old one: taskqueue token revoke NAME --keep-newest
     """
-    from taskqueue_server.auth.tokens import (  # noqa: PLC0415 - as in `serve`
-        VERBS,
-        check_limits,
-        check_pattern,
-    )
-    from taskqueue_server.auth.tokens_file import add, new_token  # noqa: PLC0415 - as in `serve`
+    from taskqueue_server.auth import tokens, tokens_file  # noqa: PLC0415 - slow to import
 
     path, rights, patterns = _path(file), _split_list(verbs), _split_list(keys)
     check_name("name", name)
-    if not rights or not set(rights).issubset(VERBS):
-        raise InvalidInput("verbs", f"text of length {len(verbs)}", ", ".join(VERBS))
+    if not rights or not set(rights).issubset(tokens.VERBS):
+        raise InvalidInput("verbs", f"text of length {len(verbs)}", ", ".join(tokens.VERBS))
     for pattern in patterns or [""]:
-        check_pattern("keys", pattern)
-    check_limits(rate, burst, connections)
-    secret = new_token()
-    entry = add(
+        tokens.check_pattern("keys", pattern)
+    tokens.check_limits(rate, burst, connections)
+    secret = tokens_file.new_token()
+    entry = tokens_file.add(
         path,
         name,
         secret,
@@ -118,7 +117,7 @@ def new(
 @token.command(name="list")
 def listing(*, file: File = None, as_json: AsJson = False) -> None:
     """List the tokens of a file with their permissions, limits and expiry."""
-    from taskqueue_server.auth.tokens_file import entries  # noqa: PLC0415 - as in `serve`
+    from taskqueue_server.auth.tokens_file import entries  # noqa: PLC0415 - slow to import
 
     tokens = entries(path := _path(file))
     if as_json:
@@ -127,10 +126,7 @@ def listing(*, file: File = None, as_json: AsJson = False) -> None:
     if not tokens:
         console.print(f"No tokens in {path}: the server rejects every client.", markup=False)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("name", style="bold", overflow="fold")
-    for title in ("id", "verbs", "keys", "limits", "expires"):
-        table.add_column(title, overflow="fold")
+    table = make_table("name", texts=("id", "verbs", "keys", "limits", "expires"))
     for entry in tokens:
         table.add_row(
             entry.name,
@@ -154,8 +150,8 @@ def revoke(
     file: File = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke all tokens of a name, or some of them. Connections that use them are closed within ten seconds."""
-    from taskqueue_server.auth.tokens_file import entries, remove  # noqa: PLC0415 - as in `serve`
+    """Revoke all or some tokens of a name. The server closes connections that use them within ten seconds."""
+    from taskqueue_server.auth.tokens_file import entries, remove  # noqa: PLC0415 - slow to import
 
     path = _path(file)
 
@@ -190,7 +186,7 @@ def _split_list(text: str) -> list[str]:
 
 
 def _expiry(text: str | None) -> float | None:
-    from taskqueue_server.auth.tokens import seconds_of  # noqa: PLC0415 - as in `serve`
+    from taskqueue_server.auth.tokens import seconds_of  # noqa: PLC0415 - slow to import
 
     if text is None:
         return None

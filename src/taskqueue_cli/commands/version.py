@@ -15,13 +15,7 @@ from taskqueue_core.loading import installed_backends
 _DISTRIBUTION = "taskqueue-backends"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command, and the option of the same name."""
-    app.command(name="version")(show)
-    app.callback()(options)
-
-
-def _print(requested: bool) -> None:  # noqa: FBT001 - a callback's only argument
+def _print(requested: bool) -> None:  # noqa: FBT001 - typer passes the value by position
     if requested:
         show()
         raise typer.Exit
@@ -33,7 +27,7 @@ def options(
         bool, typer.Option("--version", callback=_print, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Declare the options that come before a command."""
+    """Declare the options of ``taskqueue`` itself, which are given before a command."""
 
 
 def show(*, as_json: AsJson = False) -> None:
@@ -46,6 +40,5 @@ def show(*, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"version": own, "python": python, "backends": backends})
         return
-    console.print(
-        f"taskqueue {own} (Python {python}); backends: {', '.join(backends) or 'none installed'}"
-    )
+    names = ", ".join(backends) or "none installed"
+    console.print(f"taskqueue {own} (Python {python}); backends: {names}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from taskqueue_cli.backends import BackendName
 from taskqueue_cli.output import (
     AsJson,
     LogLevel,
@@ -14,17 +15,11 @@ from taskqueue_cli.output import (
     configure_logging,
     console,
     option,
-    paragraphs,
     print_json,
 )
 from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_worker import BaseWorker, LocalWorker, Worker, load_worker
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(name="worker", help=paragraphs(run.__doc__))(run)
 
 
 def run(
@@ -43,13 +38,7 @@ def run(
     local: Annotated[
         bool, typer.Option("--local", help="Connect directly to the store, without a server.")
     ] = False,
-    backend: Annotated[
-        str | None,
-        option(
-            "Backend of a local worker: a name, a module path or module:attr. Default: TASKQUEUE_BACKEND.",
-            metavar="BACKEND",
-        ),
-    ] = None,
+    backend: BackendName = None,
     worker_id: Annotated[
         str | None, option("Worker id. Default: host name, process id and a random suffix.")
     ] = None,
@@ -58,29 +47,25 @@ def run(
 ) -> None:
     """Run a worker until Ctrl-C or SIGTERM; a second signal releases the running tasks at once.
 
-    With --local or --backend the worker connects directly to the store, without a server. A LocalWorker always does.
+    With --local or --backend, the worker connects directly to the store, without a server. A LocalWorker always does.
 
-    Exits with 3 if its handlers only fail, and with 4 if the server refuses the worker.
+    The exit code is 3 if too many attempts fail in a row, and 4 if the server refuses the worker.
     """
     configure_logging(log_level, load_settings(Settings).log_format)
-    worker = _configured(load_worker(target), url, local, backend)
+    worker = _configured(load_worker(target), url, backend, local=local)
     worker.configure(worker_id=worker_id, concurrency=concurrency)
     if not worker.keys:
         raise ConfigurationError(f"{target} has no handlers: register some with @worker.task")
     if as_json:
         print_json({"target": target, "keys": worker.keys, "pid": os.getpid()})
     else:
-        console.print(
-            f"[green]●[/] worker running for [bold]{', '.join(worker.keys)}[/]  [dim]Ctrl-C stops it"
-        )
+        keys = ", ".join(worker.keys)
+        console.print(f"[green]●[/] worker running for [bold]{keys}[/]  [dim]Ctrl-C stops it")
     worker.run()
 
 
 def _configured(
-    worker: BaseWorker,
-    url: str | None,
-    local: bool,  # noqa: FBT001 - positional, as in the caller
-    backend: str | None,
+    worker: BaseWorker, url: str | None, backend: str | None, *, local: bool
 ) -> BaseWorker:
     if isinstance(worker, Worker):
         if not local and backend is None:

@@ -1,4 +1,4 @@
-"""The handler of the demo, and the computation by which its results are checked."""
+"""The task handler of the demo, and its computation, which the check of the results repeats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CHUNK = 256 * 1024
 
 
 def measure(path: str) -> Measured:
-    """Return a file's digest, bytes, lines and compressed size, or the type of error if it cannot be read.
+    """Return a file's SHA-256 digest, bytes, lines and compressed size, or the type of error if it cannot be read.
 
-    The memory used does not depend on the size of the file.
+    The file is read in chunks, so that memory use does not depend on its size.
     """
     digest, packer = hashlib.sha256(), zlib.compressobj()
     size = lines = packed = 0
@@ -38,7 +38,7 @@ def measure(path: str) -> Measured:
 
 KEY_VARIABLE = "TASKQUEUE_DEMO_KEY"
 KEY = os.environ.get(KEY_VARIABLE, "digest")
-"""each run has its own key, because a shared store still has the tasks of earlier runs"""
+"""name of the queue, which is different for each run, because a shared store still contains tasks of earlier runs"""
 
 worker = Worker(concurrency=4, prefetch=8, grace=2.0)
 
@@ -47,7 +47,7 @@ worker = Worker(concurrency=4, prefetch=8, grace=2.0)
 def digest(
     path: str, context: Context, *, fails_first: bool = False, poison: bool = False
 ) -> Measured:
-    """Measure one file. Some tasks fail on purpose, once or always."""
+    """Measure one file. Fail on purpose if ``poison`` is set, or if ``fails_first`` is set and this is attempt 1."""
     if poison:
         raise RuntimeError("poison: this task can never succeed")
     if fails_first and context.attempt == 1:

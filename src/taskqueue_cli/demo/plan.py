@@ -1,7 +1,8 @@
-"""The plan of a run: the files, the tasks that fail once, and the poison task."""
+"""The plan of a demo run: the files, the tasks that fail once, and the poison task, which always fails."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -21,24 +22,15 @@ _FAIL_ONE_IN = 100
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file with its size and time of change at the start of the run."""
+    """A file to process, with its size and modification time in nanoseconds when the plan was made."""
 
     path: str
     size: int
     changed_at: int
 
-    @property
-    def unchanged(self) -> bool:
-        """Whether size and time of change are still the same."""
-        try:
-            info = Path(self.path).lstat()
-        except OSError:
-            return False
-        return (info.st_size, info.st_mtime_ns) == (self.size, self.changed_at)
-
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks of one run. Each run has its own queue and ids."""
+    """The tasks of one demo run. Each run has a queue and task ids of its own."""
 
     key: str
     files: tuple[File, ...]
@@ -47,26 +39,22 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def poison_id(self) -> str:
-        """The id of the poison task, which always fails."""
+        """The id of the poison task, whose attempts all fail."""
         return f"{self.key}.poison"
 
     @property
     def total(self) -> int:
-        """The number of tasks: one per file, and the poison task."""
+        """The number of tasks: one for each file, plus the poison task."""
         return len(self.files) + 1
 
     def task_id(self, index: int) -> str:
-        """Return the id of a file's task."""
+        """Return the id of the task for the file with this index."""
         return f"{self.key}.{index}"
 
     def tasks(self) -> Iterator[Task]:
         """Yield all tasks, the poison task first."""
-        yield Task.of(
-            self.key,
-            {"path": "", "poison": True},
-            id=self.poison_id,
-            max_attempts=POISON_ATTEMPTS,
-        )
+        poison = {"path": "", "poison": True}
+        yield Task.of(self.key, poison, id=self.poison_id, max_attempts=POISON_ATTEMPTS)
         for index, file in enumerate(self.files):
             payload: dict[str, object] = {"path": file.path}
             if index in self.failing:
@@ -75,15 +63,14 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(path: Path, limit: int | None) -> DemoPlan:
-    """Collect the files. About one in a hundred, at least one, fails once; the path decides which.
+    """List the files, and choose about one in a hundred, but at least one, whose first attempt fails.
 
-    Raises `InvalidInput` if there are no files.
+    The choice depends only on the paths, so it is the same in every run. Raises `InvalidInput` if there are no files.
     """
-    files = tuple(islice(_files(path), limit))
+    files = tuple(islice(filter(None, map(file_at, _paths(path.absolute()))), limit))
     if not files:
-        raise InvalidInput(
-            "path", "a path without readable files", "a file, or a folder that contains files"
-        )
+        allowed = "a file, or a folder that contains files"
+        raise InvalidInput("path", "a path without readable files", allowed)
     sums = [zlib.crc32(file.path.encode()) for file in files]
     failing = {index for index, number in enumerate(sums) if number % _FAIL_ONE_IN == 0}
     return DemoPlan(
@@ -93,42 +80,39 @@ def make_plan(path: Path, limit: int | None) -> DemoPlan:
     )
 
 
-def _files(path: Path) -> Iterator[File]:
-    top = path.absolute()
+def _paths(top: Path) -> Iterator[str]:
     if top.is_file():
-        yield from _file(str(top))
-        return
+        yield str(top)
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
         for name in sorted(names):
             if not name.endswith(".pyc"):
-                yield from _file(os.path.join(folder, name))  # noqa: PTH118 - os.walk gives text
+                yield os.path.join(folder, name)  # noqa: PTH118 - os.walk yields strings
 
 
-def _file(path: str) -> Iterator[File]:
-    """Yield the file if it is a regular one and JSON can express its name; skip devices, pipes and links."""
-    try:
+def file_at(path: str) -> File | None:
+    """Return the file at a path, or None if it is not a regular file or its path cannot be encoded as UTF-8."""
+    with contextlib.suppress(OSError, UnicodeEncodeError):
         path.encode()
         info = Path(path).lstat()
-    except (OSError, UnicodeEncodeError):
-        return
-    if stat.S_ISREG(info.st_mode):
-        yield File(path, info.st_size, info.st_mtime_ns)
+        if stat.S_ISREG(info.st_mode):
+            return File(path, info.st_size, info.st_mtime_ns)
+    return None
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run."""
+    """The options of ``taskqueue demo``."""
 
     path: Path
-    """a folder, or one file"""
+    """folder whose files are processed, or one file"""
     backend: str
     """name of the server's backend"""
     embedded: bool = False
-    """let the server start an embedded store, whose folder is removed at the end"""
+    """whether the server starts an embedded store, whose files are deleted at the end of the run"""
     workers: int = 2
     limit: int | None = None
-    """maximum number of files"""
+    """maximum number of files to process"""
     journal: Path | None = None
-    """file for the journal of the run"""
+    """file to which the journal of the run is written"""
     keep_going: bool = False
-    """keep server and workers running after the report, until interrupted"""
+    """whether the server and the workers keep running after the report, until Ctrl-C"""

@@ -1,4 +1,4 @@
-"""The report at the end of a run."""
+"""The report of a demo run: its counts and its checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import msgspec
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from taskqueue_cli.demo.check import Comparison
@@ -25,22 +24,23 @@ from taskqueue_core.retry import EXHAUSTED
 from taskqueue_core.tasks import DeadLetter, QueueStats
 
 REPORT_VARIABLE = "TASKQUEUE_DEMO_REPORT"
-"""the command that makes a report from the journal, for programs that start the demo by another command"""
+"""environment variable with the command that the footer suggests, for programs that wrap ``taskqueue demo``"""
 _MAX_SHOWN = 10
+_FLOW = ("delivered", "retried", "redelivered", "lost")
 
 
 class Killed(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker that was killed."""
+    """The worker that the demo killed on purpose, and its replacement."""
 
     worker: str
     pid: int
     held: int
-    """number of deliveries that it had not settled"""
+    """number of deliveries that the worker had not settled when it was killed"""
     replacement: str
 
 
 class Report(DemoReport, frozen=True, kw_only=True):
-    """All counts and checks of a run."""
+    """All counts and checks of a demo run."""
 
     subject: ClassVar[str] = "task"
 
@@ -56,25 +56,15 @@ class Report(DemoReport, frozen=True, kw_only=True):
     dead: tuple[DeadLetter, ...]
     seconds: float
     journal: Path | None = None
-    """path of the journal of the run, if one was written"""
-
-    @property
-    def rate(self) -> float:
-        """Number of tasks that ended per second."""
-        return self.plan.total / self.seconds
-
-    @property
-    def expected_retries(self) -> int:
-        """Number of retries caused on purpose: one per failing file, and those of the poison task."""
-        return len(self.plan.failing) + POISON_ATTEMPTS - 1
+    """path of the journal of the run; None if no journal was written"""
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """All conditions that a correct run fulfils."""
         stats, ledger, plan = self.stats, self.stats.ledger, self.plan
         ended = ledger.done == len(plan.files) and ledger.published == plan.total
         right = self.comparison.compared - len(self.comparison.mismatches) - self.comparison.changed
         poison = [(dead_letter.task.id, dead_letter.reason) for dead_letter in self.dead]
+        deliberate = len(plan.failing) + POISON_ATTEMPTS - 1
         return (
             Check(
                 ledger.balanced and ended,
@@ -85,8 +75,8 @@ class Report(DemoReport, frozen=True, kw_only=True):
                 f"{right:,} of {len(plan.files):,} results equal a direct computation",
             ),
             Check(
-                stats.retried == self.expected_retries,
-                f"{stats.retried:,} of {self.expected_retries:,} deliberately failed attempts were retried",
+                stats.retried == deliberate,
+                f"{stats.retried:,} of {deliberate:,} deliberately failed attempts were retried",
             ),
             Check(
                 stats.lost >= 1 and stats.redelivered >= stats.lost,
@@ -103,50 +93,34 @@ class Report(DemoReport, frozen=True, kw_only=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON fields."""
-        stats, ledger = self.stats, self.stats.ledger
+        stats, ledger, comparison = self.stats, self.stats.ledger, self.comparison
         return {
             "ok": self.ok,
             "backend": self.backend,
             "key": self.plan.key,
             "workers": self.workers,
             "files": len(self.plan.files),
-            "published": ledger.published,
             "duplicates": self.duplicates,
-            "delivered": stats.delivered,
-            "done": ledger.done,
-            "retried": stats.retried,
-            "redelivered": stats.redelivered,
-            "lost": stats.lost,
-            "dead": ledger.dead,
+            **{name: getattr(ledger, name) for name in ("published", "done", "dead")},
+            **{name: getattr(stats, name) for name in _FLOW},
             "ledger": msgspec.to_builtins(ledger) | {"balanced": ledger.balanced},
             "killed": self.killed,
             "dead_letters": [
-                {
-                    "task_id": dead_letter.task.id,
-                    "reason": dead_letter.reason,
-                    "attempts": dead_letter.attempt,
-                }
-                for dead_letter in self.dead
+                {"task_id": letter.task.id, "reason": letter.reason, "attempts": letter.attempt}
+                for letter in self.dead
             ],
-            "compared": self.comparison.compared,
-            "mismatches": len(self.comparison.mismatches),
-            "mismatched": self.comparison.mismatches[:20],
-            "changed": self.comparison.changed,
-            "unreadable": self.comparison.unreadable,
+            **msgspec.structs.asdict(comparison),
+            "mismatches": len(comparison.mismatches),
+            "mismatched": comparison.mismatches[:20],
             "checks": self.checks,
             "seconds": round(self.seconds, 3),
-            "tasks_per_second": round(self.rate, 1),
+            "tasks_per_second": round(self.plan.total / self.seconds, 1),
             "journal": None if self.journal is None else str(self.journal),
         }
 
     def tables(self) -> tuple[RenderableType, ...]:
-        """Return the ledger next to the flow of tasks."""
-        return (side_by_side(ledger_section(self.stats.ledger), self._flow()),)
-
-    def _flow(self) -> Table:
         stats = self.stats
-        return section(
+        flow = section(
             "flow",
             [
                 ("deliveries", stats.delivered),
@@ -158,34 +132,32 @@ class Report(DemoReport, frozen=True, kw_only=True):
             ],
             [
                 ("seconds", Text(f"{self.seconds:,.1f}", "bold")),
-                ("tasks per second", Text(f"{self.rate:,.0f}", "bold cyan")),
+                ("tasks per second", Text(f"{self.plan.total / self.seconds:,.0f}", "bold cyan")),
                 ("worker processes", self.workers),
             ],
         )
+        return (side_by_side(ledger_section(stats.ledger), flow),)
 
     def notes(self) -> tuple[Text, ...]:
-        """Name the files with wrong results, and count those that could not be compared."""
-        comparison = self.comparison
-        notes = [
-            Text(f"wrong result: {path}", "red") for path in comparison.mismatches[:_MAX_SHOWN]
-        ]
-        for number, what in (
-            (comparison.changed, "were changed during the run"),
-            (comparison.unreadable, "could not be read by the worker and the check"),
-        ):
-            if number:
-                notes.append(Text(f"{number:,} files {what}", "yellow"))
-        return tuple(notes)
+        found = self.comparison
+        counts = {
+            "were changed during the run": found.changed,
+            "could not be read by the worker and the check": found.unreadable,
+        }
+        return (
+            *(Text(f"wrong result: {path}", "red") for path in found.mismatches[:_MAX_SHOWN]),
+            *(
+                Text(f"{number:,} files {what}", "yellow")
+                for what, number in counts.items()
+                if number
+            ),
+        )
 
     def footer(self) -> tuple[Text, ...]:
-        """Return the command that makes a report from the journal of the run, if it has one."""
         if self.journal is None:
             return ()
         args = ("taskqueue", "pipeline", "report", "--journal", os.path.relpath(self.journal))
-        command = Text.assemble(
-            ("Report of this run: ", "dim"),
-            os.environ.get(REPORT_VARIABLE) or shlex.join(args),
-            no_wrap=True,  # so that it can be copied
-            overflow="ignore",
-        )
-        return (command,)
+        command = os.environ.get(REPORT_VARIABLE) or shlex.join(args)
+        # Do not wrap the line, so that the command can be copied.
+        label = ("Report of this run: ", "dim")
+        return (Text.assemble(label, command, no_wrap=True, overflow="ignore"),)

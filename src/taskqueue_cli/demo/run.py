@@ -1,15 +1,16 @@
-"""The steps of the demo."""
+"""The steps of a demo run, from starting the server to the report."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from taskqueue_cli.backends import JournalKeeper, find_journal_keeper
+from taskqueue_cli.backends import find_journal_keeper
 from taskqueue_cli.demo.check import compare
 from taskqueue_cli.demo.job import KEY_VARIABLE
 from taskqueue_cli.demo.plan import DemoOptions, DemoPlan, make_plan
@@ -18,7 +19,6 @@ from taskqueue_cli.demo.report import Killed, Report
 from taskqueue_cli.demo_frame.run import DemoFailed, wait_until
 from taskqueue_cli.demo_frame.server import Cluster
 from taskqueue_cli.demo_frame.view import PlainView
-from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.errors import ConfigurationError
 from taskqueue_core.queue import Queue
 from taskqueue_core.retry import RetryPolicy
@@ -26,7 +26,7 @@ from taskqueue_core.tasks import Published, QueueStats, Task
 
 _BATCH = 200
 _FIRST_SHARE = 0.6
-"""the share that is published before the kill; the rest ensures that workers hold deliveries then"""
+"""share of the tasks published before a worker is killed; others must remain, so that the worker holds deliveries"""
 _DONE_BEFORE_KILL = 0.5
 _STALL_SECONDS = 60.0
 _RETRY = RetryPolicy(base=0.2, cap=1.0)
@@ -34,44 +34,54 @@ _RESULT_TTL_SECONDS = 86_400.0
 
 
 async def run_demo(options: DemoOptions, view: PlainView) -> None:
-    """Run the demo. Every process that it starts has ended when this returns, raises or is cancelled.
+    """Run the demo. All its processes have ended when this function returns, raises an exception or is cancelled.
 
     Raises `InvalidInput` if there are no files, and `DemoFailed` if the run cannot be finished.
     """
     plan = await asyncio.to_thread(make_plan, options.path, options.limit)
     with view.begin(heading(options, plan)):
-        path, keeper = _journal(options, view)
-        variables = keeper.variables(path) if keeper and path else {}
+        path = prepare_journal_file(options.journal) if options.journal else None
+        keeper = find_journal_keeper(options.backend) if path else None
+        if path and keeper is None:
+            view.event(
+                f"no journal is written: the backend {options.backend} cannot export one", "yellow"
+            )
         async with Cluster(
             plan.key,
             options.backend,
             "taskqueue_cli.demo.job:worker",
             embedded=options.embedded,
             variables={KEY_VARIABLE: plan.key},
-            server_variables=variables,
+            server_variables=keeper.variables(path) if keeper and path else {},
         ) as cluster:
             server = await cluster.start_server()
-            store = cluster.store_name
-            store_note = f", with an embedded store for this run ({store})" if store else ""
-            view.event(f"server and dashboard at {cluster.url} (pid {server.pid}){store_note}")
+            ready = cluster.ready
+            store = (
+                f", with an embedded store for this run ({ready.embedded})"
+                if ready.embedded
+                else ""
+            )
+            view.event(f"server and dashboard at {ready.url} (pid {server.process.pid}){store}")
             starts = (cluster.start_worker() for _ in range(options.workers))
             for child in await asyncio.gather(*starts):
-                view.event(f"{child.name} connected (pid {child.pid})")
-            job = _Job(cluster, plan, view, journal=keeper is not None)
-            report = await job.run(options)
+                view.event(f"{child.name} connected (pid {child.process.pid})")
+            began_at = cluster.backend.now()
+            report = await _Job(cluster, plan, view).run(options, journal=keeper is not None)
             if keeper and path:
-                await keeper.keep_journal(plan.key, path, job.began_at, cluster.store)
+                await keeper.keep_journal(plan.key, path, began_at, ready.store)
                 report = msgspec.structs.replace(report, journal=path)
             view.end(report)
             if options.keep_going:
-                view.event(f"the server keeps running at {cluster.url} until Ctrl-C")
-                await cluster.run_until_cancelled()
+                view.event(f"the server keeps running at {ready.url} until Ctrl-C")
+                while True:
+                    cluster.check()
+                    await asyncio.sleep(1)
 
 
 class _Job:
     """The tasks of one run, from the first publish to the report."""
 
-    def __init__(self, cluster: Cluster, plan: DemoPlan, view: PlainView, *, journal: bool) -> None:
+    def __init__(self, cluster: Cluster, plan: DemoPlan, view: PlainView) -> None:
         self._cluster = cluster
         self._plan = plan
         self._view = view
@@ -79,16 +89,12 @@ class _Job:
         self._control = cluster.backend.control
         self._queue = Queue(cluster.backend)
         self._duplicates = 0
-        self._journal = journal
-        self.began_at = cluster.backend.now()
-        """time of the store's clock"""
 
-    async def run(self, options: DemoOptions) -> Report:
+    async def run(self, options: DemoOptions, *, journal: bool) -> Report:
         key, total = self._plan.key, self._plan.total
         settings = await self._control.settings(key)
-        update = {"retry": _RETRY, "result_ttl": _RESULT_TTL_SECONDS, "journal": self._journal}
-        changed: QueueSettings = settings.model_copy(update=update)
-        await self._control.configure(key, changed)
+        changes = {"retry": _RETRY, "result_ttl": _RESULT_TTL_SECONDS, "journal": journal}
+        await self._control.configure(key, settings.model_copy(update=changes))
 
         tasks = list(self._plan.tasks())
         part = max(1, round(total * _FIRST_SHARE))
@@ -121,18 +127,20 @@ class _Job:
 
     async def _kill_and_replace_worker(self, rest: Sequence[Task]) -> Killed:
         """Kill a worker while it holds deliveries, and start another in its place."""
-        self._cluster.pause_workers()
-        # Not all of the rest: the server gives up a worker that does not answer for long.
+        self._cluster.signal_workers(signal.SIGSTOP)
+        # Publish only one batch now, because the server closes the connection of a worker that is paused for long.
         await self._publish(rest[:_BATCH])
         victim, held = await self._cluster.kill_busiest_worker()
         self._view.event(
-            f"{victim.name} killed (SIGKILL, pid {victim.pid}) while holding {held:,} deliveries",
+            f"{victim.name} killed (SIGKILL, pid {victim.process.pid}) while holding {held:,} deliveries",
             "red",
         )
         replacement = await self._cluster.start_worker()
-        self._view.event(f"{replacement.name} replaced it (pid {replacement.pid})")
+        self._view.event(f"{replacement.name} replaced it (pid {replacement.process.pid})")
         await self._publish(rest[_BATCH:])
-        return Killed(worker=victim.name, pid=victim.pid, held=held, replacement=replacement.name)
+        return Killed(
+            worker=victim.name, pid=victim.process.pid, held=held, replacement=replacement.name
+        )
 
     async def _publish(self, tasks: Sequence[Task]) -> None:
         for start in range(0, len(tasks), _BATCH):
@@ -164,7 +172,7 @@ class _Job:
 
 
 def prepare_journal_file(path: Path) -> Path:
-    """Create the folder of a journal file, and delete an older file. Raises `ConfigurationError`."""
+    """Create the folder of a journal file, and delete an earlier journal. Raises `ConfigurationError`."""
     path = path.expanduser().absolute()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,15 +182,3 @@ def prepare_journal_file(path: Path) -> Path:
             f"--journal: {path} cannot be written: {error.strerror or type(error).__name__}"
         ) from None
     return path
-
-
-def _journal(options: DemoOptions, view: PlainView) -> tuple[Path | None, JournalKeeper | None]:
-    if options.journal is None:
-        return None, None
-    path = prepare_journal_file(options.journal)
-    keeper = find_journal_keeper(options.backend)
-    if keeper is None:
-        view.event(
-            f"no journal is written: the backend {options.backend} cannot export one", "yellow"
-        )
-    return path, keeper

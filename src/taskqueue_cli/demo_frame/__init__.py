@@ -1,1 +1,1 @@
-"""The frame of a demo: processes, server, view and report. A demo adds its plan, its job and its checks."""
+"""Code that the demos share: processes, server, view and report. Each demo adds its own plan, job and checks."""

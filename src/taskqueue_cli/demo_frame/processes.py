@@ -1,6 +1,6 @@
-"""The processes of a demo. Each is started, watched and ended by its process id.
+"""Starting and ending the child processes of a demo.
 
-Run as a program, this module is ``taskqueue``, but it also ends when its parent process ends.
+When this module is run as a program, it behaves like ``taskqueue``, but also ends when its parent process ends.
 """
 
 from __future__ import annotations
@@ -9,103 +9,42 @@ import asyncio
 import contextlib
 import os
 import runpy
-import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
+from typing import Self
+
+import msgspec
 
 _STOP_TIMEOUT = 8.0
 _TAIL_LINES = 15
 _STDIN = 0
 
 
-class Child:
-    """One process of this program."""
+class Child(msgspec.Struct, eq=False):
+    """A child process that runs a ``taskqueue`` command."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
-        self.name = name
-        self.stopping = False
-        self._process = process
-        self._log = log
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+    stopped: bool = False
+    """whether the demo itself has ended the process"""
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the process has not ended yet, as far as is known."""
-        return self._process.returncode is None
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process has ended."""
-        if self.running:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
-    async def kill(self) -> None:
-        """Kill the process and wait until it has ended."""
-        self.stopping = True
-        self.signal(signal.SIGKILL)
-        await self._process.wait()
-
-    async def stop(self) -> None:
-        """Terminate the process; kill it if it does not end in time."""
-        self.stopping = True
-        self.signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT):
-                await self._process.wait()
-        except TimeoutError:
-            await self.kill()
-
-    async def wait(self) -> int:
-        """Wait until the process ends by itself, and return its exit code."""
-        self.stopping = True
-        return await self._process.wait()
-
-    async def first_line(self) -> bytes:
-        """Return the first line of its output, if the output is piped."""
-        return await self._process.stdout.readline() if self._process.stdout else b""
-
-    def tail(self) -> str:
-        """Return the last lines of its log."""
-        try:
-            lines = self._log.read_text("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
-        return "\n".join(lines[-_TAIL_LINES:])
-
-
-class Children:
-    """All processes of a demo, each in a session of its own, so that Ctrl-C reaches only their parent."""
-
-    def __init__(self) -> None:
-        self._temporary = tempfile.TemporaryDirectory(
-            prefix="taskqueue-demo-", ignore_cleanup_errors=True
-        )
-        self._all: list[Child] = []
-
-    @property
-    def folder(self) -> Path:
-        """A folder for files of the run, readable by the owner only; `end` removes it."""
-        return Path(self._temporary.name)
-
+    @classmethod
     async def start(
-        self, name: str, *args: str, env: Mapping[str, str], piped: bool = False
-    ) -> Child:
-        """Start ``taskqueue`` with arguments. Its log goes to a file that only the owner can read."""
-        path = self.folder / f"{name}.log"
+        cls, folder: Path, name: str, *args: str, env: Mapping[str, str], piped: bool = False
+    ) -> Self:
+        """Start ``taskqueue`` with arguments. Its log is written to ``folder``, to a file that only the owner can read.
+
+        The process has a session of its own, so that Ctrl-C signals only the parent process.
+        """
+        path = folder / f"{name}.log"
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "taskqueue_cli.demo_frame.processes",
-                *args,
+                *(sys.executable, "-m", "taskqueue_cli.demo_frame.processes", *args),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if piped else log,
                 stderr=log,
@@ -114,34 +53,48 @@ class Children:
             )
         finally:
             os.close(log)
-        child = Child(name, process, path)
-        self._all.append(child)
-        return child
+        return cls(name, process, path)
 
-    def ended(self) -> Child | None:
-        """Return a process that ended without being stopped, if there is one."""
-        return next(
-            (child for child in self._all if not child.running and not child.stopping), None
-        )
+    @property
+    def failed(self) -> bool:
+        """Whether the process has ended although `stop` was not called."""
+        return self.process.returncode is not None and not self.stopped
 
-    async def stop(self) -> None:
-        """Stop the workers, then the server, which was started first."""
-        await asyncio.gather(*(child.stop() for child in self._all[1:]))
-        await asyncio.gather(*(child.stop() for child in self._all[:1]))
+    def signal(self, number: Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
 
-    async def end(self) -> None:
-        """Kill the remaining processes, for example after a second interrupt, and remove the folder."""
-        for child in self._all:
-            child.signal(signal.SIGKILL)
-        self._temporary.cleanup()
-        await asyncio.gather(*(child.wait() for child in self._all))
+    async def stop(self, number: Signals = SIGTERM) -> None:
+        """Send a signal, and after eight seconds SIGKILL; wait until the process has ended."""
+        self.stopped = True
+        self.signal(number)
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT):
+                await self.process.wait()
+        except TimeoutError:
+            self.signal(SIGKILL)
+            await self.process.wait()
+
+    async def first_line(self) -> bytes:
+        """Wait for the first line that the process prints on stdout; empty if stdout is not piped."""
+        return await self.process.stdout.readline() if self.process.stdout else b""
+
+    def tail(self) -> str:
+        """Return the last lines of the process's log file."""
+        try:
+            lines = self.log.read_text("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-_TAIL_LINES:])
 
 
 def _end_with_parent() -> None:
-    # The parent never writes. The read ends when its end of the pipe is closed, even after a SIGKILL.
+    # The parent never writes to this pipe. The read returns when the parent ends, even if the parent was killed.
     while os.read(_STDIN, 1):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), SIGTERM)
 
 
 if __name__ == "__main__":

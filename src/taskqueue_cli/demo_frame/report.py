@@ -1,4 +1,4 @@
-"""The report at the end of a demo: tables, checks and the result."""
+"""The report at the end of a demo: tables, checks and the overall result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskqueue_core.tasks import Ledger, State
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A condition that a correct run fulfils."""
+    """A condition that a correct run meets."""
 
     holds: bool
     what: str
@@ -26,11 +26,11 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     """The base class of a demo's report."""
 
     subject: ClassVar[str]
-    """what the demo runs: task or job"""
+    """noun for what the demo runs: ``task`` or ``job``"""
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """All conditions that a correct run fulfils."""
+        """All conditions that a correct run meets."""
         raise NotImplementedError
 
     def tables(self) -> tuple[RenderableType, ...]:
@@ -38,11 +38,11 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def notes(self) -> tuple[Text, ...]:
-        """Return what a reader should know besides the checks."""
+        """Return lines that are shown below the checks, for example files with wrong results."""
         return ()
 
     def footer(self) -> tuple[Text, ...]:
-        """Return the lines after the result."""
+        """Return lines that are shown below the overall result."""
         return ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,11 +51,11 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether every check holds."""
+        """Whether the condition of every check holds."""
         return all(check.holds for check in self.checks)
 
     def render(self) -> RenderableType:
-        """Return the tables, each check with its mark, the notes and the result."""
+        """Return the complete report for the console: tables, checks, notes, overall result and footer."""
         checks = Table.grid(padding=(0, 1))
         for check in self.checks:
             mark = Text("✔", "green") if check.holds else Text("✘", "bold red")
@@ -73,7 +73,7 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def side_by_side(*tables: Table) -> Table:
-    """Return tables next to one another."""
+    """Return one table in which the given tables are side by side."""
     grid = Table.grid(padding=(0, 6))
     grid.add_row(*tables)
     return grid
@@ -93,7 +93,7 @@ def section(title: str, *groups: Iterable[tuple[str | Text, int | Text]]) -> Tab
 
 
 def ledger_section(ledger: Ledger) -> Table:
-    """Return a ledger as a table, and whether it balances."""
+    """Return a table of a ledger's counts, with a mark that shows whether they balance."""
     mark = Text("✔ balanced", "green") if ledger.balanced else Text("✘ not balanced", "bold red")
     return section(
         "ledger",
@@ -104,5 +104,5 @@ def ledger_section(ledger: Ledger) -> Table:
 
 
 def count_text(number: int, style: str = "") -> Text:
-    """Return a number for a table; zero is dimmed."""
+    """Format a number for a table cell; zero is dimmed."""
     return Text(f"{number:,}", f"bold {style}".strip() if number else "dim")

@@ -1,4 +1,4 @@
-"""Running a demo as a command: its view, its exit code and its waiting."""
+"""Running a demo as a command: its display, its exit code, and waiting for a state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.1
 
 
 class DemoFailed(TaskQueueError):
-    """A run could not be finished. ``logs`` holds the last log lines of the process that failed."""
+    """The demo could not be finished. ``logs`` contains the last log lines of the process that failed."""
 
     code = "demo_failed"
 
@@ -31,7 +31,7 @@ class DemoFailed(TaskQueueError):
 
 
 def run_command(demo: Callable[[PlainView], Coroutine[Any, Any, None]], *, as_json: bool) -> None:
-    """Run a demo until its report, and exit with 1 if a check of the report fails."""
+    """Run a demo, and exit with 1 if a check of its report fails."""
     view = view_for(as_json=as_json)
     try:
         asyncio.run(_interruptible(demo(view)))
@@ -47,7 +47,7 @@ def run_command(demo: Callable[[PlainView], Coroutine[Any, Any, None]], *, as_js
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Let SIGTERM and SIGHUP cancel the work, as Ctrl-C does."""
+    """Run a coroutine so that SIGTERM and SIGHUP cancel it, as Ctrl-C does."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -63,9 +63,9 @@ async def wait_until(
     *,
     stall_seconds: float,
 ) -> T:
-    """Read a state repeatedly and return the first that is ``reached``.
+    """Call ``read`` repeatedly, and return the first state for which ``reached`` is true.
 
-    Raises `DemoFailed` when ``progress`` of the state has not changed for ``stall_seconds``.
+    Raises `DemoFailed` if the value of ``progress`` for the state does not change for ``stall_seconds``.
     """
     last, since = None, time.monotonic()
     while not reached(state := await read()):

@@ -1,107 +1,107 @@
-"""A server and its workers, as processes."""
+"""The server and the workers of a demo, each in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from taskqueue_cli.demo_frame.processes import Child, Children
+from taskqueue_cli.demo_frame.processes import Child
 from taskqueue_cli.demo_frame.run import DemoFailed
-from taskqueue_core.config import Settings, load_settings
 from taskqueue_core.errors import ConfigurationError
-from taskqueue_remote import RemoteBackend
+from taskqueue_remote import create_backend
 
 _START_TIMEOUT = 30.0
 _POLL_SECONDS = 0.05
 _STABLE_POLLS = 3
 
 
-class _Error(msgspec.Struct, frozen=True):
-    detail: str
+class ServerReady(msgspec.Struct, frozen=True):
+    """The line that ``taskqueue serve --json`` prints when the server listens, or when it cannot start."""
 
-
-class _Ready(msgspec.Struct, frozen=True):
     url: str = ""
     embedded: str = ""
+    """product and version of the embedded store; empty if the server uses another store"""
     store: dict[str, str] = {}
-    error: _Error | None = None
+    """environment variables that tell a backend where the embedded store is"""
+    error: dict[str, Any] = {}
 
 
-class Cluster:
-    """A server on a free port and workers connected to it. Leaving the context ends all of them."""
+class Cluster(AsyncExitStack):
+    """A server on a free port, and workers that are connected to it. Exiting the context ends all these processes."""
 
     def __init__(
         self,
         run_id: str,
-        backend_name: str,
+        backend: str,
         target: str,
         *,
         embedded: bool = False,
         variables: Mapping[str, str],
         server_variables: Mapping[str, str],
     ) -> None:
-        """Start nothing yet.
+        """Prepare the environment of the processes, without starting any.
 
-        ``target`` is what workers run (``module:attr``), and their ids begin with ``run_id``. ``variables`` are
-        environment variables of all processes, ``server_variables`` of the server alone.
+        Workers run ``target`` (``module:attr``), and their ids begin with ``run_id``. ``variables`` are environment
+        variables of all processes; ``server_variables`` are added for the server.
 
-        Raises `ConfigurationError` for a backend that leads to another server.
+        Raises `ConfigurationError` for the backend named ``server``, which would use another server.
         """
-        if backend_name == "server":
+        super().__init__()
+        if backend == "server":
             raise ConfigurationError(
                 "the demo starts its own server and cannot use another: set --backend to a store, for example redis"
             )
         self._run_id = run_id
         self._target = target
-        self._serve = ["serve", "--host", "127.0.0.1", "--port", "0", "--backend", backend_name]
-        self._children = Children()
+        files = tempfile.TemporaryDirectory(prefix="taskqueue-demo-", ignore_cleanup_errors=True)
+        self._folder = Path(self.enter_context(files))
+        self._serve = ["serve", "--json", "--host=127.0.0.1", "--port=0", f"--backend={backend}"]
         if embedded:
-            self._serve += ["--embedded-redis", str(self._children.folder / "store")]
+            self._serve += ["--embedded-redis", str(self._folder / "store")]
         self._env = {**os.environ, **variables}
         self._server_env = {**self._env, **server_variables}
+        self._children: list[Child] = []
+        self._numbers = count(1)
         self._workers: dict[str, Child] = {}
-        self._started = 0
-        self.store: Mapping[str, str] = {}
-        """environment variables by which a process finds the embedded store, once the server runs"""
-        self.store_name = ""
-        """product and version of the embedded store; empty without one"""
-        self.url = ""
-        self.backend: RemoteBackend
+        self.push_async_callback(self._kill)
+        self.push_async_callback(self._stop)
 
     async def start_server(self) -> Child:
         """Start the server and wait until it listens. Raises `DemoFailed`."""
-        server = await self._children.start(
-            "server", *self._serve, "--json", env=self._server_env, piped=True
-        )
+        env = self._server_env
+        server = await Child.start(self._folder, "server", *self._serve, env=env, piped=True)
+        self._children.append(server)
         try:
             async with asyncio.timeout(_START_TIMEOUT):
-                ready = msgspec.json.decode(await server.first_line(), type=_Ready)
+                self.ready = msgspec.json.decode(await server.first_line(), type=ServerReady)
         except (TimeoutError, msgspec.MsgspecError):
             raise DemoFailed("the server did not start", logs=server.tail()) from None
-        if ready.error is not None:
-            code = await server.wait()
-            raise DemoFailed(f"the server did not start: {ready.error.detail}", exit_code=code)
-        self.url, self.store, self.store_name = ready.url, ready.store, ready.embedded
-        token = load_settings(Settings).token
-        self.backend = RemoteBackend(self.url, token.get_secret_value() if token else None)
+        if error := self.ready.error:
+            code = await server.process.wait()
+            raise DemoFailed(f"the server did not start: {error['detail']}", exit_code=code)
+        self.backend = create_backend(self.ready.url)
+        self.push_async_callback(self.backend.aclose)
         return server
 
     async def start_worker(self) -> Child:
         """Start one more worker and wait until it is connected. Raises `DemoFailed`."""
-        self._started += 1
-        name = f"worker-{self._started}"
+        name = f"worker-{next(self._numbers)}"
+        command = ("worker", self._target, "--url", self.ready.url, "--worker-id")
         worker_id = f"{self._run_id}.{name}"
-        args = ("worker", self._target, "--url", self.url, "--worker-id", worker_id)
-        child = await self._children.start(name, *args, env=self._env)
+        child = await Child.start(self._folder, name, *command, worker_id, env=self._env)
+        self._children.append(child)
         try:
             async with asyncio.timeout(_START_TIMEOUT):
-                while name not in await self.in_flight():
+                while name not in await self._in_flight():
                     self.check()
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
@@ -109,8 +109,8 @@ class Cluster:
         self._workers[name] = child
         return child
 
-    async def in_flight(self) -> dict[str, int]:
-        """Return the number of deliveries that each connected worker holds, according to the server."""
+    async def _in_flight(self) -> dict[str, int]:
+        """Return the number of deliveries in flight at each connected worker, as reported by the server."""
         prefix = f"{self._run_id}."
         return {
             worker.worker_id.removeprefix(prefix): worker.in_flight
@@ -118,69 +118,47 @@ class Cluster:
             if worker.worker_id.startswith(prefix)
         }
 
-    def pause_workers(self) -> None:
-        """Freeze every worker (SIGSTOP)."""
+    def signal_workers(self, number: signal.Signals) -> None:
+        """Send a signal to every worker process, for example SIGSTOP to pause the workers."""
         for child in self._workers.values():
-            child.signal(signal.SIGSTOP)
+            child.signal(number)
 
     async def kill_busiest_worker(self) -> tuple[Child, int]:
-        """Kill the frozen worker with the most deliveries, and let the others continue. Raises `DemoFailed`.
+        """Kill the paused worker that has the most deliveries in flight, and let the other workers continue.
 
-        Return it with that number, which is exact: a frozen worker sends no more acks.
+        Return the worker and that number of deliveries. The number is exact, because a paused worker cannot send acks.
+        Raises `DemoFailed`.
         """
+        held: dict[str, int] = {}
+        polls = 0
         try:
             async with asyncio.timeout(_START_TIMEOUT):
-                held = await self._wait_until_stable()
+                while polls < _STABLE_POLLS or not any(held.values()):
+                    await asyncio.sleep(_POLL_SECONDS)
+                    self.check()
+                    now = await self._in_flight()
+                    last, held = held, {name: now[name] for name in self._workers if name in now}
+                    polls = polls + 1 if held == last else 0
         except TimeoutError:
-            raise DemoFailed(
-                "no worker received a delivery in time, so none could be killed while holding one"
-            ) from None
+            raise DemoFailed("no worker received a delivery in time, so none was killed") from None
         name = max(held, key=lambda name: held[name])
         victim = self._workers.pop(name)
-        await victim.kill()
-        for child in self._workers.values():
-            child.signal(signal.SIGCONT)
+        await victim.stop(signal.SIGKILL)
+        self.signal_workers(signal.SIGCONT)
         return victim, held[name]
 
-    async def _wait_until_stable(self) -> dict[str, int]:
-        last: dict[str, int] = {}
-        times = 0
-        while times < _STABLE_POLLS:
-            await asyncio.sleep(_POLL_SECONDS)
-            self.check()
-            held = {
-                name: n for name, n in (await self.in_flight()).items() if name in self._workers
-            }
-            times = times + 1 if held == last and any(held.values()) else 0
-            last = held
-        return last
-
     def check(self) -> None:
-        """Raise `DemoFailed` if a process ended by itself."""
-        ended = self._children.ended()
-        if ended is not None:
-            raise DemoFailed(f"{ended.name} ended unexpectedly", logs=ended.tail())
+        """Raise `DemoFailed` if a process ended although it was not stopped."""
+        for child in self._children:
+            if child.failed:
+                raise DemoFailed(f"{child.name} ended unexpectedly", logs=child.tail())
 
-    async def run_until_cancelled(self) -> None:
-        """Keep everything running until cancelled. Raises `DemoFailed` if a process ends."""
-        while True:
-            self.check()
-            await asyncio.sleep(1)
+    async def _stop(self) -> None:
+        self.signal_workers(signal.SIGCONT)  # a paused process would not end
+        await asyncio.gather(*(child.stop() for child in self._children[1:]))
+        await asyncio.gather(*(child.stop() for child in self._children[:1]))
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if self.url:
-                await self.backend.aclose()
-            for child in self._workers.values():
-                child.signal(signal.SIGCONT)
-            await self._children.stop()
-        finally:
-            await self._children.end()
+    async def _kill(self) -> None:
+        for child in self._children:
+            child.signal(signal.SIGKILL)  # some may still be running after a second Ctrl-C
+        await asyncio.gather(*(child.process.wait() for child in self._children))

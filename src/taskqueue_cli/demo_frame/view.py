@@ -1,4 +1,4 @@
-"""The display of a running demo: live on a terminal, lines elsewhere."""
+"""The display of a running demo: updated in place on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _INTERVAL_SECONDS = 2.0
 
 
 class Progress(Protocol):
-    """The current state of a run, in the two forms that views print."""
+    """The current state of a demo run, in one form for each kind of view."""
 
     def render(self) -> RenderableType:
-        """Return the state for a terminal."""
+        """Return the state for a display that is updated in place on a terminal."""
 
     def line(self) -> str:
         """Return the state as one line."""
 
 
 class PlainView:
-    """Lines: one for each event, and the state of the run every two seconds."""
+    """A view that prints one line for each event, and the state of the run every two seconds."""
 
     soft_wrap = True
 
     def __init__(self, console: Console, *, as_json: bool = False) -> None:
-        """Write to a console. ``as_json`` also prints the report as JSON on stdout."""
+        """Print to ``console``. With ``as_json``, `end` also prints the report as JSON on stdout."""
         self._console = console
         self._as_json = as_json
         self._began = time.monotonic()
@@ -42,7 +42,7 @@ class PlainView:
         """the report of the run, once it has ended"""
 
     def begin(self, heading: Text) -> AbstractContextManager[object]:
-        """Print the heading. The returned context is open while the run is shown."""
+        """Print the heading. Enter the returned context for the duration of the run."""
         self._console.print(heading, soft_wrap=self.soft_wrap)
         return nullcontext()
 
@@ -67,7 +67,7 @@ class PlainView:
 
 
 class LiveView(PlainView):
-    """Events as lines; below them the state of the run, which is updated in place."""
+    """A view that prints events as lines, and updates the state of the run in place below them."""
 
     soft_wrap = False
 
@@ -76,21 +76,18 @@ class LiveView(PlainView):
         self._live = Live(console=console, refresh_per_second=12, transient=True)
 
     def begin(self, heading: Text) -> AbstractContextManager[object]:
-        """Print the heading. The returned context shows the state of the run until it is left."""
         super().begin(Text.assemble(heading, "\n"))
         return self._live
 
     def update(self, progress: Progress) -> None:
-        """Show the current state of the run."""
         self._live.update(Padding(progress.render(), (1, 0, 0, 0)))
 
     def end(self, report: DemoReport) -> None:
-        """Replace the live part by the report."""
         self._live.stop()
         super().end(report)
 
 
 def view_for(shown: Console | None = None, *, as_json: bool = False) -> PlainView:
-    """Return the view for a console: live on a terminal, lines elsewhere. With JSON on stdout, stderr is used."""
+    """Return a live view for a terminal, otherwise a plain one. With ``as_json``, it prints to stderr by default."""
     shown = shown or (Console(stderr=True, highlight=False) if as_json else console)
     return (LiveView if shown.is_terminal else PlainView)(shown, as_json=as_json)

@@ -1,4 +1,4 @@
-"""A durable backend in one SQLite file, for one process at a time."""
+"""A durable backend that stores everything in one SQLite file, for use by one process at a time."""
 
 from taskqueue_sqlite.backend import SQLiteBackend, SQLiteSettings, create_backend
 

@@ -1,4 +1,4 @@
-"""The backend and its settings."""
+"""The SQLite backend and its settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SQLiteSettings(BaseSettings):
     )
 
     path: Path = Path("taskqueue.db")
-    """the database file; created if missing, in an existing folder"""
+    """path of the database file, which is created if it is missing; its folder must exist"""
 
 
 class SQLiteBackend(RecordBackend):

@@ -1,4 +1,4 @@
-"""The database file: a row per task, a transaction per step, and an index for each lookup."""
+"""The database file, with one row for each task, one transaction for each step, and an index for each lookup."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ COMMIT;
 
 
 class SQLiteStore(RecordStore):
-    """A store whose rows hold a record as a blob, and the columns by which it is found."""
+    """A record store in SQLite. Each row contains a record as a blob, and columns for looking up records."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,13 +74,13 @@ class SQLiteStore(RecordStore):
         self._settings: dict[str, QueueSettings] = {}
 
     def open(self) -> None:
-        """Lock the file, until it is closed or this process ends, and make its tables if it is new."""
+        """Lock the file until `close` or until this process ends, and create the tables if the file is new."""
         with self._mapped():
             if self._connection is None:
                 self._connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
             self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             found, tables = self._connection.execute(_FOUND).fetchone()
-            if found != _FORMAT and (found or tables):  # before anything is changed
+            if found != _FORMAT and (found or tables):  # check the file before changing it
                 raise ConfigurationError(
                     f"the file {self._path.name} has format {found}, not {_FORMAT}"
                 )
@@ -100,7 +100,7 @@ class SQLiteStore(RecordStore):
     def transaction(self, unsure: type[TaskQueueError]) -> Iterator[None]:
         """Run the body between BEGIN and COMMIT."""
         with self._mapped():
-            self._database.rollback()  # does nothing, unless the last one failed
+            self._database.rollback()  # has no effect unless the previous ROLLBACK failed
             self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -134,22 +134,22 @@ class SQLiteStore(RecordStore):
             return self._database.execute(query, values).fetchall()
 
     def _select(self, condition: str, *values: object) -> list[Record]:
-        query = f"SELECT record FROM records WHERE {condition}"  # noqa: S608 - all of them are defined below
+        query = f"SELECT record FROM records WHERE {condition}"  # noqa: S608 - only conditions from this file
         rows = self._run(query, *values)
         with self._mapped():
             return [self._decoder.decode(blob) for (blob,) in rows]
 
     def last_position(self) -> int:
-        """Read the end of an index."""
+        """Return the highest position in use."""
         ((place,),) = self._run("SELECT coalesce(max(seq), 0) FROM records")
         return int(place)
 
     def load(self, key: str, task_id: str) -> Record | None:
-        """Read a row by its primary key."""
+        """Return the record of a task; None if there is none."""
         return next(iter(self._select("key = ? AND id = ?", key, task_id)), None)
 
     def save(self, record: Record) -> None:
-        """Insert or replace a row."""
+        """Insert or replace the record of a task."""
         self._run(
             "REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             record.task.key,
@@ -164,29 +164,29 @@ class SQLiteStore(RecordStore):
         )
 
     def drop(self, record: Record) -> None:
-        """Delete a row."""
+        """Delete the record of a task."""
         self._run("DELETE FROM records WHERE key = ? AND id = ?", record.task.key, record.task.id)
 
     def first_waiting(self, key: str) -> Record | None:
-        """Read the head of a key's lanes, which are adjacent in their index."""
+        """Return the waiting record that is delivered next. The lanes of a key are adjacent in the index."""
         head = "key = ? AND state = 'waiting' ORDER BY priority DESC, seq LIMIT 1"
         return next(iter(self._select(head, key)), None)
 
     def in_state(self, key: str, state: State, limit: int, after: int = 0) -> list[Record]:
-        """Read a page."""
+        """Return the next records in a state, ordered by position."""
         page = "key = ? AND state = ? AND seq > ? ORDER BY seq LIMIT ?"
         return self._select(page, key, state, after, limit)
 
     def due(self, key: str, until: float, limit: int) -> list[Record]:
-        """Read the due times of a key, earliest first."""
+        """Return the records of a key that are due, earliest first."""
         return self._select("key = ? AND due <= ? ORDER BY due, seq LIMIT ?", key, until, limit)
 
     def alarms(self, until: float, limit: int) -> list[Record]:
-        """Read the due times of all keys, earliest first."""
+        """Return the records of all keys that are due, earliest first."""
         return self._select("alarm <= ? ORDER BY alarm, seq LIMIT ?", until, limit)
 
     def owned(self, owner: int | None = None) -> list[Record]:
-        """Read the deliveries in flight."""
+        """Return the records in flight: those of one owner, or all."""
         if owner is None:
             return self._select("owner IS NOT NULL")
         return self._select("owner = ?", owner)
@@ -206,7 +206,7 @@ class SQLiteStore(RecordStore):
         return Counter(dict(self._run("SELECT name, value FROM counters WHERE key = ?", key)))
 
     def settings(self, key: str) -> QueueSettings:
-        """Return the stored settings, or the defaults; they are read once."""
+        """Return the stored settings of a queue, or the defaults. They are read from the file once."""
         if key not in self._settings:
             rows = self._run("SELECT value FROM settings WHERE key = ?", key)
             with self._mapped():
@@ -215,7 +215,7 @@ class SQLiteStore(RecordStore):
         return self._settings[key]
 
     def configure(self, key: str, settings: QueueSettings) -> None:
-        """Insert or replace settings."""
+        """Store the settings of a queue."""
         self._run("REPLACE INTO settings VALUES (?, ?)", key, settings.model_dump_json())
         self._settings[key] = settings
 
@@ -225,14 +225,14 @@ class SQLiteStore(RecordStore):
         return Bucket(*rows[0]) if rows else None
 
     def save_bucket(self, key: str, bucket: Bucket | None) -> None:
-        """Insert, replace or delete a row."""
+        """Store a token bucket, or delete it if ``bucket`` is None."""
         if bucket is None:
             self._run("DELETE FROM buckets WHERE key = ?", key)
         else:
             self._run("REPLACE INTO buckets VALUES (?, ?, ?)", key, bucket.tokens, bucket.at)
 
     def queues(self) -> set[str]:
-        """Read the keys of both tables."""
+        """Return the keys of all queues that have records or settings."""
         return {
             key for (key,) in self._run("SELECT key FROM counters UNION SELECT key FROM settings")
         }
