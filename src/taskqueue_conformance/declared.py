@@ -1,4 +1,4 @@
-"""Declared settings are kept; undeclared ones are refused, by name."""
+"""Settings of a declared capability are stored; settings of an undeclared one are refused by their names."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _LIMITS: dict[str, Any] = {
 
 
 class DeclaredSuite(Harness):
-    """Settings of ``flow``, ``order`` and ``fan_out``, and ordering keys, with the capability and without."""
+    """Tests of settings and ordering keys, both with and without the capability that they need."""
 
     @needs(Capability.CONTROL)
     async def test_limits_are_kept_or_refused(self, bench: Bench) -> None:
-        """Limits are settings like others; a backend without ``flow`` refuses each by its name."""
+        """With ``flow``, limits are stored; without it, each limit is refused by its name."""
         await _kept_or_refused(bench, Capability.FLOW, _LIMITS)
 
     @needs(Capability.CONTROL)
     async def test_order_is_kept_or_refused(self, bench: Bench) -> None:
-        """An order is settings like others; a backend without ``order`` refuses each by its name."""
+        """With ``order``, settings of the order are stored; without it, each is refused by its name."""
         chosen: dict[str, Any] = {"order": Order.FAIR, **FAIR, "floor_share": 0.25}
         await _kept_or_refused(bench, Capability.ORDER, chosen)
 
     @needs(Capability.CONTROL)
     async def test_binding_is_kept_or_refused(self, bench: Bench) -> None:
-        """A binding is a setting like others; a backend without ``fan_out`` refuses it by its name."""
+        """With ``fan_out``, a binding is stored; without it, the binding is refused by its name."""
         if has(bench.backend, Capability.FAN_OUT):
             name, two = await bound(bench, 2)
             settings = await bench.control.settings(KEY)
@@ -53,7 +53,7 @@ class DeclaredSuite(Harness):
         assert await bench.control.settings(KEY) == QueueSettings()
 
     async def test_order_per_entity_or_refused(self, bench: Bench) -> None:
-        """A backend without ``order`` refuses an ordering key by its name and stores nothing; a tenant it notes."""
+        """Without ``order``, a task with an ordering key is refused; a task with a tenant is stored."""
         if has(bench.backend, Capability.ORDER):
             await bench.publish("t1", ordering_key="e")
             assert (await bench.one(bench.subscribe())).task.ordering_key == "e"

@@ -1,4 +1,4 @@
-"""The capability ``slots``, part two: registering, changing and removing endpoints, and the order of their slots."""
+"""The capability ``slots``: registering, changing and removing endpoints, and the order in which slots are granted."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 
 LOST = {"token": "0ld.1.abc"}
-"""the token of a pool that is no more"""
+"""the token of a lease whose pool no longer exists"""
 
 
 class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
-    """`SlotPool.register`, what changes an endpoint, ``inspect_pool``, ``configure``, and the order of ``acquire``."""
+    """Tests of `SlotPool.register`, of other changes of endpoints, and of the order of `SlotPool.acquire`."""
 
     async def test_registered(self, bench: Bench) -> None:
-        """Registered endpoints are listed by model, in the order of registration (C12; OPEN-C5)."""
+        """Registered endpoints are listed by model, then in the order of registration (C12; OPEN-C5)."""
         names = [("b", "s-1"), (MODEL, "s1"), (MODEL, "s-2 {x}"), ("b", "s0"), (OTHER_MODEL, "s1")]
         for model, server in names:
             made = endpoint(server, slots=3, model=model, priority=7, together=9)
@@ -56,12 +56,12 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert of_model.epoch == view.epoch
 
     async def test_names_of_any_spelling(self, bench: Bench) -> None:
-        """Models and servers of any printable name are kept apart and do all that others do (OPEN-C5; fault H7)."""
+        """Models and servers with any printable name work, and are never confused (OPEN-C5; fault H7)."""
         for name in ("a-b", "a-b-c", "{a}", "a:b", "a/b", "ä b", "*", "猫", "%s", "a\\b", "'"):
             await _all_that_others_do(bench, name)
 
     async def test_new_ones_are_looked_at_first(self, bench: Bench) -> None:
-        """A server that reports what it runs gets no jobs before it was seen; one that does not, at once (C12)."""
+        """An endpoint gets no jobs before its first report, or at once with ``reports=False`` (C12)."""
         await add(bench, "s1")
         assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
         assert not (await glance(bench)).usable
@@ -72,7 +72,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await take(bench, 2)} == {"s1", "s2"}
 
     async def test_changed(self, bench: Bench) -> None:
-        """An endpoint registered again is changed; leases, health and its place in the order stay (C12)."""
+        """Registering an endpoint again changes it, and keeps its leases, health and position (C12)."""
         await serve(bench, "s1")
         await serve(bench, "s2")
         await bench.slots.release(*await take(bench, 2))
@@ -86,7 +86,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert [info.endpoint.server for info in view.endpoints] == ["s1", "s2"]
 
     async def test_reports_that_end(self, bench: Bench) -> None:
-        """Where a server stops to report, what ran out there is free at once, and the rest by its time (C12, C18)."""
+        """If an endpoint stops reporting, expired leases end at once, others when they expire (C12, C18)."""
         await serve(bench, slots=2)
         over, _ = await running(bench, "job-1", "job-2", ttl=bench.short)
         await bench.advance(bench.short)
@@ -97,7 +97,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert lease.job == "job-1"
 
     async def test_slots_that_are_taken_away(self, bench: Bench) -> None:
-        """Lowered slots end no lease: what runs goes on, and no more is given until it fits (fault H7)."""
+        """Reducing the slots ends no lease; new ones are granted once enough have ended (fault H7)."""
         await serve(bench, slots=3)
         leases = await running(bench, "job-1", "job-2", "job-3")
         result = await add(bench, slots=1)
@@ -110,7 +110,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=3)) == 1
 
     async def test_drained(self, bench: Bench) -> None:
-        """A draining endpoint gets no more jobs, what it runs goes on, and it can be taken back (C12; fault H7)."""
+        """A draining endpoint gets no new jobs, its jobs continue, and draining can be undone (C12; fault H7)."""
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         assert await bench.slots.drain(MODEL, "s1")
@@ -125,7 +125,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert not await bench.slots.drain(OTHER_MODEL, "s1")
 
     async def test_removed(self, bench: Bench) -> None:
-        """A removed endpoint is forgotten at once where it holds nothing, else with its last lease (fault H7)."""
+        """A removed endpoint is deleted at once if it has no lease, else with its last lease (fault H7)."""
         await serve(bench, slots=2)
         lease, two = await running(bench, "job-1", "job-2")
         await bench.slots.release(two)
@@ -143,7 +143,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await inspect_pool(bench)).endpoints == ()
 
     async def test_removed_and_run_out(self, bench: Bench) -> None:
-        """A removed endpoint is forgotten when time ends its last lease, too (fault H7)."""
+        """A removed endpoint is deleted when its last lease expires (fault H7)."""
         await add(bench, reports=False)
         await running(bench, "job-1", ttl=bench.short)
         await bench.slots.remove(MODEL, "s1")
@@ -152,7 +152,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await inspect_pool(bench)).endpoints == ()
 
     async def test_back_in_use(self, bench: Bench) -> None:
-        """What is registered again while it drains, or is removed and holds a slot, is in use again (C12)."""
+        """Registering a draining or removed endpoint again puts it back in use (C12)."""
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         await bench.slots.drain(MODEL, "s1")
@@ -168,7 +168,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await glance(bench)).free == 2
 
     async def test_resting(self, bench: Bench) -> None:
-        """A resting endpoint gets no jobs before its time, which may be changed and ended (C2; fault H8)."""
+        """A paused endpoint gets no jobs until a given time, which can be changed or ended (C2; fault H8)."""
         await serve(bench)
         assert await bench.slots.rest(MODEL, "s1", LONG)
         result = await glance(bench)
@@ -186,21 +186,21 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert not await bench.slots.rest(MODEL, "s9", 1)
 
     async def test_a_rest_outlasts_a_registration(self, bench: Bench) -> None:
-        """An endpoint that is registered again rests on."""
+        """Registering a paused endpoint again does not end its pause."""
         await serve(bench)
         await bench.slots.rest(MODEL, "s1", LONG)
         await add(bench)
         assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
 
     async def test_higher_priorities_first(self, bench: Bench) -> None:
-        """The slots of an endpoint of higher priority are given first, until there are no more (B9)."""
+        """Slots of endpoints with a higher priority are granted first (B9)."""
         for server, priority in (("low", 1), ("high", 9), ("middle", 5)):
             await serve(bench, server, 2, priority=priority)
         given = [lease.server for lease in await take(bench, 6)]
         assert given == ["high", "high", "middle", "middle", "low", "low"]
 
     async def test_the_least_used_first(self, bench: Bench) -> None:
-        """Among equals the one of which the fewest slots are held comes first, then the one registered first (B9)."""
+        """At equal priority, the endpoint with the fewest leases is first, then the earlier one (B9)."""
         for server in ("c", "a", "b"):
             await serve(bench, server, 2)
         leases = await take(bench, 3)
@@ -210,7 +210,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert next_one.server == "a"
 
     async def test_where_the_model_is_loaded(self, bench: Bench) -> None:
-        """The server that ran the model last comes first in its priority; a lease shows a switch (A18, A19)."""
+        """At equal priority, the server that ran the model last is first; a lease shows a switch (A18, A19)."""
         for server in ("s1", "s2"):
             await serve(bench, server, 4)
             await serve(bench, server, 4, model=OTHER_MODEL)
@@ -233,7 +233,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (back.server, back.switched) == ("s2", True), "loaded nowhere: the least used"
 
     async def test_a_slot_without_a_job_loads_nothing(self, bench: Bench) -> None:
-        """A slot that was taken and given back without a job switches no model (A18, A19)."""
+        """A lease that is released without a job does not count as a switch of models (A18, A19)."""
         await serve(bench, slots=2)
         await serve(bench, slots=2, model=OTHER_MODEL)
         await running(bench, "job-1")
@@ -245,7 +245,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await glance(bench)).last_model == MODEL
 
     async def test_models_that_share_a_server(self, bench: Bench) -> None:
-        """What all models of a server may have together is kept over all of them (C2; B6)."""
+        """``together`` limits the slots that all models of a server have in use (C2; B6)."""
         await serve(bench, slots=3, together=4)
         await serve(bench, slots=3, model=OTHER_MODEL, together=4)
         await serve(bench, "s2", slots=1)
@@ -258,7 +258,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
 
     async def test_together_as_registered_last(self, bench: Bench) -> None:
-        """What was registered last, of whichever model, holds for the server; none lifts it (C12)."""
+        """The value of ``together`` that was registered last applies; ``None`` removes the limit (C12)."""
         await serve(bench, slots=3, together=1)
         await serve(bench, slots=3, model=OTHER_MODEL, together=2)
         await take(bench, 2)
@@ -268,7 +268,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await take(bench, 3, model=OTHER_MODEL)
 
     async def test_forgotten_with_the_last_one(self, bench: Bench) -> None:
-        """With its last endpoint it is forgotten what a server had, and how many jobs it ran together (A19)."""
+        """With a server's last endpoint, its limit and its last model are forgotten (A19)."""
         await serve(bench, slots=2, together=1)
         await bench.slots.release(*await running(bench, "job-1"))
         await bench.slots.remove(MODEL, "s1")
@@ -277,7 +277,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert not any(lease.switched for lease in leases)
 
     async def test_documents_of_models(self, bench: Bench) -> None:
-        """A document is kept for each model, of which nothing need be registered, until it is taken away (C13)."""
+        """A document is stored for each model, registered or not, until it is deleted (C13)."""
         pool = bench.slots
         assert await pool.documents() == {}
         await pool.configure(MODEL, b'{"a": 1}')
@@ -293,7 +293,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await pool.documents())[MODEL] == largest
 
     async def test_arguments_are_checked(self, bench: Bench) -> None:
-        """What is not acceptable is named, whatever the verb, and changes nothing."""
+        """Every method refuses invalid arguments, names the field, and changes nothing."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")
         lost = msgspec.structs.replace(lease, server="", **LOST)

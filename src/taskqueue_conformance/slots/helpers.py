@@ -1,4 +1,4 @@
-"""Steps that the tests of slots share, and a check that holds for a pool at every moment."""
+"""Helpers of the slot tests: register endpoints, acquire and bind leases, and report what servers run."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from taskqueue_core.capabilities import (
 )
 
 MODEL = "org/flux-dev:{1}"
-"""the model that tests use unless they need two; any printable text is one"""
+"""the model that most tests use; the name of a model may be any printable text"""
 OTHER_MODEL = "llama-3 été 猫"
 LONG = 3600.0
-"""seconds that no test waits for"""
+"""seconds that never pass during a test"""
 
 
 def endpoint(server: str = "s1", slots: int = 1, **fields: Any) -> Endpoint:
-    """Make an endpoint of `MODEL`, unless ``fields`` say otherwise."""
+    """Return an endpoint, which runs `MODEL` unless ``fields`` name another model."""
     model = fields.pop("model", MODEL)
     url = fields.pop("url", f"http://{server}.example/run")
     return Endpoint(model=model, server=server, url=url, slots=slots, **fields)
 
 
 async def add(bench: Bench, server: str = "s1", slots: int = 1, **fields: Any) -> EndpointInfo:
-    """Register an endpoint."""
+    """Register an endpoint, and return its state."""
     return await bench.slots.register(endpoint(server, slots, **fields))
 
 
 async def serve(bench: Bench, server: str = "s1", slots: int = 1, **fields: Any) -> None:
-    """Register an endpoint, and have it seen at work on nothing."""
+    """Register an endpoint, and report that its server is idle, so that the endpoint is healthy."""
     result = await add(bench, server, slots, **fields)
     await bench.slots.reconcile(result.endpoint.model, server, Seen(active=0), settled=LONG)
 
 
 async def inspect_pool(bench: Bench, model: str | None = None) -> PoolView:
-    """Look at the pool, and check what is always true of it."""
+    """Return the pool, after checking that its counts match its leases."""
     view = await bench.slots.inspect(model)
     check_pool(view)
     return view
 
 
 async def glance(bench: Bench, server: str = "s1", model: str = MODEL) -> EndpointInfo:
-    """Return one endpoint, which must be there."""
+    """Return the state of one endpoint; fail if it is not registered."""
     view = await inspect_pool(bench, model)
     (result,) = [info for info in view.endpoints if info.endpoint.server == server]
     return result
@@ -56,7 +56,7 @@ async def glance(bench: Bench, server: str = "s1", model: str = MODEL) -> Endpoi
 async def take(
     bench: Bench, count: int = 1, holder: str = "h1", model: str = MODEL, ttl: float = LONG
 ) -> list[SlotLease]:
-    """Acquire so many slots, which must be there."""
+    """Acquire ``count`` slots; fail if fewer are free."""
     leases = await bench.slots.acquire(model, holder, ttl=ttl, limit=count)
     assert len(leases) == count, f"{len(leases)} of {count} free slots were given"
     return list(leases)
@@ -65,7 +65,7 @@ async def take(
 async def running(
     bench: Bench, *jobs: str, holder: str = "h1", model: str = MODEL, ttl: float = LONG
 ) -> list[SlotLease]:
-    """Acquire a slot for each job, and bind it."""
+    """Acquire a slot for each job, and bind its lease to the job."""
     leases = await take(bench, len(jobs), holder, model)
     bound = await bench.slots.assign(*zip(leases, jobs, strict=True), ttl=ttl)
     assert None not in bound, "a lease in hand was not bound to a job"
@@ -73,7 +73,7 @@ async def running(
 
 
 async def take_over(bench: Bench) -> tuple[SlotLease, SlotLease]:
-    """Have another holder acquire a slot and take ``job-1`` over; return its first lease and that of the job."""
+    """Let holder ``h2`` acquire a slot and take ``job-1`` over; return that slot's lease and the lease of the job."""
     (fresh,) = await take(bench, holder="h2")
     (over,) = await bench.slots.assign((fresh, "job-1"), ttl=LONG)
     assert over is not None, "a job was not taken over: expected a lease"
@@ -88,7 +88,7 @@ async def report_observation(
     model: str = MODEL,
     settled: float | None = None,
 ) -> list[str | None]:
-    """Tell what a server said, ``None`` that it did not answer; return the jobs whose leases ended."""
+    """Report ``active`` running jobs (``None``: no answer); return the jobs whose leases ended."""
     result = None
     if active is not None:
         result = Seen(active=active, jobs=frozenset(jobs) if jobs else None)
@@ -106,7 +106,7 @@ async def report_twice(bench: Bench, active: int) -> list[str | None]:
 
 
 async def check_stale(bench: Bench, lease: SlotLease) -> None:
-    """Fail where a token that is not good (any more) does anything, by whichever verb."""
+    """Fail if the stale token of ``lease`` changes anything, with any method of the pool."""
     pool, before = bench.slots, await inspect_pool(bench)
     assert await pool.release(lease) == (False,), "a stale token has released a slot"
     assert await pool.renew(lease, ttl=LONG) == (None,), "a stale token was renewed"

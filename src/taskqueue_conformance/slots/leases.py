@@ -1,4 +1,4 @@
-"""The capability ``slots``, part one: each slot has one holder, identified by its token."""
+"""The capability ``slots``: each slot has at most one holder, identified by its token."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from taskqueue_core.capabilities import Left, Permit, SlotLease
 
 
 class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
-    """`SlotPool.acquire`, ``assign``, ``detach``, ``renew`` and ``release``."""
+    """Tests of `SlotPool.acquire`, ``assign``, ``detach``, ``renew`` and ``release``."""
 
     async def test_as_many_as_there_are(self, bench: Bench) -> None:
-        """An endpoint gives its slots, each once, and then nothing, which is no error (B6, B9, C20; FIX-C4)."""
+        """Each slot is granted once; if none is free, ``acquire`` returns nothing (B6, B9, C20; FIX-C4)."""
         await serve(bench, slots=3)
         first = await take(bench, 2)
         second = await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=5)
@@ -45,13 +45,13 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (endpoint.held, endpoint.free, endpoint.unassigned) == (3, 0, 3)
 
     async def test_unknown_models_have_none(self, bench: Bench) -> None:
-        """A model without an endpoint has no slots, and that is no error either (B9)."""
+        """Acquiring a slot of an unregistered model returns nothing, and is no error (B9)."""
         await serve(bench)
         assert await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG) == ()
         assert (await inspect_pool(bench, OTHER_MODEL)).endpoints == ()
 
     async def test_states_of_a_lease(self, bench: Bench) -> None:
-        """A lease is unassigned, then bound to its job, then detached, and keeps its token (B8)."""
+        """A lease is unassigned, then assigned to a job, then detached, and keeps its token (B8)."""
         await serve(bench, slots=2)
         (lease,) = await take(bench)
         (bound,) = await bench.slots.assign((lease, "job-1"), ttl=LONG)
@@ -71,14 +71,14 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert there == msgspec.structs.replace(free, token="")
 
     async def test_only_jobs_run_on_by_themselves(self, bench: Bench) -> None:
-        """A lease without a job is not detached (B8)."""
+        """A lease without a job cannot be detached (B8)."""
         await serve(bench)
         (lease,) = await take(bench)
         assert await bench.slots.detach(lease, ttl=LONG) == (None,)
         assert (await glance(bench)).unassigned == 1
 
     async def test_release_gives_back(self, bench: Bench) -> None:
-        """A released slot is free at once, in each state, and a second release is refused (B7; OPEN-C4, FIX-C8)."""
+        """A release frees the slot in each state; a second one is refused (B7; OPEN-C4, FIX-C8)."""
         await serve(bench, slots=3)
         unassigned, assigned, detached = await take(bench, 3)
         await bench.slots.assign((assigned, "job-1"), (detached, "job-2"), ttl=LONG)
@@ -89,7 +89,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await take(bench, 3)
 
     async def test_a_released_token_is_stale(self, bench: Bench) -> None:
-        """With the token of a slot that has another holder now nothing can be done to it (OPEN-C4; C23)."""
+        """The token of a released lease changes nothing for the next holder (OPEN-C4; C23)."""
         await serve(bench)
         (before,) = await running(bench, "job-1")
         await bench.slots.release(before)
@@ -99,7 +99,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await bench.slots.renew(now, ttl=LONG))[0] is not None
 
     async def test_made_up_tokens(self, bench: Bench) -> None:
-        """A token that was never issued, or half of one, is stale (OPEN-C4)."""
+        """A token that was never issued, or that was altered, is stale (OPEN-C4)."""
         await serve(bench)
         (lease,) = await take(bench)
         epoch, fence, random = lease.token.split(".")
@@ -109,7 +109,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
             await check_stale(bench, msgspec.structs.replace(lease, token=token))
 
     async def test_tokens_are_not_in_the_repr(self, bench: Bench) -> None:
-        """The repr of a lease, which gets into logs, has neither its token nor its note."""
+        """The repr of a lease, which may appear in logs, contains neither its token nor its note."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")
         await bench.slots.leave(MODEL, "job-1", lease.token, b'"a note"')
@@ -118,7 +118,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert "a note" not in repr(noted)
 
     async def test_unassigned_runs_out(self, bench: Bench) -> None:
-        """A slot whose holder found no job or died is free after its ttl, and its token stale (C20, C23; fault H2)."""
+        """An unassigned lease ends after its ttl, and its token is stale (C20, C23; fault H2)."""
         await serve(bench)
         (lease,) = await take(bench, ttl=bench.short)
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
@@ -128,7 +128,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await take(bench, holder="h2")
 
     async def test_renewed_in_time(self, bench: Bench) -> None:
-        """A renewed lease stays as long as it is renewed, however much longer than its first ttl (C21; FIX-C7)."""
+        """A lease is kept as long as its holder renews it in time (C21; FIX-C7)."""
         await serve(bench)
         (lease,) = await take(bench, ttl=2 * bench.short)
         for _ in range(4):
@@ -141,7 +141,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
 
     async def test_renewal_shortens_nothing(self, bench: Bench) -> None:
-        """A renewal for less time than a lease has leaves it as it is, a detached one too (B8; C21)."""
+        """A renewal never shortens a lease, in any state of the lease (B8; C21)."""
         await serve(bench, slots=3)
         (unassigned,) = await take(bench)
         assigned, detached = await running(bench, "job-1", "job-2")
@@ -152,7 +152,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert states == [Permit.UNASSIGNED, Permit.ASSIGNED, Permit.DETACHED]
 
     async def test_jobs_outlive_their_time(self, bench: Bench) -> None:
-        """A lease with a job that ran out keeps its slot where its server can be asked (OPEN-C3, C23; fault H3)."""
+        """An expired lease with a job keeps its slot if the server reports its jobs (OPEN-C3, C23; fault H3)."""
         await serve(bench, slots=2)
         assigned, detached = await running(bench, "job-1", "job-2", ttl=bench.short)
         await bench.slots.detach(detached, ttl=bench.short)
@@ -171,7 +171,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release(detached) == (True,)
 
     async def test_time_frees_where_no_server_reports(self, bench: Bench) -> None:
-        """Where a server does not report what it runs a job's lease ends by its time (C18, C20; OPEN-C3)."""
+        """With ``reports=False``, a lease with a job ends when it expires (C18, C20; OPEN-C3)."""
         await serve(bench, slots=2, reports=False)
         assigned, detached = await running(bench, "job-1", "job-2", ttl=bench.short)
         await bench.slots.detach(detached, ttl=2 * bench.short)
@@ -182,7 +182,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=3)) == 2
 
     async def test_assigning_again(self, bench: Bench) -> None:
-        """The same pair again, after a lost answer, is answered the same, and a detached lease is assigned (B8)."""
+        """Assigning the same job again, after a lost answer, returns the same lease (B8)."""
         await serve(bench, slots=2)
         (lease,) = await take(bench)
         (first,) = await bench.slots.assign((lease, "job-1"), ttl=LONG)
@@ -197,7 +197,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await glance(bench)).held == 1
 
     async def test_one_job_for_each_lease(self, bench: Bench) -> None:
-        """A lease with a job takes no other one: the first may be on its way to the server (B8; fault H1)."""
+        """A lease with a job takes no other job: its own may already be sent to the server (B8; fault H1)."""
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         assert await bench.slots.assign((lease, "job-2"), ttl=LONG) == (None,)
@@ -205,7 +205,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert there.job == "job-1"
 
     async def test_a_job_takes_its_slot_over(self, bench: Bench) -> None:
-        """A job that has a slot gets that one, for its new holder alone; what it came with is free (B8, C23)."""
+        """A job that has a lease gets that one, with a new holder; the newly acquired slot is freed (B8, C23)."""
         await serve(bench, slots=2)
         (before,) = await running(bench, "job-1")
         await bench.slots.detach(before, ttl=LONG)
@@ -220,7 +220,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release(over) == (True,)
 
     async def test_taking_over_again(self, bench: Bench) -> None:
-        """A dispatcher that took a slot over and lost the answer repeats the call, and gets the slot (fault H2)."""
+        """Repeating a takeover after a lost answer returns the same lease (fault H2)."""
         await serve(bench, slots=2)
         await running(bench, "job-1")
         (fresh,) = await take(bench, holder="h2")
@@ -232,7 +232,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.assign((fresh, "job-2"), ttl=LONG) == (None,)
 
     async def test_takeover_across_servers(self, bench: Bench) -> None:
-        """The slot that a job takes over may be on another server than the one it came with (C23; fault H1)."""
+        """A job that is taken over keeps its server, even if the new slot is elsewhere (C23; fault H1)."""
         await serve(bench, "s1")
         (before,) = await running(bench, "job-1")
         await serve(bench, "s2")
@@ -244,7 +244,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await glance(bench, "s2")).free == 1
 
     async def test_the_same_job_of_two_models(self, bench: Bench) -> None:
-        """Jobs of two models may have one name: each has a slot of its own (fault H7)."""
+        """Jobs of two models may have the same name; each has a slot of its own (fault H7)."""
         await serve(bench)
         await serve(bench, model=OTHER_MODEL)
         (lease,) = await running(bench, "job-1")
@@ -253,7 +253,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await bench.slots.renew(lease, two, ttl=LONG)).count(None) == 0
 
     async def test_a_batch_of_jobs(self, bench: Bench) -> None:
-        """Of several leases each is answered by itself, in order; a stale one stops none (B8)."""
+        """A batch of leases is answered in order; a stale lease does not affect the others (B8)."""
         await serve(bench, slots=3)
         item, stale, two = await take(bench, 3)
         await bench.slots.release(stale)
@@ -268,7 +268,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release() == ()
 
     async def test_exchanged_in_one_step(self, bench: Bench) -> None:
-        """A slot given back and the next one taken are one call; of stale ones it takes no notice (C19, C20)."""
+        """One ``acquire`` releases leases and acquires others; stale leases are ignored (C19, C20)."""
         await serve(bench, slots=2)
         lease, two = await running(bench, "job-1", "job-2")
         (next_one,) = await bench.slots.acquire(MODEL, "h1", ttl=LONG, releasing=[lease], limit=2)
@@ -279,7 +279,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert (endpoint.unassigned, endpoint.assigned, endpoint.free) == (1, 0, 1)
 
     async def test_idle_slots_are_taken(self, bench: Bench) -> None:
-        """Idle slots go to a dispatcher that needs them, the oldest first, and no more than needed (B9)."""
+        """With ``idle``, unassigned slots of other holders are taken, oldest first, no more than needed (B9)."""
         await serve(bench, slots=4)
         (lease,) = await take(bench, holder="h2")
         (old,) = await take(bench)
@@ -296,7 +296,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert None not in leases, "a slot of its own, a young one or one with a job was taken"
 
     async def test_free_slots_before_idle_ones(self, bench: Bench) -> None:
-        """A dispatcher that may take idle slots takes free ones first, then as many idle ones as it lacks (B9)."""
+        """With ``idle``, free slots are granted first, then idle slots of other holders (B9)."""
         await serve(bench, slots=4)
         older, _ = idle = await take(bench, 2)
         await bench.advance(2 * bench.short)
@@ -308,7 +308,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await check_stale(bench, older)
 
     async def test_idle_slots_where_nothing_is_given(self, bench: Bench) -> None:
-        """Where no slots are given none are taken from others, nor those that were taken away (B9; fault H7)."""
+        """No idle slots are taken if the endpoint is unhealthy or over its number (B9; fault H7)."""
         await add(bench, slots=2, reports=False)
         idle = await take(bench, 2)
         await bench.advance(2 * bench.short)
@@ -319,7 +319,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert None not in await bench.slots.renew(*idle, ttl=LONG)
 
     async def test_leases_of_a_lost_pool(self, bench: Bench) -> None:
-        """A job whose slot the pool has lost whole gets a new one, above the slots too (C23; fault H9)."""
+        """After a loss of the pool, renewing a job's lease recreates it, beyond the slots too (C23; fault H9)."""
         await serve(bench)
         (there,) = await running(bench, "job-0")
         for state in (Permit.ASSIGNED, Permit.DETACHED):
@@ -342,7 +342,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(await report_observation(bench, 0)) == 3
 
     async def test_what_a_lost_pool_leaves_lost(self, bench: Bench) -> None:
-        """No slot is made without a job, for one that has a slot, or where nothing is registered (fault H9)."""
+        """No lease is recreated without a job, for a job with a slot, or on an unknown endpoint (fault H9)."""
         await serve(bench)
         (there,) = await running(bench, "job-0")
         idle = _of_an_earlier_pool(there, state=Permit.UNASSIGNED, job=None)
@@ -355,7 +355,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
             await check_stale(bench, lease)
 
     async def test_only_a_renewal_restores_leases(self, bench: Bench) -> None:
-        """To the other verbs a token of a lost pool is stale: the renewal comes first (fault H9)."""
+        """After a loss of the pool, only ``renew`` accepts the old tokens (fault H9)."""
         await serve(bench)
         (there,) = await running(bench, "job-0")
         lost = _of_an_earlier_pool(there, job="job-1")
@@ -367,5 +367,5 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
 
 
 def _of_an_earlier_pool(lease: SlotLease, **fields: object) -> SlotLease:
-    """Return a lease as a pool would have given it that is no more."""
+    """Return a copy of a lease with the token of a pool that no longer exists."""
     return msgspec.structs.replace(lease, **{"token": "0ldp001.77.abcdef", **fields})

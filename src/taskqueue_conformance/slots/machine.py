@@ -1,4 +1,4 @@
-"""Random histories of a pool of slots, compared with its model."""
+"""Random histories of a slot pool, compared with its model."""
 
 from __future__ import annotations
 
@@ -48,21 +48,18 @@ _seen = st.builds(
 
 
 class SlotMachine(BackendMachine):
-    """Dispatchers, an operator, servers and time. After each step the pool must look as the model does."""
+    """State machine of dispatchers, an operator, servers and a clock; it compares the pool after each step."""
 
     def __init__(self) -> None:
-        """Open a backend, and an empty model."""
         super().__init__()
         self.model = SlotModel(self.bench.now)
         self.given: list[SlotLease] = []
         self.fence = 0
         self.notes = 0
 
-    # the operator
-
     @initialize(fields=st.tuples(*[_fields] * len(_ENDPOINTS)))
     def open(self, fields: tuple[dict[str, Any], ...]) -> None:
-        """Register endpoints, and find them idle."""
+        """Register the endpoints, and report them as idle."""
         for (model, server), chosen in zip(_ENDPOINTS, fields, strict=True):
             self.register(model, server, chosen)
             self.reconcile(model, server, Seen(active=0), 0)
@@ -73,7 +70,7 @@ class SlotMachine(BackendMachine):
         fields=_fields,
     )
     def operate(self, endpoint: tuple[str, str], verb: str, fields: dict[str, Any]) -> None:
-        """Change an endpoint."""
+        """Change an endpoint in a random way."""
         model, server = endpoint
         if verb == "register":
             self.register(model, server, fields)
@@ -86,14 +83,14 @@ class SlotMachine(BackendMachine):
             self.drain(model, server, draining=verb == "drain")
 
     def register(self, model: str, server: str, fields: dict[str, Any]) -> None:
-        """Register an endpoint, or change it."""
+        """Register or change an endpoint, and compare its state with the model."""
         made = Endpoint(model=model, server=server, url="http://x", **fields)
         endpoint = self.run(self.bench.slots.register(made))
         assert endpoint == self.model.expected_info(self.model.register(made))
         self.check()
 
     def drain(self, model: str, server: str, *, draining: bool) -> None:
-        """Drain an endpoint, or take it back."""
+        """Drain an endpoint, or undo that."""
         answer = self.run(self.bench.slots.drain(model, server, draining=draining))
         position = self.model.endpoint(model, server)
         assert answer is (position is not None)
@@ -115,7 +112,7 @@ class SlotMachine(BackendMachine):
         self.check()
 
     def rest(self, model: str, server: str, units: int) -> None:
-        """Have an endpoint rest."""
+        """Pause an endpoint; 0 units end the pause."""
         answer = self.run(self.bench.slots.rest(model, server, units * self.bench.short))
         position = self.model.endpoint(model, server)
         assert answer is (position is not None)
@@ -124,8 +121,6 @@ class SlotMachine(BackendMachine):
             if units:
                 self.model.clear(position)
         self.check()
-
-    # dispatchers
 
     @rule(
         model=_models,
@@ -145,7 +140,7 @@ class SlotMachine(BackendMachine):
         releasing: list[int],
         idle: int | None,
     ) -> None:
-        """Take slots, and give some back for them."""
+        """Release some leases, and acquire slots of a model."""
         back, unit = self.chosen(*releasing), self.bench.short
         patience = None if idle is None else idle * unit
         answer = self.run(
@@ -160,18 +155,18 @@ class SlotMachine(BackendMachine):
 
     @rule(model=_models, holder=_holders, jobs=st.lists(_jobs, min_size=1, max_size=2), ttl=_ttls)
     def start(self, model: str, holder: str, jobs: list[str], ttl: int) -> None:
-        """Take slots for jobs."""
+        """Acquire slots, and bind them to jobs."""
         self.acquire(model=model, holder=holder, ttl=1, limit=len(jobs), releasing=[], idle=None)
         leases = [lease for lease in self.given[-len(jobs) :] if lease.state is Permit.UNASSIGNED]
         self.bind(list(zip(leases, jobs, strict=False)), ttl)
 
     @rule(indexes=_several, jobs=st.permutations(["job-1", "job-2", "job-3"]), ttl=_ttls)
     def assign(self, indexes: list[int], jobs: list[str], ttl: int) -> None:
-        """Bind leases to jobs, good or not, some of which may have a slot."""
+        """Bind leases, which may be stale, to jobs, which may already have a slot."""
         self.bind(list(zip(self.chosen(*indexes), jobs, strict=False)), ttl)
 
     def bind(self, pairs: list[tuple[SlotLease, str]], ttl: int) -> None:
-        """Bind leases to jobs, one after another."""
+        """Bind leases to jobs, with one call per job."""
         until = ttl * self.bench.short
         for shown, job in pairs:
             answer = self.run(self.bench.slots.assign((shown, job), ttl=until))
@@ -180,14 +175,14 @@ class SlotMachine(BackendMachine):
 
     @rule(indexes=_several, ttl=_ttls)
     def detach(self, indexes: list[int], ttl: int) -> None:
-        """Detach leases."""
+        """Detach leases, which may be stale."""
         leases, until = self.chosen(*indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.detach(*leases, ttl=until))
         self.compare_leases(answer, [self.model.detach(lease.token, until) for lease in leases])
 
     @rule(indexes=_several, ttl=_ttls)
     def renew(self, indexes: list[int], ttl: int) -> None:
-        """Renew leases."""
+        """Renew leases, which may be stale."""
         leases, until = self.chosen(*indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.renew(*leases, ttl=until))
         expected = [self.model.renew(lease, until, lost=False)[0] for lease in leases]
@@ -195,7 +190,7 @@ class SlotMachine(BackendMachine):
 
     @rule(index=_places, job=st.none() | _jobs, ttl=_ttls)
     def renew_a_lost_one(self, index: int, job: str | None, ttl: int) -> None:
-        """Renew a lease of a pool that is no more, twice."""
+        """Renew a lease of a pool that no longer exists twice, as after a lost answer."""
         for lease in self.chosen(index) * 2:
             state = Permit.ASSIGNED if job else Permit.UNASSIGNED
             token = f"l0st.1.{job}".replace("-", "")
@@ -206,17 +201,15 @@ class SlotMachine(BackendMachine):
 
     @rule(indexes=_several)
     def release(self, indexes: list[int]) -> None:
-        """Release leases, good or not."""
+        """Release leases, which may be stale."""
         leases = self.chosen(*indexes)
         answer = self.run(self.bench.slots.release(*leases))
         assert answer == tuple(self.model.release(lease.token) for lease in leases)
         self.check()
 
-    # servers
-
     @rule(index=_places, job=_jobs)
     def leave(self, index: int, job: str) -> None:
-        """Leave a note for a job, by its token or another one."""
+        """Leave a note for a job with the token of a lease, which may be stale."""
         for lease in self.chosen(index):
             self.notes += 1
             results = (lease.model, lease.job or job, lease.token, b"%d" % self.notes)
@@ -227,14 +220,14 @@ class SlotMachine(BackendMachine):
     def looks(
         self, endpoint: tuple[str, str], observed: Seen, other: Seen | None, units: int
     ) -> None:
-        """Tell what a server said, twice, and what it did not say or said otherwise between."""
+        """Report an observation of a server twice, with a different one, or no answer, between the two."""
         for observation in (observed, *(() if other == observed else (other,)), observed):
             self.reconcile(*endpoint, observation, 1)
             if units:
                 self.advance(units)
 
     def reconcile(self, model: str, server: str, observed: Seen | None, settled: int) -> None:
-        """Tell what a server said."""
+        """Report an observation of a server, and compare the leases that end with the model."""
         spacing = settled * self.bench.short
         ended = self.run(self.bench.slots.reconcile(model, server, observed, settled=spacing))
         position = self.model.endpoint(model, server)
@@ -244,20 +237,18 @@ class SlotMachine(BackendMachine):
 
     @rule(units=st.integers(1, 3))
     def advance(self, units: int) -> None:
-        """Let time pass."""
+        """Advance the store's clock."""
         self.run(self.bench.advance(units * self.bench.short))
         self.check()
 
-    # what the rules are made of
-
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Return what a call answers, with the model at its time."""
+        """Run a call and return its answer; then set the model's time to the store's."""
         answer = self.runner.run(call)
         self.model.tick(self.bench.now)
         return answer
 
     def chosen(self, *indexes: int) -> list[SlotLease]:
-        """Return leases that were given, the last ones first, good or not."""
+        """Return leases by their positions, counted back from the latest one; they may be stale."""
         count = len(self.given)
         return [self.given[-1 - index % count] for index in indexes] if count else []
 
@@ -268,7 +259,7 @@ class SlotMachine(BackendMachine):
         *,
         fresh: Iterable[Held | None] = (),
     ) -> None:
-        """Compare leases with the model's; those that are ``fresh`` have new tokens."""
+        """Compare returned leases with the model's; those in ``fresh`` must have new tokens."""
         new, answered, right = [id(item) for item in fresh], list(answer), list(expected)
         assert len(answered) == len(right), f"{len(answered)} leases, it must be {len(right)}"
         for lease, held in zip(answered, right, strict=True):
@@ -303,11 +294,11 @@ class SlotMachine(BackendMachine):
 
 
 class SlotsMachineSuite(Harness, needs=(Capability.SLOTS,)):
-    """Random histories against the model."""
+    """Random histories of a slot pool, compared with the model."""
 
     @needs("manual_clock")
     def test_slot_machine(self) -> None:
-        """No history of calls, of what servers say and of time breaks a promise (B6, B8, C20, C22; faults H1, H4)."""
+        """Random histories of calls and reports break no promise of slots (B6, B8, C20, C22; faults H1, H4)."""
         play(SlotMachine, self, 40)
 
 

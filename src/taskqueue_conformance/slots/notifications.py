@@ -1,4 +1,4 @@
-"""The capability ``slots``, part four: signals, several at once, and several replicas."""
+"""The capability ``slots``: signals, concurrent callers, and several replicas of one pool."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ T = TypeVar("T")
 
 
 class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
-    """`SlotPool.signal`, and the pool in the hands of many."""
-
-    # signals
+    """Tests of `SlotPool.slot_signal`, and of concurrent calls."""
 
     async def test_a_released_slot_notifies(self, bench: Bench) -> None:
-        """A slot that is given back notifies at once a waiting dispatcher of its model (B7, C19)."""
+        """A released slot notifies a dispatcher that waits for its model at once (B7, C19)."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")
         await _fires(bench, lambda: bench.slots.release(lease))
@@ -46,14 +44,14 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await _fires(bench, partial(_awaited, giving))
 
     async def test_a_takeover_notifies(self, bench: Bench) -> None:
-        """The slot that is free because its job has another one fires the signal (B7, B8)."""
+        """A takeover fires the signal, because it frees the newly acquired slot (B7, B8)."""
         await serve(bench, slots=2)
         await running(bench, "job-1")
         (fresh,) = await take(bench)
         await _fires(bench, lambda: bench.slots.assign((fresh, "job-1"), ttl=LONG))
 
     async def test_new_room_notifies(self, bench: Bench) -> None:
-        """A new or healthy endpoint, more slots, the end of a rest or drain fire the signal (B7, B10, C12, C19)."""
+        """A new or healthy endpoint, more slots, or the end of a pause fires the signal (B7, B10, C12, C19)."""
         await add(bench)
         await _fires(bench, lambda: report_observation(bench, 0))
         await running(bench, "job-1")
@@ -65,7 +63,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await _fires(bench, lambda: bench.slots.rest(MODEL, "s2", 0))
 
     async def test_a_reconciled_slot_notifies(self, bench: Bench) -> None:
-        """A slot that is free because its server lacks the job fires the signal (B7, C22)."""
+        """A slot that ``reconcile`` frees fires the signal (B7, C22)."""
         await serve(bench)
         await running(bench, "job-1")
         await report_observation(bench, 0)
@@ -73,27 +71,27 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await _fires(bench, lambda: report_observation(bench, 0))
 
     async def test_a_slot_of_time_notifies(self, bench: Bench) -> None:
-        """A slot that became free by time fires the signal with the next step that finds it (B7)."""
+        """The next call that notices an expired lease fires the signal (B7)."""
         await serve(bench)
         await take(bench, ttl=bench.short)
         await bench.advance(bench.short)
         await _fires(bench, bench.slots.inspect)
 
     async def test_a_note_notifies(self, bench: Bench) -> None:
-        """A note fires the signal: its holder may wait for nothing else (C7, C19)."""
+        """A note fires the signal, because the holder of the lease may wait for that alone (C7, C19)."""
         await serve(bench)
         (lease,) = await running(bench, "job-1")
         await _fires(bench, lambda: bench.slots.leave(MODEL, "job-1", lease.token, b"1"))
 
     async def test_room_of_a_shared_server_notifies(self, bench: Bench) -> None:
-        """A released slot fires the signal for the other models that share its server (B7, C2)."""
+        """A released slot fires the signal of other models on the same server (B7, C2)."""
         await serve(bench, slots=1, together=1)
         await serve(bench, slots=1, model=OTHER_MODEL, together=1)
         (lease,) = await running(bench, "job-1")
         await _fires(bench, lambda: bench.slots.release(lease), OTHER_MODEL)
 
     async def test_idle_slots_of_a_shared_server_fire(self, bench: Bench) -> None:
-        """A slot that ends where no jobs may go fires the signal for the other models of its server (B7, C2, C12)."""
+        """Unassigned leases that end fire the signal of the server's other models (B7, C2, C12)."""
         await serve(bench, model=OTHER_MODEL, together=1)
         verbs: list[Callable[[], Awaitable[object]]] = [
             lambda: bench.slots.drain(MODEL, "s1"),
@@ -109,7 +107,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.advance(bench.short)
 
     async def test_a_signal_of_several_models(self, bench: Bench) -> None:
-        """A signal of several models wakes for each of them, whatever their names (B7; OPEN-C5)."""
+        """A signal of several models fires for each of them, whatever their names (B7; OPEN-C5)."""
         await serve(bench)
         await serve(bench, model=OTHER_MODEL)
         for model in (MODEL, OTHER_MODEL):
@@ -118,7 +116,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await _fires(bench, partial(_awaited, giving), MODEL, OTHER_MODEL)
 
     async def test_nothing_is_missed_between(self, bench: Bench) -> None:
-        """A change since the signal was opened or last waited for ends the next wait at once (B7, C19)."""
+        """A change before a wait, but after the previous wait or the opening, ends it at once (B7, C19)."""
         await serve(bench)
         async with bench.slots.slot_signal(MODEL) as signal:
             for number in range(4):
@@ -127,7 +125,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
                 await bench.outcome(await bench.start(signal.wait(LONG)))
 
     async def test_a_silent_signal_ends(self, bench: Bench) -> None:
-        """Where nothing comes free the wait ends after its time; until then it does not fire again and again (C19)."""
+        """Without a free slot, a wait lasts until its timeout; the signal does not fire repeatedly (C19)."""
         await serve(bench)
         await running(bench, "job-1")
         async with bench.slots.slot_signal(MODEL) as signal:
@@ -136,10 +134,8 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await bench.advance(bench.short)
             await bench.outcome(waiting)
 
-    # Several concurrent callers.
-
     async def test_many_want_the_same_slots(self, bench: Bench) -> None:
-        """Of many who reach for few slots at once as many get one as there are slots (B6, C20; FIX-C4, fault H1)."""
+        """Of many concurrent ``acquire``, as many succeed as there are slots (B6, C20; FIX-C4, fault H1)."""
         await serve(bench, "s1", 3)
         await serve(bench, "s2", 2)
         calls = [bench.slots.acquire(MODEL, f"h{n}", ttl=LONG, limit=2) for n in range(10)]
@@ -149,7 +145,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         assert [(await glance(bench, server)).free for server in ("s1", "s2")] == [0, 0]
 
     async def test_many_want_the_same_job(self, bench: Bench) -> None:
-        """Of many who bind the same job at once one has its slot in the end, and the others are free (B8; fault H1)."""
+        """If many holders assign one job at once, one keeps its slot; the other slots are free (B8; fault H1)."""
         await serve(bench, slots=6)
         fresh = await take(bench, 6)
         calls = [bench.slots.assign((lease, "job-1"), ttl=LONG) for lease in fresh]
@@ -160,7 +156,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await glance(bench)).held == 1
 
     async def test_a_cancelled_acquire_loses_nothing(self, bench: Bench) -> None:
-        """A cancelled acquire keeps no slot for longer than its ttl (B7; fault H2)."""
+        """A cancelled ``acquire`` keeps no slot for longer than its ttl (B7; fault H2)."""
         await serve(bench, slots=3)
         for hops in range(6):
             acquire = bench.slots.acquire(MODEL, f"h{hops}", ttl=bench.short, limit=3)
@@ -175,14 +171,12 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await take(bench, 3)
 
     async def test_a_crowd(self, bench: Bench) -> None:
-        """Dispatchers that take, bind and give back at once never hold more than there is (B6; fault H1)."""
+        """Concurrent dispatchers never hold more slots than exist (B6; fault H1)."""
         await _crowd(bench, [bench])
-
-    # replicas
 
     @needs("shared")
     async def test_replicas_race_for_slots(self, bench: Bench) -> None:
-        """Several processes that reach for the same slots get each of them once (C20; FIX-C4, fault H1)."""
+        """If several processes acquire at once, each slot is granted once (C20; FIX-C4, fault H1)."""
         await serve(bench, slots=5)
         replicas = [bench, await bench.replica(), await bench.replica()]
         calls = [
@@ -193,7 +187,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_one_pool_for_all_replicas(self, bench: Bench) -> None:
-        """What one process has taken another one sees, takes over, and frees by the token (C23; OPEN-C4, fault H2)."""
+        """A process sees, takes over and releases leases of another process (C23; OPEN-C4, fault H2)."""
         other = await bench.replica()
         await serve(bench, slots=2)
         assert (await glance(other)).usable
@@ -209,7 +203,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_replicas_look_in_turn(self, bench: Bench) -> None:
-        """Two looks at a server by two processes are two looks (C22; fault H4)."""
+        """Two reports about a server by two processes count as two reports (C22; fault H4)."""
         other = await bench.replica()
         await serve(bench)
         await running(bench, "job-1")
@@ -220,12 +214,12 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
     @needs("shared")
     async def test_a_crowd_of_replicas(self, bench: Bench) -> None:
-        """Dispatchers of several processes never hold more than there is (B6; fault H1)."""
+        """Dispatchers of several processes never hold more slots than exist (B6; fault H1)."""
         await _crowd(bench, [bench, await bench.replica(), await bench.replica()])
 
     @needs("durable")
     async def test_slots_survive(self, bench: Bench) -> None:
-        """Endpoints, leases and documents are there after a restart (C11, C20; OPEN-B1)."""
+        """Endpoints, leases and documents survive a restart (C11, C20; OPEN-B1)."""
         await serve(bench, slots=2)
         (lease,) = await running(bench, "job-1")
         await bench.slots.configure(MODEL, b"1")
@@ -237,7 +231,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
 
 
 async def _fires(bench: Bench, bring: Callable[[], Awaitable[T]], *models: str) -> T:
-    """Fail unless ``bring`` fires the signal, and nothing before it; return its answer."""
+    """Fail unless ``bring`` fires the signal, and nothing fires it before; return the result of ``bring``."""
     async with bench.slots.slot_signal(*(models or (MODEL,))) as signal:
         waiting = await _silent(bench, signal, LONG)
         answer = await bring()
@@ -250,7 +244,7 @@ async def _awaited(call: Awaitable[T]) -> T:
 
 
 async def _silent(bench: Bench, signal: RoomSignal, timeout: float) -> asyncio.Task[None]:
-    """Wait for the signal, which may fire without cause a few times before."""
+    """Start a wait for the signal, which may fire without cause a few times before."""
     waiting = await bench.start(signal.wait(timeout))
     for _ in range(4):
         if waiting.done():
@@ -260,7 +254,7 @@ async def _silent(bench: Bench, signal: RoomSignal, timeout: float) -> asyncio.T
 
 
 async def _crowd(bench: Bench, replicas: list[Bench]) -> None:
-    """Have holders take, bind, detach and give back slots at once; hold what they have against what there is."""
+    """Let concurrent holders acquire, bind, detach and release slots; fail if they ever hold too many."""
     slots = {"s1": 3, "s2": 2}
     for server, count in slots.items():
         await serve(bench, server, count)

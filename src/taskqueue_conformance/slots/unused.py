@@ -1,4 +1,4 @@
-"""The capability ``slots``, part five: what is held without a job where no job may go."""
+"""The capability ``slots``: unassigned leases end at once when their endpoint may get no more jobs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
-    """Unassigned leases, and the verbs that have an endpoint get no jobs."""
+    """Tests of unassigned leases, with each method after which an endpoint gets no jobs."""
 
     async def test_drained_with_an_idle_slot(self, bench: Bench) -> None:
-        """A slot that waits for its job ends when its endpoint is drained, and no sooner (C12; fault H7)."""
+        """An unassigned lease ends when its endpoint is drained, not when draining ends (C12; fault H7)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.slots.drain(MODEL, "s1", draining=False), held)
         await _clears(bench, bench.slots.drain(MODEL, "s1"), held)
@@ -38,7 +38,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
 
     async def test_removed_with_an_idle_slot(self, bench: Bench) -> None:
-        """A slot that waits for its job ends when its endpoint is removed; without jobs that is gone (fault H7)."""
+        """An unassigned lease ends when its endpoint is removed; without leases it is deleted (fault H7)."""
         held = await _busy_and_idle(bench)
         await _clears(bench, bench.slots.remove(MODEL, "s1"), held)
         assert (await glance(bench)).removed
@@ -53,7 +53,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert not await bench.slots.remove(MODEL, "s2")
 
     async def test_rested_with_an_idle_slot(self, bench: Bench) -> None:
-        """A slot that waits for its job ends when its endpoint is to rest, not when a rest ends (C2; fault H8)."""
+        """An unassigned lease ends when its endpoint is paused, not when the pause ends (C2; fault H8)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.slots.rest(MODEL, "s1", 0), held)
         await _clears(bench, bench.slots.rest(MODEL, "s1", bench.short), held)
@@ -61,7 +61,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
 
     async def test_silent_with_an_idle_slot(self, bench: Bench) -> None:
-        """A slot that waits for its job ends, untold, when its server does not answer (C23; fault H4)."""
+        """An unassigned lease ends without a report when its server does not answer (C23; fault H4)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, report_observation(bench, 1, "job-1"), held)
         assert await _clears(bench, report_observation(bench, None), held) == []
@@ -69,14 +69,14 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
 
     async def test_silent_without_reports(self, bench: Bench) -> None:
-        """Where a server that does not report is silent, it gets jobs as before: what waits for them stays (C12)."""
+        """An endpoint with ``reports=False`` keeps its unassigned leases if its server does not answer (C12)."""
         await add(bench, reports=False)
         (idle,) = await take(bench)
         assert await report_observation(bench, None) == []
         assert (await bench.slots.assign((idle, "job-1"), ttl=LONG))[0] is not None
 
     async def test_several_idle_slots(self, bench: Bench) -> None:
-        """However many slots wait for jobs, of whichever holders, all of them end (C12; fault H7)."""
+        """All unassigned leases of an endpoint end together, however many there are (C12; fault H7)."""
         await serve(bench, slots=1300)
         (lease,) = await running(bench, "job-1")
         idle = [await take(bench, 600, holder) for holder in ("h1", "h2")]
@@ -87,7 +87,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
 
 
 async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
-    """Hold a slot with a job and one without on a server; and others that stay as they are."""
+    """Return an assigned and an unassigned lease on ``s1``, after acquiring others elsewhere."""
     await serve(bench, slots=3)
     busy, idle = (await running(bench, "job-1"))[0], (await take(bench))[0]
     await serve(bench, "s2", slots=3, priority=6)
@@ -101,7 +101,7 @@ async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
 async def _check_held(
     bench: Bench, call: Awaitable[object], held: tuple[SlotLease, SlotLease]
 ) -> None:
-    """Fail where a call ends what is held."""
+    """Fail if a call changes the leases of the pool."""
     before = (await inspect_pool(bench)).leases
     await call
     assert (await inspect_pool(bench)).leases == before
@@ -109,7 +109,7 @@ async def _check_held(
 
 
 async def _clears(bench: Bench, call: Awaitable[T], held: tuple[SlotLease, SlotLease]) -> T:
-    """Fail where a call does not end what is held without a job, or ends anything else."""
+    """Fail unless a call ends the unassigned lease in ``held``, and no other lease; return its answer."""
     busy, idle = held
     before = (await inspect_pool(bench)).leases
     answer = await call
