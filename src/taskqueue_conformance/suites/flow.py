@@ -1,4 +1,4 @@
-"""The capability ``flow``, part two: what may be in flight, and the two things that a pause stops."""
+"""The capability ``flow``: limits of the tasks in flight, and pauses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from taskqueue_core.tasks import Delivery, Settled
 
 
 class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
-    """``max_inflight`` and ``paused``."""
+    """Tests of ``max_inflight`` and ``paused``."""
 
     async def test_in_flight_limit(self, bench: Bench) -> None:
-        """All workers together have at most `max_inflight` tasks in flight (law 5; F2)."""
+        """All workers together have at most ``max_inflight`` tasks in flight (law 5; F2)."""
         await bench.limit(max_inflight=3)
         await bench.publish("t1", "t2", "t3", "t4", "t5")
         item, two, three = (bench.subscribe(consumer=name) for name in ("w", "w", "another"))
@@ -45,7 +45,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(in_flight=7, waiting=23)
 
     async def test_waiting_for_a_place_costs_nothing(self, bench: Bench) -> None:
-        """However often a task was not delivered, its first delivery is the first one (laws 3, 5; FIX-C3)."""
+        """A task that waited for ``max_inflight`` is delivered with attempt 1 (laws 3, 5; FIX-C3)."""
         await bench.limit(max_inflight=1)
         subscription, first = await bench.running("t1", "t2")
         for _ in range(10):
@@ -57,13 +57,13 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert (stats.delivered, stats.redelivered, stats.retried) == (2, 0, 0)
 
     async def test_settling_frees_the_place(self, bench: Bench) -> None:
-        """Every settlement makes way for a receive that waits for a place (law 5; F2)."""
+        """Every settlement wakes a receive that waits because of ``max_inflight`` (law 5; F2)."""
         for end in (ack, redeliver, lose, close):
             await _frees(bench, end)
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
-        """A dead letter, by request or by one loss too many, makes way for a waiting receive (law 5; F2)."""
+        """A new dead letter wakes a receive that waits because of ``max_inflight`` (law 5; F2)."""
 
         async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
             await bench.bury(subscription, delivery)
@@ -77,7 +77,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("atomic_retry")
     async def test_retrying_frees_the_place(self, bench: Bench) -> None:
-        """A running task whose retry is scheduled, with its delivery or from afar, makes way (law 5; F2)."""
+        """Scheduling a running task's retry wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
         retry = bench.backend.publisher.schedule_retry
 
         async def settle(bench: Bench, _: Subscription, delivery: Delivery) -> None:
@@ -90,7 +90,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await _frees(bench, end)
 
     async def test_ending_frees_the_place(self, bench: Bench) -> None:
-        """A running task that is cancelled, or expires, makes way for a waiting receive (law 5; F2)."""
+        """A cancel or expiry of a running task wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
 
         async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
             await bench.advance(bench.short)
@@ -101,7 +101,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.HANDOVER)
     async def test_adopting_takes_no_place(self, bench: Bench) -> None:
-        """A delivery that goes over to another subscription stays the one in flight (law 5)."""
+        """An adopted delivery counts against ``max_inflight`` as before (law 5)."""
         await bench.limit(max_inflight=1)
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe()
@@ -113,7 +113,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(two, 2)) == ["t2"]
 
     async def test_in_flight_limit_changes(self, bench: Bench) -> None:
-        """A raised or removed limit wakes a waiting receive at once (laws 5, 9; F7)."""
+        """A raised or removed ``max_inflight`` wakes a waiting receive at once (laws 5, 9; F7)."""
         await bench.limit(max_inflight=1)
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         await bench.one(subscription)
@@ -124,7 +124,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             )
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
-        """Running tasks continue under a lower limit; the next is delivered once it allows that (laws 3, 5, 9)."""
+        """A lower limit ends no delivery; the next one waits until the limit allows it (laws 3, 5, 9)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         running = await bench.take(subscription, 3)
         await bench.limit(max_inflight=1)
@@ -134,7 +134,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(subscription, 2)) == ["t4"]
 
     async def test_one_queue_does_not_hold_up_another(self, bench: Bench) -> None:
-        """A queue without a place costs the others of a subscription nothing, whether they wait or not (law 5)."""
+        """A queue at its in-flight limit does not delay a subscription's other queues (law 5)."""
         await bench.limit(max_inflight=1)
         await bench.publish("t1", "t2", "t3")
         await bench.publish("o1", "o2", "o3", key=OTHER)
@@ -146,7 +146,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         ]
 
     async def test_pause(self, bench: Bench) -> None:
-        """A paused queue gives nothing and is no error; publishing and settling go on (law 5; F6)."""
+        """A paused queue delivers nothing, and is no error; publishing and settling continue (law 5; F6)."""
         running, _ = await bench.publish("running", "t1")
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -164,7 +164,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1]
 
     async def test_pause_and_a_waiting_receive(self, bench: Bench) -> None:
-        """A receive that waits gets nothing once a pause is confirmed; its end wakes it (laws 5, 9; F6, F7)."""
+        """A waiting receive gets nothing during a pause, and wakes when it ends (laws 5, 9; F6, F7)."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(5, None))
         await bench.limit(paused=True)
@@ -177,7 +177,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1", "t2"]
 
     async def test_pause_is_of_one_queue(self, bench: Bench) -> None:
-        """The other queues of a subscription go on (law 5; F6)."""
+        """A paused queue does not stop the other queues of a subscription (law 5; F6)."""
         await bench.limit(paused=True)
         await bench.publish("t1")
         await bench.publish("o1", key=OTHER)
@@ -187,7 +187,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("shared")
     async def test_places_on_every_replica(self, bench: Bench) -> None:
-        """What one replica has in flight counts on the other, and a change on one acts on both (laws 5, 9; F2, F7)."""
+        """Replicas count tasks in flight together, and apply each other's limits (laws 5, 9; F2, F7)."""
         other = await bench.replica()
         await other.limit(max_inflight=1)
         await bench.publish("t1", "t2", "t3")

@@ -1,4 +1,4 @@
-"""The capability ``handover``: a worker that comes back keeps what it runs."""
+"""The capability ``handover``: a worker that reconnects keeps its deliveries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from taskqueue_core.tasks import Settled
 
 
 class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
-    """`Handover.adopt`."""
+    """Tests of `Handover.adopt`."""
 
     async def test_adopt(self, bench: Bench) -> None:
-        """An adopted delivery keeps its receipt, and survives the close of its old subscription (law 2; D7)."""
+        """An adopted delivery keeps its receipt when its old subscription is closed (law 2; D7)."""
         await bench.publish("t1", "t2")
         old, new = bench.subscribe(), bench.subscribe()
         delivery, returned = await bench.take(old, 2)
@@ -26,7 +26,7 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         await bench.expect(done=1, in_flight=1)
 
     async def test_new_owner_releases(self, bench: Bench) -> None:
-        """What was adopted comes back when its new subscription closes (law 3)."""
+        """An adopted delivery is released when its new subscription is closed (law 3)."""
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()
         delivery = await bench.one(old)
@@ -36,7 +36,7 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         assert (again.task.id, again.attempt, again.losses) == ("t1", 1, 0)
 
     async def test_former_owner_loses_nothing(self, bench: Bench) -> None:
-        """What was adopted cannot be declared lost by the subscription that had it before (law 2; OPEN-A7)."""
+        """The old subscription cannot report an adopted delivery as lost (law 2; OPEN-A7)."""
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()
         delivery = await bench.one(old)
@@ -46,7 +46,7 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         await bench.expect(done=1)
 
     async def test_identity_is_checked(self, bench: Bench) -> None:
-        """Another worker's delivery cannot be taken over, though its receipt is known (law 2; OPEN-A7)."""
+        """A worker cannot adopt another worker's delivery, even with its receipt (law 2; OPEN-A7)."""
         await bench.publish("t1")
         owner = bench.subscribe(consumer="owner")
         delivery = await bench.one(owner)
@@ -57,7 +57,7 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         assert await owner.ack(delivery) == (Settled.OK,)
 
     async def test_stale_receipts(self, bench: Bench) -> None:
-        """Each receipt is answered for itself: stale and unknown ones are ``None`` (law 2)."""
+        """``adopt`` answers each receipt separately, with ``None`` for stale and unknown ones (law 2)."""
         await bench.publish("t1", "t2", "t3")
         old, new = bench.subscribe(), bench.subscribe()
         acked, returned, live = await bench.take(old, 3)
@@ -68,7 +68,7 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         await bench.expect(done=1, waiting=1, in_flight=1)
 
     async def test_after_the_close(self, bench: Bench) -> None:
-        """What was released by a close can't be adopted any more (law 2)."""
+        """A delivery that was released by a close cannot be adopted (law 2)."""
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()
         delivery = await bench.one(old)
@@ -77,7 +77,7 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         assert ids(await bench.take(new, 2)) == ["t1"]
 
     async def test_twice(self, bench: Bench) -> None:
-        """Adopting again, or what is one's own already, changes nothing."""
+        """Adopting a delivery again changes nothing."""
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()
         delivery = await bench.one(old)
@@ -90,7 +90,7 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         assert await old.ack(delivery) == (Settled.OK,)
 
     async def test_losses_travel(self, bench: Bench) -> None:
-        """The adopted delivery carries the attempt and the losses it had."""
+        """An adopted delivery keeps its attempt and its losses."""
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()
         await old.redeliver(await bench.one(old), lost=True)

@@ -1,4 +1,4 @@
-"""Steps and checks that several suites share: the ways in which a delivery can end, limits, refusals."""
+"""Helpers that several suites share: ways to end a delivery, and checks of limits and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def redeliver(_: Bench, subscription: Subscription, delivery: Delivery) ->
 
 
 async def lose(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-    """Report the delivery as lost with its consumer."""
+    """Report the delivery as lost."""
     assert await subscription.redeliver(delivery, lost=True) == (Settled.OK,)
 
 
@@ -39,9 +39,9 @@ async def close(_: Bench, subscription: Subscription, __: Delivery) -> None:
 
 
 async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fields: Any) -> None:
-    """Have one task in flight and a receive wait for its place, then ``end`` it: the wait must end, too.
+    """Fail unless ending a delivery with ``end`` wakes a receive that a limit or an ordering key blocks.
 
-    ``fields`` of the two tasks say what the second one waits for.
+    Two tasks are published with ``fields``: one is in flight, and the other one waits until the first one ends.
     """
     item, two = bench.subscribe(), bench.subscribe(consumer="another")
     first, second = f"{end.__name__}1", f"{end.__name__}2"
@@ -64,8 +64,8 @@ async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fiel
 
 
 async def held(subscription: Subscription) -> Received:
-    """Receive nothing, although the queue has tasks: a limit or an ordering key holds them back."""
-    for _ in range(10):  # a bounded step may ask to be followed by another
+    """Fail if a receive delivers a task that a limit or an ordering key must block; return the empty answer."""
+    for _ in range(10):  # one call does a limited amount of work, and may ask for another
         received = await subscription.receive(5, 0)
         assert not received.deliveries, f"{ids(received.deliveries)} must wait (laws 4, 5)"
         if not received.again:
@@ -74,13 +74,13 @@ async def held(subscription: Subscription) -> Received:
 
 
 def check_opening(received: Received, at: float) -> None:
-    """Fail unless an empty answer contains the time at which a limit allows the next delivery."""
+    """Fail unless an empty answer contains ``at``, the time at which a limit allows the next delivery."""
     assert received.due_at is not None, "an empty answer must contain the time of the next delivery"
     assert abs(received.due_at - at) < 0.01, f"wrong due_at: expected {at}, got {received.due_at}"
 
 
 def check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
-    """Fail if any window of the store's time has more deliveries than a full bucket and its refill in that window."""
+    """Fail if a period of the store's time has more deliveries than a full bucket and its refill allow."""
     times = sorted(delivery.delivered_at for delivery in deliveries)
     for index, start in enumerate(times):
         for count, end in enumerate(times[index:], 1):
@@ -93,7 +93,7 @@ def check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
 def check_refused(
     answer: Confirmation, code: Refusal, *, depth: int | None = None, by: str = ""
 ) -> None:
-    """Fail unless a publish was refused for this reason, with all that its publisher must know."""
+    """Fail unless a publish was refused with ``code``, a reason, and the data that a publisher needs to retry."""
     assert answer.status is Published.REFUSED, f"a publish was not refused (law 6): {answer}"
     assert answer.code is code, "refused with the wrong code (law 6)"
     assert answer.reason, "refused without a reason (law 6)"
