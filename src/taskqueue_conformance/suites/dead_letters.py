@@ -102,7 +102,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert await bench.dead_letters.get("unknown", "t0") is None
 
     async def test_redrive(self, bench: Bench) -> None:
-        """A redriven task keeps its attempt; ``prior`` counts the spent ones, and losses start at 0 (law 1; C17)."""
+        """A redriven task keeps its attempt; ``prior`` counts earlier attempts, losses restart at 0 (law 1; C17)."""
         subscription, delivery = await bench.running("t1")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
         await subscription.redeliver(await bench.one(subscription), lost=True)

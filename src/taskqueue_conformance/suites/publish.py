@@ -1,4 +1,4 @@
-"""Publishing: confirmed in order, stored exactly once, unchanged."""
+"""Publishing: tasks are confirmed in order, stored exactly once, and not changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from taskqueue_core.tasks import Published
 
 
 class PublishSuite(Harness):
-    """`Publisher.publish`."""
+    """Tests of `Publisher.publish`."""
 
     async def test_confirmations_come_in_order(self, bench: Bench) -> None:
-        """Each task of a batch is confirmed by key and id, in the order given (D1)."""
+        """Each task of a batch is confirmed with its key and id, in the given order (D1)."""
         tasks = (bench.task("t1"), bench.task("t2", key=OTHER), bench.task("t3"))
         confirmations = await bench.backend.publisher.publish(*tasks)
         assert [(c.key, c.task_id) for c in confirmations] == [(t.key, t.id) for t in tasks]
@@ -23,11 +23,11 @@ class PublishSuite(Harness):
         )
 
     async def test_publishing_nothing(self, bench: Bench) -> None:
-        """Publishing nothing is answered by nothing."""
+        """Publishing no tasks returns no confirmations."""
         assert await bench.backend.publisher.publish() == ()
 
     async def test_nothing_is_changed_on_the_way(self, bench: Bench) -> None:
-        """What is delivered equals what was published, in every field and byte."""
+        """A delivered task equals the published one in every field and byte."""
         task = bench.task(
             "a-task:id@1",
             payload={
@@ -47,14 +47,14 @@ class PublishSuite(Harness):
         assert (await bench.one(bench.subscribe())).task == task
 
     async def test_largest_payload_and_batch(self, bench: Bench) -> None:
-        """A batch of 1000 tasks and a payload at its limit are taken like any other."""
+        """A batch of 1,000 tasks and a payload of the largest allowed size are accepted."""
         await bench.publish("large", payload="x" * (256 * 1024 - 2))
         await bench.publish(*(f"t{n}" for n in range(1000)), key=OTHER)
         subscription = bench.subscribe(KEY, OTHER)
         assert len(await bench.take(subscription, 1001)) == 1001
 
     async def test_resend_is_a_duplicate(self, bench: Bench) -> None:
-        """The same key, id and payload sent again is stored once (law 7), whatever else differs."""
+        """A task with the same key, id and payload is stored once, whatever else differs (law 7)."""
         await bench.publish("t1", priority=5)
         again = await bench.backend.publisher.publish(
             bench.task("t1", priority=5), bench.task("t1", priority=9, headers={"resent": "yes"})
@@ -67,7 +67,7 @@ class PublishSuite(Harness):
         await bench.expect(in_flight=1)
 
     async def test_other_payload_is_a_conflict(self, bench: Bench) -> None:
-        """The same id with another payload is refused as a conflict, and the stored task stays as it was (law 7)."""
+        """The same id with another payload is a conflict, and the stored task stays as it was (law 7)."""
         await bench.publish("t1", payload="first")
         (answer,) = await bench.backend.publisher.publish(bench.task("t1", payload="second"))
         assert answer.status is Published.CONFLICT
@@ -76,7 +76,7 @@ class PublishSuite(Harness):
         assert [delivery.task.value() for delivery in taken] == ["first"]
 
     async def test_repeats_within_a_batch(self, bench: Bench) -> None:
-        """Law 7 holds inside one batch, and one refused task does not hold up the others."""
+        """Duplicates and conflicts within one batch do not affect its other tasks (law 7)."""
         answers = await bench.backend.publisher.publish(
             bench.task("t1"), bench.task("t1"), bench.task("t1", payload="other"), bench.task("t2")
         )
@@ -89,13 +89,13 @@ class PublishSuite(Harness):
         assert ids(await bench.take(bench.subscribe(), 4)) == ["t1", "t2"]
 
     async def test_ids_are_unique_per_key(self, bench: Bench) -> None:
-        """The same id under another key is another task."""
+        """The same id in another queue is another task."""
         await bench.publish("t1")
         await bench.publish("t1", key=OTHER, payload="other")
         assert len(await bench.take(bench.subscribe(KEY, OTHER), 3)) == 2
 
     async def test_known_in_every_live_state(self, bench: Bench) -> None:
-        """A task is known while it is scheduled, waiting, in flight and released (law 7)."""
+        """An id is known while its task is scheduled, waiting, in flight or released (law 7)."""
         subscription = bench.subscribe()
         await bench.publish("scheduled", not_before=bench.now + 3600)
         await _resent(bench, "scheduled")
@@ -110,7 +110,7 @@ class PublishSuite(Harness):
         )
 
     async def test_known_after_its_end(self, bench: Bench) -> None:
-        """A task that was executed is known for a while: resending it does not run it again (law 7; D5)."""
+        """An executed task that is published again is not executed again (law 7; D5)."""
         subscription = bench.subscribe()
         await bench.publish("t1")
         await subscription.ack(await bench.one(subscription))
@@ -120,7 +120,7 @@ class PublishSuite(Harness):
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_known_when_cancelled_and_dead(self, bench: Bench) -> None:
-        """Cancelled and dead tasks are known too (law 7)."""
+        """The ids of cancelled tasks and dead letters are known, too (law 7)."""
         subscription = bench.subscribe()
         await bench.publish("t1", "t2")
         assert await bench.control.cancel(KEY, "t1")
@@ -131,7 +131,7 @@ class PublishSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_window_ends(self, bench: Bench) -> None:
-        """For ``dedupe_window`` after its end a task is a duplicate, from then on it is a new one (law 7)."""
+        """An ended task is a duplicate for ``dedupe_window`` seconds, and a new task after that (law 7)."""
         await bench.configure(dedupe_window=2 * bench.short)
         subscription = bench.subscribe()
         await bench.publish("t1")
@@ -145,7 +145,7 @@ class PublishSuite(Harness):
         await bench.expect(published=2, done=1, in_flight=1)
 
     async def test_position(self, bench: Bench) -> None:
-        """Where a backend knows the position, it is the number of waiting tasks before this one."""
+        """The position in a confirmation, if the backend gives one, is the number of tasks that wait before it."""
         for before in range(3):
             (answer,) = await bench.backend.publisher.publish(bench.task(f"t{before}"))
             assert answer.position in (None, before), (

@@ -1,4 +1,4 @@
-"""The capability ``flow``, part six: a signal for publishers that wait for room."""
+"""The capability ``flow``: a signal for publishers that wait for capacity."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from taskqueue_core.capabilities import RoomSignal
 from taskqueue_core.tasks import Published
 
 _LONG = 3600.0
-"""seconds that no test waits for"""
+"""seconds that never pass during a test"""
 
 
 class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
-    """`RoomSignals`."""
+    """Tests of `RoomSignals`."""
 
     async def test_room_notifies(self, bench: Bench) -> None:
-        """A first delivery, a cancellation, an expiry and a purge signal at once a waiting publisher (law 6; B13)."""
+        """A first delivery, a cancel, an expiry or a purge wakes a waiting publisher at once (law 6; B13)."""
 
         async def take() -> None:
             await bench.one(bench.subscribe())
@@ -42,12 +42,12 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await _notifies(bench, bring)
 
     async def test_resumed_intake_notifies(self, bench: Bench) -> None:
-        """The end of a paused intake notifies publishers (laws 6, 9; B13)."""
+        """The end of ``intake_paused`` wakes waiting publishers (laws 6, 9; B13)."""
         await bench.limit(intake_paused=True)
         await _notifies(bench, lambda: bench.limit(intake_paused=False))
 
     async def test_settings_notify(self, bench: Bench) -> None:
-        """A raised or removed capacity notifies publishers (laws 6, 9; B13, F7)."""
+        """A raised or removed capacity wakes waiting publishers (laws 6, 9; B13, F7)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         await _notifies(bench, lambda: bench.limit(capacity=2))
@@ -56,7 +56,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.ORDER)
     async def test_tenants_room_notifies(self, bench: Bench) -> None:
-        """Room for one tenant notifies a publisher that waits for it (law 6; B5)."""
+        """Free capacity of a tenant wakes a publisher that waits for it (law 6; B5)."""
         await bench.fair(tenant_capacity=1)
         await bench.publish("a0", tenant="a")
         await bench.publish("b0", tenant="b")
@@ -67,7 +67,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _notifies(bench, take, tenant="b")
 
     async def test_no_notification_is_missed(self, bench: Bench) -> None:
-        """A change since the signal was opened, or last waited for, ends the next wait at once (law 6)."""
+        """A change before a wait, but after the previous wait or the opening, ends it at once (law 6)."""
         await bench.limit(capacity=1)
         subscription = bench.subscribe()
         async with bench.room_signal() as signal:
@@ -78,7 +78,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
                 await bench.outcome(waiting)
 
     async def test_one_of_several_queues(self, bench: Bench) -> None:
-        """A signal of several queues wakes for each of them (law 6)."""
+        """A signal of several queues fires for each of them (law 6)."""
         await bench.limit(capacity=1)
         await bench.limit(OTHER, capacity=1)
         await bench.publish("t1")
@@ -90,7 +90,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.outcome(waiting)
 
     async def test_waiting_has_an_end(self, bench: Bench) -> None:
-        """Without room the wait ends after its time, and is no error."""
+        """Without free capacity, a wait ends after its timeout, and raises no error."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal:
@@ -99,7 +99,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.outcome(waiting)
 
     async def test_it_does_not_fire_all_the_time(self, bench: Bench) -> None:
-        """A signal may fire without cause, but not all the time: its publisher does not poll (B13)."""
+        """A signal may fire without cause, but not so often that publishers poll (B13)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal:
@@ -111,7 +111,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             assert not waiting.done(), "the signal fires without cause, again and again"
 
     async def test_a_cancelled_wait(self, bench: Bench) -> None:
-        """A cancelled wait takes no notification from the next one, nor from another signal (law 6)."""
+        """A cancelled wait takes no notification from the next wait or from another signal (law 6)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal, bench.room_signal() as two:
@@ -125,7 +125,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await bench.outcome(there)
 
     async def test_many_wait_for_room(self, bench: Bench) -> None:
-        """Many publishers that wait for the signal all succeed, one after another, however small it is (law 6)."""
+        """Many publishers that wait for a small capacity all succeed in the end (law 6)."""
         await bench.limit(capacity=2)
 
         async def publish(number: int) -> None:
@@ -148,7 +148,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("shared")
     async def test_notifies_across_replicas(self, bench: Bench) -> None:
-        """Room at one replica notifies publishers at another (law 6; E1)."""
+        """Free capacity at one replica wakes publishers at another (law 6; E1)."""
         other = await bench.replica()
         await bench.limit(capacity=1)
         await bench.publish("t1")
@@ -163,7 +163,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 async def _silent(bench: Bench, signal: RoomSignal) -> asyncio.Task[None]:
-    """Start to wait for a signal, which may fire without cause a few times before."""
+    """Start a wait for a signal, which may fire without cause a few times before."""
     waiting = await bench.start(signal.wait(_LONG))
     for _ in range(5):
         if not waiting.done():
@@ -175,7 +175,7 @@ async def _silent(bench: Bench, signal: RoomSignal) -> asyncio.Task[None]:
 async def _notifies(
     bench: Bench, bring: Callable[[], Awaitable[object]], *, tenant: str | None = None
 ) -> None:
-    """Have a publisher wait for a queue that is full, ``bring`` room: it must wake, and find it."""
+    """Fail unless a publisher that waits for a full queue succeeds after ``bring`` has freed capacity."""
     bench.numbers += 1
     task = bench.task(f"new{bench.numbers}", tenant=tenant)
 
