@@ -307,7 +307,7 @@ class Bench:
         """Wait until ``condition`` is true; fail if that takes longer than `Harness.patience`."""
         try:
             async with asyncio.timeout(self._harness.patience):
-                while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
+                while not condition():  # noqa: ASYNC110 - the condition has no event to wait for
                     await asyncio.sleep(0.001)
         except TimeoutError:
             pytest.fail(f"timed out, still waiting: {what}")

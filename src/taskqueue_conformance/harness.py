@@ -52,7 +52,7 @@ class Harness:
         raise NotImplementedError(f"{type(self).__name__} must define open_backend(clock)")
 
     async def replica(self, backend: Backend) -> Backend:
-        """Return another backend on the same store, as another process would open it; needed for ``shared``."""
+        """Return another backend on the same store, as another process would; needed if ``shared`` is declared."""
         raise NotImplementedError(
             f"{type(self).__name__} must define replica(backend): its backend is shared"
         )

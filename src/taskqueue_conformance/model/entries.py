@@ -112,7 +112,7 @@ class Entry:
         return running and self.alive[1] + (self.patience or 0) <= span[0]
 
     def maybe_forgotten(self, span: Span, window: Span) -> bool:
-        """Return whether a correct store may have forgotten the entry, if its dedupe window is ``window[0]`` s."""
+        """Return whether a correct store may have forgotten the entry, if ``window[0]`` is its dedupe window."""
         return self.state in _ENDED and span[1] >= self.end[0] + window[0]
 
     def surely_forgotten(self, span: Span, window: Span) -> bool:

@@ -1,4 +1,4 @@
-"""The order of tenants and priorities in one queue of the model, with checks that no order violates."""
+"""The order of tenants and priorities in one queue of the model, and checks that hold for every order."""
 
 from __future__ import annotations
 

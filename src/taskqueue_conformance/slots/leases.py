@@ -308,7 +308,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         await check_stale(bench, older)
 
     async def test_idle_slots_where_nothing_is_given(self, bench: Bench) -> None:
-        """No idle slots are taken if the endpoint is unhealthy or over its number (B9; fault H7)."""
+        """No idle slots are taken if the endpoint is unhealthy or has too many leases (B9; fault H7)."""
         await add(bench, slots=2, reports=False)
         idle = await take(bench, 2)
         await bench.advance(2 * bench.short)
@@ -319,7 +319,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert None not in await bench.slots.renew(*idle, ttl=LONG)
 
     async def test_leases_of_a_lost_pool(self, bench: Bench) -> None:
-        """After a loss of the pool, renewing a job's lease recreates it, beyond the slots too (C23; fault H9)."""
+        """After a loss of the pool, a renewal recreates a job's lease, even without a free slot (C23; fault H9)."""
         await serve(bench)
         (there,) = await running(bench, "job-0")
         for state in (Permit.ASSIGNED, Permit.DETACHED):

@@ -116,7 +116,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
             await _fires(bench, partial(_awaited, giving), MODEL, OTHER_MODEL)
 
     async def test_nothing_is_missed_between(self, bench: Bench) -> None:
-        """A change before a wait, but after the previous wait or the opening, ends it at once (B7, C19)."""
+        """A wait ends at once if there was a change since the previous wait or the opening (B7, C19)."""
         await serve(bench)
         async with bench.slots.slot_signal(MODEL) as signal:
             for number in range(4):
@@ -244,7 +244,7 @@ async def _awaited(call: Awaitable[T]) -> T:
 
 
 async def _silent(bench: Bench, signal: RoomSignal, timeout: float) -> asyncio.Task[None]:
-    """Start a wait for the signal, which may fire without cause a few times before."""
+    """Start a wait for the signal, again if it fires without cause; fail if it does so repeatedly."""
     waiting = await bench.start(signal.wait(timeout))
     for _ in range(4):
         if waiting.done():

@@ -139,7 +139,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await report_observation(bench, 0) == ["job-1"]
 
     async def test_the_contrary_between(self, bench: Bench) -> None:
-        """A report that includes the job makes the next one without it count as the first (C22; fault H4)."""
+        """After a report that includes the job, two reports without it must follow to end its lease (C22; fault H4)."""
         await serve(bench)
         await running(bench, "job-1")
         await report_observation(bench, 0)
@@ -148,7 +148,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await report_twice(bench, 0) == ["job-1"]
 
     async def test_silence_is_not_the_contrary(self, bench: Bench) -> None:
-        """A missing answer between two reports does not make the second one the first (C23; fault H4)."""
+        """Two reports without a job end its lease, even with no answer between them (C23; fault H4)."""
         await serve(bench)
         await running(bench, "job-1")
         await report_observation(bench, 0)
@@ -157,7 +157,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await report_observation(bench, 0) == ["job-1"]
 
     async def test_by_name(self, bench: Bench) -> None:
-        """If a report names its jobs, leases of other jobs are missed, whatever the number (C22; fault H3)."""
+        """If a report names its jobs, the leases of all other jobs count as missed (C22; fault H3)."""
         await serve(bench, slots=3)
         await running(bench, "job-1", "job-2", "job-3")
         await report_observation(bench, 3, "job-1", "job-3", "another job")
@@ -168,7 +168,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.job for lease in (await inspect_pool(bench)).leases} == {"job-3"}
 
     async def test_equal_looks(self, bench: Bench) -> None:
-        """Two reports with different numbers of jobs do not end a lease (C22; fault H4)."""
+        """A lease ends only if both reports without its job have the same number of jobs (C22; fault H4)."""
         await serve(bench, slots=3)
         await running(bench, "job-1", "job-2")
         await report_observation(bench, 2, "job-2", "other")
@@ -178,7 +178,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert await report_observation(bench, 1, "job-2") == ["job-1"]
 
     async def test_fewer_than_held(self, bench: Bench) -> None:
-        """If a report has only a number, as many leases are missed as it lacks, expired first (C22, C23)."""
+        """If a report only counts jobs, as many expired leases as it lacks are missed, oldest first (C22, C23)."""
         await serve(bench, slots=5)
         first, second, third, _ = await running(bench, "job-1", "job-2", "job-3", "job-4")
         await take(bench)
@@ -220,7 +220,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await bench.slots.renew(by_number, by_name, ttl=LONG)).count(None) == 0
 
     async def test_slots_without_a_job_are_not_missed(self, bench: Bench) -> None:
-        """An unassigned lease is never missed: its server has no job for it yet (C22; FIX-C5)."""
+        """A report never ends an unassigned lease, because its job was not sent yet (C22; FIX-C5)."""
         await serve(bench)
         (lease,) = await take(bench)
         for _ in range(3):

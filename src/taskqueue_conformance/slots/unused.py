@@ -38,7 +38,7 @@ class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
         assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
 
     async def test_removed_with_an_idle_slot(self, bench: Bench) -> None:
-        """An unassigned lease ends when its endpoint is removed; without leases it is deleted (fault H7)."""
+        """An unassigned lease ends when its endpoint is removed, which deletes an idle endpoint (fault H7)."""
         held = await _busy_and_idle(bench)
         await _clears(bench, bench.slots.remove(MODEL, "s1"), held)
         assert (await glance(bench)).removed

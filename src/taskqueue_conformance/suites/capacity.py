@@ -29,7 +29,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t4", "t5", "t6")
 
     async def test_refused_though_it_may_come_again(self, bench: Bench) -> None:
-        """While an ended task is refused, the result of its earlier execution stays (law 6)."""
+        """Refusing a task whose id was used before keeps the result of the earlier task (law 6)."""
         await bench.limit(capacity=1, dedupe_window=bench.short / 2, result_ttl=3600)
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])

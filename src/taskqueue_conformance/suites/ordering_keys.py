@@ -44,7 +44,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await bench.drain(subscription, count=3, limit=9) == ["e1", "e2", "e3"]
 
     async def test_order_over_priorities(self, bench: Bench) -> None:
-        """Tasks with one ordering key come as they became available, not by priority (law 4; R8)."""
+        """Tasks with one ordering key come in the order they became available, not by priority (law 4; R8)."""
         due = bench.now + bench.short
         for name, priority, at in (
             ("e0", 1, None),

@@ -140,7 +140,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.HANDOVER, Capability.REVOCATION)
     async def test_adopted_has_its_time(self, bench: Bench) -> None:
-        """An adopted delivery ends at its original time, and its new subscription is told (law 2)."""
+        """An adopted delivery ends at its original time, and the new subscription is notified (law 2)."""
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.publish("hung")
         old, new = bench.subscribe(), bench.subscribe()

@@ -15,7 +15,7 @@ from taskqueue_core.tasks import Delivery
 _SLOW = RateLimit(max_tokens=3, interval=1, interval_unit=IntervalUnit.HOURS)
 """a rate limit whose next token comes after the end of every test"""
 _TOKEN = 1200.0
-"""seconds until `_SLOW` has the next token"""
+"""seconds between two tokens of `_SLOW`"""
 _FAST = RateLimit(max_tokens=4, interval=2)
 
 

@@ -67,7 +67,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _notifies(bench, take, tenant="b")
 
     async def test_no_notification_is_missed(self, bench: Bench) -> None:
-        """A change before a wait, but after the previous wait or the opening, ends it at once (law 6)."""
+        """A wait ends at once if there was a change since the previous wait or the opening (law 6)."""
         await bench.limit(capacity=1)
         subscription = bench.subscribe()
         async with bench.room_signal() as signal:
@@ -163,7 +163,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 async def _silent(bench: Bench, signal: RoomSignal) -> asyncio.Task[None]:
-    """Start a wait for a signal, which may fire without cause a few times before."""
+    """Start a wait for a signal, and start it again if the signal fires without cause."""
     waiting = await bench.start(signal.wait(_LONG))
     for _ in range(5):
         if not waiting.done():

@@ -29,7 +29,7 @@ from taskqueue_core.tasks import Confirmation, Published, Refusal, Settled
 _SLOW = RateLimit(max_tokens=2, interval=1, interval_unit=IntervalUnit.HOURS)
 """a rate limit whose next token comes after the end of every test"""
 _TOKEN = 1800.0
-"""seconds until `_SLOW` has the next token"""
+"""seconds between two tokens of `_SLOW`"""
 _FAST = RateLimit(max_tokens=2, interval=1)
 
 
