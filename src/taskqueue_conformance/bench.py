@@ -48,10 +48,10 @@ def ids(deliveries: Iterable[Delivery]) -> list[str]:
 
 def check_pool(view: PoolView) -> None:
     """Fail if the counts of a slot pool do not match its leases, or if the view shows a token or a note."""
-    assert all(lease.token == "" for lease in view.leases), "the pool shows a token to every client"
-    assert all(lease.note is None for lease in view.leases), "the pool shows a note to every client"
+    assert all(lease.token == "" for lease in view.leases), "`inspect` must not show tokens"
+    assert all(lease.note is None for lease in view.leases), "`inspect` shows a note: expected None"
     fences = [lease.fence for lease in view.leases]
-    assert fences == sorted(set(fences)), f"fences must be unique and rise: got: {fences}"
+    assert fences == sorted(set(fences)), f"fences must be unique and sorted: got {fences}"
     jobs = Counter((lease.model, lease.job) for lease in view.leases if lease.job is not None)
     assert not jobs or max(jobs.values()) == 1, f"a job has several slots: {jobs}"
     held = Counter((lease.model, lease.server, lease.state) for lease in view.leases)
@@ -63,10 +63,10 @@ def check_pool(view: PoolView) -> None:
         }
         name = (info.endpoint.model, info.endpoint.server)
         true = {state: held.pop((*name, state), 0) for state in Permit}
-        assert fields == true, f"the endpoint counts {fields}, its leases are {true}"
+        assert fields == true, f"wrong counts of an endpoint: expected {true}, got {fields}"
         assert info.held + info.free == max(info.endpoint.slots, info.held)
         assert info.overdue <= info.assigned + info.detached
-    assert not held, f"leases of endpoints that are not there: {list(held)}"
+    assert not held, f"leases of endpoints that are not registered: {list(held)}"
 
 
 class _BackendSource(Protocol):
@@ -206,7 +206,7 @@ class Bench:
                 if deliveries:
                     await subscription.ack(*deliveries)
                     taken += ids(deliveries)
-            assert len(taken) > before, f"{len(taken)} delivered, {count} are available"
+            assert len(taken) > before, f"too few deliveries: expected {count}, got {len(taken)}"
         return taken
 
     async def eventually(self, subscription: Subscription, limit: int) -> list[Delivery]:
@@ -323,7 +323,7 @@ class Bench:
         """Return the result of a started call; fail if it does not end within `Harness.patience`."""
         done, _ = await asyncio.wait({task}, timeout=self._harness.patience)
         if not done:
-            pytest.fail("a call still waits: expected it to return after the event")
+            pytest.fail("a call still waits: expected it to return")
         return task.result()
 
     async def replica(self) -> Bench:
@@ -336,7 +336,7 @@ class Bench:
 
     def _require(self, capability: Capability) -> None:
         assert has(self.backend, capability), (
-            f"the backend does not declare {capability.value!r}: a test that uses it is to be marked "
+            f"the backend does not declare {capability.value!r}: a test that uses it must be marked "
             f"@needs(Capability.{capability.name})"
         )
 

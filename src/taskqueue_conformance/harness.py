@@ -78,7 +78,7 @@ class Harness:
         name, capabilities = type(self).__name__, bench.backend.capabilities
         assert self.capabilities == capabilities, (
             f"{name} declares {_describe(self.capabilities)}; its backend declares {_describe(capabilities)}: "
-            f"set `capabilities` of {name} to what the backend must have, and make both the same"
+            f"set `capabilities` of {name} to what the backend must support, or change the backend"
         )
         before = bench.now
         await bench.clock.advance(_FAR)

@@ -160,7 +160,7 @@ class Entry:
         if self.state is State.SCHEDULED and self.due <= span[1]:
             allowed.add(State.WAITING)
         assert status.state in allowed, (
-            f"{self.name} is {status.state}, it must be {self.state} (law 1)"
+            f"wrong state of {self.name}: expected {self.state}, got {status.state} (law 1)"
         )
         if self.attempt is None:
             self.attempt = status.attempt
@@ -169,5 +169,5 @@ class Entry:
         self.loose = False
         results, true = (status.attempt, status.losses), (self.attempt, self.losses)
         assert results == true, (
-            f"{self.name} has (attempt, losses) {results}, it must be {true} (law 3)"
+            f"wrong (attempt, losses) of {self.name}: expected {true}, got {results} (law 3)"
         )

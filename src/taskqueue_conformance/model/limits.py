@@ -86,12 +86,12 @@ class Limits:
                 allowed.add(Refusal.TENANT_FULL)
         assert answer.code in allowed, f"refused as {answer.code}, allowed: {allowed} (law 6)"
         assert answer.reason, "refused without a reason (law 6)"
-        assert answer.retry_after, "refused without a word on when to try again (law 6)"
+        assert answer.retry_after, "refused without a delay to retry after (law 6)"
         if answer.code is not Refusal.INTAKE_PAUSED:
             least, most = of_tenant if answer.code is Refusal.TENANT_FULL else waiting
             assert answer.depth is not None
             assert least <= answer.depth <= most, (
-                f"{answer.depth} tasks count, it must be {least} to {most} (law 6)"
+                f"wrong depth: expected {least} to {most}, got {answer.depth} (law 6)"
             )
 
     def _full(self, waiting: float, of_tenant: float) -> bool:
@@ -110,7 +110,7 @@ class Limits:
         At least ``in_flight`` other tasks of the queue, and ``of_tenant`` of the same tenant, were in flight.
         """
         settings = self.settings
-        assert not settings.paused, f"{name} was delivered of a paused queue (law 5)"
+        assert not settings.paused, f"{name} was delivered from a paused queue (law 5)"
         for bound, running, whose in (
             (settings.max_inflight, in_flight, "of the queue"),
             (settings.tenant_max_inflight, of_tenant, f"of the tenant {tenant!r}"),

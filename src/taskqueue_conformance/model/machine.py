@@ -255,7 +255,7 @@ class QueueMachine(Moves):
                 break
         self.model.maintained(span)
         late = [entry.name for entry in self.model.entries.values() if entry.surely_late(span)]
-        assert not late, f"maintenance left {late} alive after their deadlines (law 8)"
+        assert not late, f"maintenance did not expire {late} after their deadlines (law 8)"
         self.done(f"{expired} expired")
 
 

@@ -128,7 +128,7 @@ class Model(Shelf):
             due = min((self.known_at(entry, span) for entry in entries), default=inf)
             value = answer.due_at
             assert due == inf or (value is not None and value <= due), (
-                f"due_at is {value}, not {due}"
+                f"wrong due_at: expected at most {due}, got {value}"
             )
 
     def _delivered(
@@ -154,7 +154,7 @@ class Model(Shelf):
         entry.attempt = delivery.attempt if entry.attempt is None else entry.attempt
         results, true = (delivery.attempt, delivery.losses), (entry.attempt, entry.losses)
         assert results == true, (
-            f"{entry.name} has (attempt, losses) {results}, it must be {true} (law 3)"
+            f"wrong (attempt, losses) of {entry.name}: expected {true}, got {results} (law 3)"
         )
         assert delivery.prior in entry.priors, f"{entry.name} has prior {delivery.prior}"
         self.check_order(entry, span, held_up)
@@ -181,7 +181,7 @@ class Model(Shelf):
         right = entry is not None and self.owners[delivery.receipt] in rivals
         if not (entry is not None and entry.maybe_late(span)):
             assert (answer is not None) is right, (
-                f"adopt answered {answer}, right to it: {right} (law 2)"
+                f"adopt answered {answer}, the subscription may adopt: {right} (law 2)"
             )
         if answer is not None:
             assert (answer.task, answer.receipt, answer.attempt, answer.losses) == (
@@ -305,7 +305,7 @@ class Model(Shelf):
                 status = matches[task_id]
                 if status is None:
                     assert entry.maybe_forgotten(span, self._window), (
-                        f"{entry.name} is not known any more (law 1)"
+                        f"{entry.name} was forgotten too early (law 1)"
                     )
                 else:
                     if entry.maybe_hung(span) and status.state in (State.WAITING, State.DEAD):
@@ -314,7 +314,7 @@ class Model(Shelf):
                 counts[(status.state if status else entry.state).value] += 1
         counts["published"] = counts.total()
         assert ledger == Ledger(**counts), (
-            f"the ledger is {ledger}, the tasks say {dict(counts)} (law 1)"
+            f"wrong ledger: expected {dict(counts)}, got {ledger} (law 1)"
         )
 
     def surely_known(self, entry: Entry, span: Span) -> bool:

@@ -80,7 +80,7 @@ class Moves(BackendMachine):
             call = publisher.schedule_retry(task, at, error="failed", token=token, settles=settles)
             answer = self.run(call).status
         except LeaseLost:
-            assert settles is not None, "LeaseLost without a delivery in hand"
+            assert settles is not None, "LeaseLost was raised although no delivery was given"
         span = (start, self.span()[1])
         self.model.retried(task, at, answer, span, token=token, settles=settles)
         about = name_of(settles) if settles else f"{task.key}/{task.id}"

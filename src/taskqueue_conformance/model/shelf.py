@@ -24,7 +24,7 @@ class Shelf:
         """Fail if another available entry must be delivered before ``entry``; those in ``held_up`` are not compared."""
         rivals = [other for other in self.entries.values() if other.shares(entry)]
         first = [other.name for other in rivals if other.surely_holds_up(entry, span)]
-        assert not first, f"{entry.name} was delivered, {first} of its entity is first (law 4)"
+        assert not first, f"{entry.name} was delivered before {first} with its ordering key (law 4)"
         for other in rivals:
             other.holds = other.holds or False
         entries = [

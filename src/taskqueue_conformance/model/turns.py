@@ -44,8 +44,8 @@ class Turns:
         self._owed = min(1.0, self._owed + share)
         higher = [other.name for other in others if other.task.priority > priority]
         if higher:
-            assert share, f"{entry.name} was delivered before {higher}, which is higher (law 4)"
-            assert self._owed > 1 - _SLACK, f"{entry.name} has more than its share (law 4)"
+            assert share, f"{entry.name} was delivered before {higher} of higher priority (law 4)"
+            assert self._owed > 1 - _SLACK, f"{entry.name} exceeds the floor share (law 4)"
             self._owed -= 1
             lower = [other.name for other in others if other.task.priority < priority]
             assert not lower, f"{entry.name} has the share of the lowest, {lower} (law 4)"
@@ -63,5 +63,5 @@ class Turns:
             turns = self._turns.setdefault((priority, client), Counter())
             turns[tenant] += 1
             assert turns[tenant] <= _ROUNDS, (
-                f"{entry.name}: {turns[tenant]} turns of {tenant!r} while {client!r} waits (law 4)"
+                f"{entry.name}: {tenant!r} had {turns[tenant]} turns while {client!r} waited (law 4)"
             )

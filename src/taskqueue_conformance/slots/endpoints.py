@@ -138,7 +138,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert await bench.slots.release(lease) == (True,)
         assert (await inspect_pool(bench)).endpoints == ()
         assert not await bench.slots.remove(MODEL, "s1")
-        assert not (await add(bench)).healthy, "it is a new one"
+        assert not (await add(bench)).healthy, "a new endpoint is unhealthy"
         assert await bench.slots.remove(MODEL, "s1")
         assert (await inspect_pool(bench)).endpoints == ()
 
@@ -216,7 +216,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
             await serve(bench, server, 4, model=OTHER_MODEL)
         (first,) = await running(bench, "job-1")
         (second,) = await running(bench, "job-2")
-        assert [first.server, second.server] == ["s1", "s1"], "the model is loaded there"
+        assert [first.server, second.server] == ["s1", "s1"], "s1 ran the model last"
         assert [first.switched, second.switched] == [False, False]
         await bench.slots.drain(OTHER_MODEL, "s1")
         (other,) = await running(bench, "job-1", model=OTHER_MODEL)
@@ -230,7 +230,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert lease.switched
         assert (await glance(bench, "s1")).last_model == OTHER_MODEL
         (back,) = await take(bench)
-        assert (back.server, back.switched) == ("s2", True), "loaded nowhere: the least used"
+        assert (back.server, back.switched) == ("s2", True), "the least used server is first"
 
     async def test_a_slot_without_a_job_loads_nothing(self, bench: Bench) -> None:
         """A lease that is released without a job does not count as a switch of models (A18, A19)."""
@@ -238,7 +238,7 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         await serve(bench, slots=2, model=OTHER_MODEL)
         await running(bench, "job-1")
         (idle,) = await take(bench, model=OTHER_MODEL)
-        assert idle.switched, "it would have to be loaded"
+        assert idle.switched, "the server ran another model last"
         await bench.slots.release(idle)
         (lease,) = await running(bench, "job-2")
         assert not lease.switched

@@ -58,7 +58,7 @@ async def take(
 ) -> list[SlotLease]:
     """Acquire ``count`` slots; fail if fewer are free."""
     leases = await bench.slots.acquire(model, holder, ttl=ttl, limit=count)
-    assert len(leases) == count, f"{len(leases)} of {count} free slots were given"
+    assert len(leases) == count, f"expected {count} slots, got {len(leases)}"
     return list(leases)
 
 
@@ -68,7 +68,7 @@ async def running(
     """Acquire a slot for each job, and bind its lease to the job."""
     leases = await take(bench, len(jobs), holder, model)
     bound = await bench.slots.assign(*zip(leases, jobs, strict=True), ttl=ttl)
-    assert None not in bound, "a lease in hand was not bound to a job"
+    assert None not in bound, "a current lease was not bound to its job"
     return [lease for lease in bound if lease is not None]
 
 
@@ -117,4 +117,4 @@ async def check_stale(bench: Bench, lease: SlotLease) -> None:
         remaining = await pool.leave(lease.model, lease.job, lease.token, b'"stale"')
         assert remaining is Left.LATE, "a stale token has left a note"
     after = await inspect_pool(bench)
-    assert after.leases == before.leases, "a stale token has changed something"
+    assert after.leases == before.leases, "a stale token has changed a lease"

@@ -35,7 +35,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert len(second) == 1
         assert await bench.slots.acquire(MODEL, "h1", ttl=LONG, limit=5) == ()
         leases = [*first, *second]
-        assert len({lease.token for lease in leases}) == 3, "two leases have one token"
+        assert len({lease.token for lease in leases}) == 3, "two leases have the same token"
         assert [lease.fence for lease in leases] == sorted({lease.fence for lease in leases})
         for lease, holder in zip(leases, ["h1", "h1", "h2"], strict=True):
             assert (lease.model, lease.server) == (MODEL, "s1")
@@ -166,7 +166,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
             0,
         )
         leases = await bench.slots.renew(assigned, ttl=LONG)
-        assert leases[0] is not None, "an overdue lease is its holder's still"
+        assert leases[0] is not None, "an expired lease must still be valid for its holder"
         assert (await glance(bench)).overdue == 1
         assert await bench.slots.release(detached) == (True,)
 
@@ -293,7 +293,7 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
         assert taken.token != old.token
         await check_stale(bench, old)
         leases = await bench.slots.renew(lease, young, busy, taken, ttl=LONG)
-        assert None not in leases, "a slot of its own, a young one or one with a job was taken"
+        assert None not in leases, "a lease was taken that is its own, recent or bound to a job"
 
     async def test_free_slots_before_idle_ones(self, bench: Bench) -> None:
         """With ``idle``, free slots are granted first, then idle slots of other holders (B9)."""
@@ -326,14 +326,14 @@ class SlotLeasesSuite(Harness, needs=(Capability.SLOTS,)):
             job = f"job-{state}"
             lost = _of_an_earlier_pool(there, state=state, job=job)
             (lease,) = await bench.slots.renew(lost, ttl=LONG)
-            assert lease is not None, "a job that runs has no slot after the loss of the pool"
+            assert lease is not None, "a running job has no lease after the loss of the pool"
             assert (lease.job, lease.state, lease.holder) == (job, state, lost.holder)
             assert lease.token != lost.token
             assert lease.fence > there.fence
             assert bench.now < lease.expires_at < bench.now + 2 * LONG
             (again,) = await bench.slots.renew(lost, ttl=LONG)
             assert again is not None
-            assert again.token == lease.token, "the answer was lost, and the lease with it"
+            assert again.token == lease.token, "a repeated renewal must return the same lease"
             assert await bench.slots.leave(MODEL, job, lease.token, b"1") is Left.TAKEN
         assert (await glance(bench)).held == 3
         assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()

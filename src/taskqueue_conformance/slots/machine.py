@@ -261,15 +261,15 @@ class SlotMachine(BackendMachine):
     ) -> None:
         """Compare returned leases with the model's; those in ``fresh`` must have new tokens."""
         new, answered, right = [id(item) for item in fresh], list(answer), list(expected)
-        assert len(answered) == len(right), f"{len(answered)} leases, it must be {len(right)}"
+        assert len(answered) == len(right), f"expected {len(right)} leases, got {len(answered)}"
         for lease, held in zip(answered, right, strict=True):
-            assert (lease is None) == (held is None), f"answered {lease}, it must be {held}"
+            assert (lease is None) == (held is None), f"wrong lease: expected {held}, got {lease}"
             if lease is None or held is None:
                 continue
             if id(held) in new:
-                assert lease.fence > self.fence, "the fence does not rise"
+                assert lease.fence > self.fence, "the fence must increase"
                 assert lease.token not in {lease.token for lease in self.given}, (
-                    "a token comes twice"
+                    "a token was issued twice"
                 )
                 self.fence, held.fence, held.token = lease.fence, lease.fence, lease.token
             assert (lease.token, lease.note) == (held.token, held.note)

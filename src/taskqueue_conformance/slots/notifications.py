@@ -152,7 +152,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         bound = [lease for (lease,) in await asyncio.gather(*calls) if lease is not None]
         leases = await bench.slots.renew(*bound, ttl=LONG)
         assert len(bound) == 6
-        assert sum(lease is not None for lease in leases) == 1, "one job is in two hands"
+        assert sum(lease is not None for lease in leases) == 1, "a job must have one valid lease"
         assert (await glance(bench)).held == 1
 
     async def test_a_cancelled_acquire_loses_nothing(self, bench: Bench) -> None:
@@ -249,7 +249,7 @@ async def _silent(bench: Bench, signal: RoomSignal, timeout: float) -> asyncio.T
     for _ in range(4):
         if waiting.done():
             waiting = await bench.start(signal.wait(timeout))
-    assert not waiting.done(), "the signal fires without cause, again and again"
+    assert not waiting.done(), "the signal fires repeatedly without cause"
     return waiting
 
 
@@ -265,10 +265,10 @@ async def _crowd(bench: Bench, replicas: list[Bench]) -> None:
         for turn in range(8):
             given = await bench.slots.acquire(MODEL, f"h{number}", ttl=LONG, limit=2)
             for lease in given:
-                assert lease.token not in held, "a slot was given twice"
+                assert lease.token not in held, "a slot was granted twice"
                 held[lease.token] = lease.server
                 of_server = [name for name in held.values() if name == lease.server]
-                assert len(of_server) <= slots[lease.server], "more is held than there is"
+                assert len(of_server) <= slots[lease.server], "more slots are leased than exist"
             await _use(bench, given, f"{number}-{turn}", drawn)
             for lease in given:
                 del held[lease.token]

@@ -57,10 +57,10 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
             await add(bench, server, 2)
             assert await report_observation(bench, 1, server=server) == []
             assert await report_observation(bench, 1, server=server) == []
-            assert not (await glance(bench, server)).healthy, "no time had passed"
+            assert not (await glance(bench, server)).healthy, "no time has passed"
             await bench.advance(bench.short)
             await report_observation(bench, 2, server=server)
-            assert not (await glance(bench, server)).healthy, "it was more than before"
+            assert not (await glance(bench, server)).healthy, "the number has grown"
             await bench.advance(bench.short)
             await report_observation(bench, last, server=server)
             assert (await glance(bench, server)).healthy
@@ -91,7 +91,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         (detached,) = await running(bench, "job-2")
         await bench.slots.detach(detached, ttl=LONG)
         assert await report_observation(bench, 0) == []
-        assert await report_observation(bench, 0) == [], "the second look came too soon"
+        assert await report_observation(bench, 0) == [], "the second report came too early"
         assert (await glance(bench)).held == 2
         await bench.advance(bench.short)
         assert await report_observation(bench, 0) == ["job-1", "job-2"]
@@ -116,7 +116,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await bench.slots.release(before)
         await running(bench, "job-1")
         await bench.advance(bench.short)
-        assert await report_observation(bench, 0) == [], "a fresh lease was cleared"
+        assert await report_observation(bench, 0) == [], "a new lease was ended by an older report"
         await bench.advance(bench.short)
         assert await report_observation(bench, 0) == ["job-1"]
 
@@ -190,7 +190,7 @@ class SlotReconcileSuite(Harness, needs=(Capability.SLOTS,)):
         await report_observation(bench, 2)
         await bench.advance(bench.short)
         assert await report_observation(bench, 2) == ["job-1", "job-3"], (
-            "two lack of four with a job"
+            "two of four jobs are missing"
         )
         await bench.advance(bench.short)
         assert await report_observation(bench, 2) == []

@@ -69,7 +69,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
                 Published.DUPLICATE,
                 Published.REFUSED,
                 Published.CONFLICT,
-            ], "the id is looked up first (laws 6, 7)"
+            ], "known ids must be recognized before the limits are checked (laws 6, 7)"
         await bench.expect(waiting=2)
 
     async def test_first_delivery_makes_room(self, bench: Bench) -> None:
@@ -265,5 +265,5 @@ async def _has_room(bench: Bench, room: int, *, of: int) -> None:
     """Fail unless the queue, whose capacity is ``of``, accepts exactly ``room`` more tasks."""
     *accepted, refused = await _publish(bench, *_names(bench, room + 1))
     statuses = [answer.status for answer in accepted]
-    assert statuses == [Published.ACCEPTED] * room, f"there must be room for {room} (law 6)"
+    assert statuses == [Published.ACCEPTED] * room, f"{room} more tasks must be accepted (law 6)"
     check_refused(refused, Refusal.QUEUE_FULL, depth=of)

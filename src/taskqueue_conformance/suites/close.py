@@ -22,9 +22,7 @@ class ClosingSuite(Harness):
         await bench.take(closed, 2)
         await closed.close()
         taken = await bench.take(other, 4)
-        assert ids(taken) == ["t1", "t2", "t3"], (
-            "close must release its deliveries, ahead of new tasks (law 4)"
-        )
+        assert ids(taken) == ["t1", "t2", "t3"], "released tasks must precede new ones (law 4)"
         assert {(delivery.attempt, delivery.losses) for delivery in taken} == {(1, 0)}
 
     async def test_close_leaves_others_alone(self, bench: Bench) -> None:
@@ -46,7 +44,7 @@ class ClosingSuite(Harness):
         other = bench.subscribe(consumer="another")
         assert ids([await bench.one(other)]) == ["t2"]
         await subscription.close()
-        assert await bench.take(other) == [], "a close took what was another's (law 2)"
+        assert await bench.take(other) == [], "a settled delivery was released (law 2)"
 
     async def test_close_ends_a_waiting_receive(self, bench: Bench) -> None:
         """A waiting receive returns empty when its subscription is closed."""
@@ -93,9 +91,9 @@ class ClosingSuite(Harness):
 
         consumer = await bench.start(consume())
         await bench.publish("t1", "t2")
-        await bench.until(lambda: len(observed) == 2, "for the iteration to give what is there")
+        await bench.until(lambda: len(observed) == 2, "for two deliveries of waiting tasks")
         await bench.publish("t3", key=OTHER)
-        await bench.until(lambda: len(observed) == 3, "for the iteration to give what came later")
+        await bench.until(lambda: len(observed) == 3, "for a delivery of a later task")
         await subscription.close()
         await bench.outcome(consumer)
         assert observed == ["t1", "t2", "t3"]

@@ -32,7 +32,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await subscription.close()
         assert (await bench.control.maintain()).unclaimed == (KEY,)
         assert await bench.control.cancel(KEY, "t1")
-        assert (await bench.control.maintain()).unclaimed == (), "nothing waits there any more"
+        assert (await bench.control.maintain()).unclaimed == (), "no task waits there"
 
     async def test_queues(self, bench: Bench) -> None:
         """A queue is listed once it has a task, settings or a subscription; the list is sorted."""
@@ -65,7 +65,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         again = await bench.control.configure(KEY, confirmed)
         assert again.version == 2
         assert await bench.control.settings(OTHER) == QueueSettings(), (
-            "settings leaked into another queue"
+            "settings of one queue changed another queue"
         )
 
     async def test_settings_conflict(self, bench: Bench) -> None:
@@ -146,7 +146,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert known["w"].since <= bench.now
         await subscription.close()
         known = {worker.worker_id: worker for worker in await bench.control.workers()}
-        assert (known["w"].connections, known["w"].in_flight) == (1, 1), "both were forgotten"
+        assert (known["w"].connections, known["w"].in_flight) == (1, 1), "one is still open"
         await two.close()
         await alone.close()
         assert await bench.control.workers() == ()

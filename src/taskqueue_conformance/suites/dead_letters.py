@@ -76,7 +76,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         delivery = await bench.one(subscription)
         assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
         assert (await subscription.redeliver(delivery, lost=True))[0].ok, (
-            "a resend answers ok again"
+            "a repeated settlement must get the same answer"
         )
         assert [dead_letter.task.id for dead_letter in await bench.dead_letters.list(KEY)] == ["t1"]
         await bench.expect(dead=1)
@@ -112,7 +112,7 @@ class DeadLettersSuite(Harness, needs=(Capability.DEAD_LETTERS,)):
         assert await bench.dead_letters.redrive(KEY, "t1") == 1
         again = await bench.one(subscription)
         assert (again.attempt, again.losses) == (2, 0), (
-            "redrive keeps the attempt and forgets losses"
+            "redrive must keep the attempt and reset the losses"
         )
         assert 0 < again.prior <= 2, "prior must count the attempts that were spent before"
         assert await bench.dead_letters.list(KEY) == ()

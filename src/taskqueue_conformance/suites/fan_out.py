@@ -166,7 +166,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         new, known = Published.ACCEPTED, Published.DUPLICATE
         statuses = [answer.status for answer in answers]
         assert statuses[:3] + statuses[5:] == [new, new, known, new]
-        assert sorted(statuses[3:5]) == [new, known], "one is first, and only one (law 7)"
+        assert sorted(statuses[3:5]) == [new, known], "exactly one is accepted (law 7)"
         assert sorted(ids(await bench.take(bench.subscribe(name), 9))) == ["t1", "t2", "t3"]
         assert ids(await bench.take(bench.subscribe("plain"), 9)) == ["t2"]
         assert await bench.control.ledger(KEY) == Ledger()

@@ -26,7 +26,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             _check_share(taken, share)
             for name in ("high", "low"):
                 own = [int(task.removeprefix(name)) for task in taken if task.startswith(name)]
-                assert own == sorted(own), f"FIFO within a priority: {own} (law 4)"
+                assert own == sorted(own), f"wrong order within a priority: {own} (law 4)"
 
     async def test_the_lowest_of_several(self, bench: Bench) -> None:
         """The share goes to the lowest waiting priority, not to those in the middle (law 4; OPEN-C8)."""
@@ -38,7 +38,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert not [name for name in taken if name.startswith("middle")]
         taken = await bench.drain(bench.subscribe(), count=25)
         middle = sum(name.startswith("middle") for name in taken)
-        assert 4 <= middle <= 6, f"{middle} of 25 are of the lowest that is left (law 4)"
+        assert 4 <= middle <= 6, f"{middle} of 25 deliveries have the lowest priority (law 4)"
 
     async def test_nothing_is_owed(self, bench: Bench) -> None:
         """Deliveries while no lower priority waits do not increase its later share (law 4)."""
@@ -105,7 +105,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, x=40, y=40, priority=8)
         taken = await bench.drain(bench.subscribe(), count=48, limit=5)
         lowest = [name for name in taken if name[0] in "ab"]
-        assert 11 <= len(lowest) <= 13, f"{len(lowest)} of 48 (law 4)"
+        assert 11 <= len(lowest) <= 13, f"wrong share: {len(lowest)} of 48 (law 4)"
         assert lowest == [f"{tenant}{n}" for n in range(10) for tenant in "ab"][: len(lowest)]
         highest = [name for name in taken if name[0] in "xy"]
         assert highest == [f"{tenant}{n}" for n in range(20) for tenant in "xy"][: len(highest)]
@@ -125,12 +125,12 @@ def _check_share(taken: Sequence[str], share: float) -> None:
     """Fail unless the low priority had its share of the deliveries, evenly spread."""
     lowest = [name.startswith("low") for name in taken]
     least, most = len(taken) * share * 0.8, len(taken) * share * 1.2 + 1
-    assert int(least) <= sum(lowest) <= most, f"{sum(lowest)} of {len(taken)} (law 4)"
+    assert int(least) <= sum(lowest) <= most, f"wrong share: {sum(lowest)} of {len(taken)} (law 4)"
     if share:
         window = ceil(1 / share)
         for start in range(len(taken) - window):
             assert any(lowest[start : start + window + 1]), (
-                f"none of the lowest in {window + 1} deliveries (law 4)"
+                f"no delivery of the lowest priority among {window + 1} (law 4)"
             )
     else:
-        assert not any(lowest), "a lower priority before a higher one (law 4)"
+        assert not any(lowest), "a lower priority was delivered before a higher one (law 4)"

@@ -32,7 +32,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         taken = [await bench.take(subscription, 2) for subscription in (item, two, three)]
         assert [len(deliveries) for deliveries in taken] == [2, 1, 0]
         for subscription in (item, two, three):
-            assert (await held(subscription)).due_at is None, "time alone brings nothing"
+            assert (await held(subscription)).due_at is None, "no task becomes due"
         await two.ack(taken[1][0])
         assert ids(await bench.take(three, 2)) == ["t4"]
 
@@ -151,7 +151,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
         await bench.limit(paused=True)
-        assert (await held(subscription)).due_at is None, "time alone brings nothing"
+        assert (await held(subscription)).due_at is None, "no task becomes due"
         await bench.publish("t2")
         await bench.publish("t3", not_before=bench.now + bench.short)
         await subscription.ack(delivery)
@@ -160,7 +160,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await held(subscription)
         await bench.limit(paused=False)
         taken = await bench.take(subscription, 9)
-        assert ids(taken) == ["t1", "t2", "running", "t3"], "kept in its order (law 4)"
+        assert ids(taken) == ["t1", "t2", "running", "t3"], "the order is kept (law 4)"
         assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1]
 
     async def test_pause_and_a_waiting_receive(self, bench: Bench) -> None:

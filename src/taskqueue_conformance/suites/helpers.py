@@ -55,7 +55,7 @@ async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fiel
     await end(bench, item, delivery)
     taken = (await bench.outcome(waiting)).deliveries
     assert len(taken) == 1, (
-        f"the end of the first must make way for one task (laws 4, 5): expected 1, got {len(taken)}"
+        f"wrong number of deliveries after the end of the first: expected 1, got {len(taken)}"
     )
     await two.ack(*taken)
     await bench.control.purge(KEY)

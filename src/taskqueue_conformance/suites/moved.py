@@ -45,7 +45,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             Published.DUPLICATE,
             Published.CONFLICT,
             Published.REFUSED,
-        ], "the id is looked up first (laws 6, 7)"
+        ], "known ids must be recognized before the limits are checked (laws 6, 7)"
         check_refused(answers[3], Refusal.MOVED)
         await bench.expect(done=1, waiting=1)
 

@@ -116,7 +116,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         taken = await bench.take(bench.subscribe(KEY, OTHER), 10)
         for key, order in ((KEY, "ababab"), (OTHER, "baba")):
             own = [d.task.tenant for d in taken if d.task.key == key]
-            assert own == list(order), f"in {key} (law 4)"
+            assert own == list(order), f"wrong order of tenants in {key} (law 4)"
 
     async def test_fifo_within_a_tenant(self, bench: Bench) -> None:
         """A tenant's tasks are delivered in the order in which they became available (laws 4, 8)."""
@@ -192,7 +192,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.drain(subscription, two, count=126, limit=10)
         done = [name for name in taken if name.startswith("s")]
-        assert len(done) == 100, f"{len(done)} of 100 small ones in 6 rounds of 21 (law 4)"
+        assert len(done) == 100, f"{len(done)} of 100 tasks in 6 rounds of 21 (law 4)"
         assert [n for n in taken if n.startswith("s7-")] == [f"s7-{m}" for m in range(5)]
 
     async def test_equal_tenants_have_equal_shares(self, bench: Bench) -> None:
@@ -269,5 +269,5 @@ def _check_shares(taken: Sequence[str], weights: dict[str, int], slack: int = 0)
         for tenant, weight in weights.items():
             share = total * weight / whole
             assert abs(counts[tenant] - share) <= weight + 1 + slack, (
-                f"{tenant} has {counts[tenant]} of {total}, its share is {share:.1f} (law 4)"
+                f"wrong share of {tenant}: expected {share:.1f} of {total}, got {counts[tenant]} (law 4)"
             )

@@ -168,7 +168,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert len(set(taken)) == 60
         for tenant in "abc":
             own = [name for name in taken if name[0] == tenant]
-            assert own == sorted(own, key=_published), f"{tenant}'s in their order (law 4)"
+            assert own == sorted(own, key=_published), f"wrong order of tenant {tenant} (law 4)"
 
 
 def _published(name: str) -> tuple[str, int]:

@@ -258,7 +258,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         while len(order) < 4:
             await subscription.ack(*taken)
             taken = await bench.take(subscription, 9)
-            assert taken, f"nothing after {order}"
+            assert taken, f"nothing was delivered after {order}"
             order += [name for name in ids(taken) if name[0] == "e"]
         assert order == ["e0", "e1", "e2", "e3"]
 
@@ -270,7 +270,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await bench.drain(subscription, count=2) == ["e0", "e1"]
         received = await subscription.receive(5, 0)
         assert received.deliveries == (), "delivered without a token (law 5)"
-        assert received.due_at is not None, "an empty answer must tell when a limit opens"
+        assert received.due_at is not None, "an empty answer must contain due_at"
         assert await bench.wakes(subscription.receive(5, None), bench.advance(0.5)) == ["e2"]
 
     @needs("durable")
@@ -301,7 +301,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
                 for delivery in received.deliveries:
                     entity = delivery.task.ordering_key
                     assert entity is not None
-                    assert entity not in running, f"two of {entity} are in flight (law 4)"
+                    assert entity not in running, f"two tasks of {entity} are in flight (law 4)"
                     running.add(entity)
                     order[entity].append(delivery.task.id.split("-")[1])
                 await asyncio.sleep(0)

@@ -18,7 +18,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(max_processing_time=4 * bench.short)
         subscription, delivery = await bench.running("hung")
         await bench.advance(2 * bench.short)
-        assert await _recovered(bench) == 0, "taken back before its time"
+        assert await _recovered(bench) == 0, "the delivery was ended too early"
         await bench.expect(in_flight=1)
         await bench.advance(2 * bench.short)
         assert await _recovered(bench) == 1
@@ -53,7 +53,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for step in range(8):
             await bench.advance(bench.short)
             assert await bench.control.progress(delivery, step / 10 if step % 2 else f"step {step}")
-            assert await _recovered(bench) == 0, "a healthy task was taken back"
+            assert await _recovered(bench) == 0, "a delivery with progress was ended"
         assert await subscription.ack(delivery) == (Settled.OK,)
         await bench.advance(4 * bench.short)
         assert await _recovered(bench) == 0
@@ -79,7 +79,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.one(subscription)
         await bench.limit(max_processing_time=None)
         await bench.advance(2 * bench.short)
-        assert await _recovered(bench) == 1, "one was delivered under the limit"
+        assert await _recovered(bench) == 1, "exactly one delivery has a time limit"
         assert ids(await bench.take(subscription, 9)) == ["after"]
         assert await subscription.ack(before) == (Settled.OK,)
 
@@ -134,7 +134,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await subscription.redeliver(returned)
         delivery = await bench.one(two)
         await bench.advance(2 * bench.short)
-        assert await _recovered(bench) == 0, "its time began with the second delivery"
+        assert await _recovered(bench) == 0, "the time must start again with the second delivery"
         assert await two.ack(delivery) == (Settled.OK,)
         await bench.expect(done=2)
 

@@ -60,7 +60,7 @@ class PublishSuite(Harness):
             bench.task("t1", priority=5), bench.task("t1", priority=9, headers={"resent": "yes"})
         )
         assert [c.status for c in again] == [Published.DUPLICATE] * 2
-        assert all(c.stored for c in again), "a duplicate is stored, by the earlier call"
+        assert all(c.stored for c in again), "a duplicate must count as stored"
         taken = await bench.take(bench.subscribe(), 3)
         assert ids(taken) == ["t1"], "a duplicate was delivered (law 7)"
         assert taken[0].task.priority == 5, "a duplicate replaced the stored task (law 7)"
@@ -158,4 +158,4 @@ async def _resent(bench: Bench, task_id: str) -> None:
         bench.task(task_id), bench.task(task_id, payload="something else")
     )
     expected = [Published.DUPLICATE, Published.CONFLICT]
-    assert [c.status for c in answers] == expected, f"{task_id} is not known any more (law 7)"
+    assert [c.status for c in answers] == expected, f"{task_id} was forgotten too early (law 7)"

@@ -42,7 +42,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for seconds, tokens in ((1, 2), (2, 4), (3, 4), (0.5, 1)):
             await bench.advance(seconds)
             more = await bench.take(subscription, 9)
-            assert len(more) >= tokens, f"{len(more)} in {seconds} s, there were {tokens} tokens"
+            assert len(more) >= tokens, f"{tokens} tokens in {seconds} s, {len(more)} deliveries"
             taken += more
         check_rate(taken, _FAST)
 
@@ -81,7 +81,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
         assert (await held(subscription)).due_at is None, (
-            "there is nothing that a token would bring"
+            "due_at must be None: no task waits for a token"
         )
         waiting = await bench.start(subscription.receive(9, None))
         await bench.publish("late")
@@ -164,7 +164,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for _ in range(3):
             for _ in range(3):
                 taken += await bench.take(subscription, 9)
-                assert (await held(subscription)).due_at is None, "it takes a place, not time"
+                assert (await held(subscription)).due_at is None, "no task becomes due"
             await subscription.ack(taken[-1])
         assert ids(taken) == ["t0", "t1", "t2"]
         check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
@@ -189,7 +189,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 6}))
         result = await held(subscription)
         assert result.due_at is not None
-        assert result.due_at < first.delivered_at + _TOKEN, "tokens come twice as fast now"
+        assert result.due_at < first.delivered_at + _TOKEN, "the next token must come earlier"
         await bench.limit(rate_limit=None)
         await bench.limit(rate_limit=_SLOW)
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 1}))

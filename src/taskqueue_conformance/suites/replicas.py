@@ -105,11 +105,11 @@ class ReplicasSuite(Harness):
         after = await bench.reopen()
         subscription = after.subscribe()
         assert await subscription.ack(acked) == (Settled.OK,), (
-            "a resent settlement answers ok again"
+            "a repeated settlement must get the same answer"
         )
         await bench.stale(subscription.ack(stale))
         (answer,) = await after.backend.publisher.publish(after.task("acked"))
-        assert answer.status is Published.DUPLICATE, "an executed task was taken again (law 7)"
+        assert answer.status is Published.DUPLICATE, "an executed task was accepted again (law 7)"
         await after.expect(done=1, waiting=1)
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL, "durable")

@@ -24,7 +24,7 @@ class RetrySuite(Harness):
             assert delivery.attempt == attempt
             verb = ScheduleRetry(bench.short, "failed")
             assert await settle(bench.backend, subscription, delivery, verb) is Settled.OK
-            assert await bench.take(subscription) == [], "a retry came early (law 8)"
+            assert await bench.take(subscription) == [], "a retry was delivered early (law 8)"
             await bench.advance(bench.short)
         delivery = await bench.one(subscription)
         assert (delivery.attempt, delivery.losses) == (4, 0)
@@ -83,7 +83,7 @@ class RetrySuite(Harness):
             answer = await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
             assert answer.status is ACCEPTED
         subscription = bench.subscribe()
-        assert await bench.take(subscription) == [], "a moved entry came early (law 8)"
+        assert await bench.take(subscription) == [], "a moved entry was delivered early (law 8)"
         await bench.expect(scheduled=2)
         await bench.advance(bench.short)
         assert ids(await bench.take(subscription, 3)) == ["t1", "t2"]
@@ -98,7 +98,7 @@ class RetrySuite(Harness):
         assert confirmation.status is ACCEPTED
         assert confirmation.task_id == "t1"
         await bench.expect(done=1, scheduled=1)
-        assert await bench.take(subscription) == [], "a retry came early (law 8)"
+        assert await bench.take(subscription) == [], "a retry was delivered early (law 8)"
         await bench.advance(bench.short)
         again = await bench.one(subscription)
         assert (again.attempt, again.task) == (2, delivery.task)
@@ -139,7 +139,7 @@ class RetrySuite(Harness):
         (again,) = await bench.take(subscription, 2)
         await subscription.ack(again)
         answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now)
-        assert answer.status is ACCEPTED, "the next attempt has a token of its own"
+        assert answer.status is ACCEPTED, "a retry of the next attempt must be accepted"
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_explicit_token(self, bench: Bench) -> None:

@@ -69,7 +69,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
         await subscription.redeliver(second)
         await bench.control.cancel(KEY, "t3")
         waiting = await bench.start(bench.revoked(subscription))
-        assert not waiting.done(), f"revoked {waiting.result()}"
+        assert not waiting.done(), f"a receipt was reported as revoked: {waiting.result()}"
         other = await bench.start(bench.revoked(two))
         assert await bench.outcome(other) == (third.receipt,)
 

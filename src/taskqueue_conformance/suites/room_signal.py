@@ -108,7 +108,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
                 if not waiting.done():
                     break
                 waiting = await bench.start(signal.wait(_LONG))
-            assert not waiting.done(), "the signal fires without cause, again and again"
+            assert not waiting.done(), "the signal fires repeatedly without cause"
 
     async def test_a_cancelled_wait(self, bench: Bench) -> None:
         """A cancelled wait takes no notification from the next wait or from another signal (law 6)."""
@@ -188,7 +188,7 @@ async def _notifies(
                 await signal.wait(_LONG)
 
     waiting = await bench.start(publish())
-    assert not waiting.done(), "there is no room (law 6)"
+    assert not waiting.done(), "the full queue accepted a task (law 6)"
     await bring()
     await bench.outcome(waiting)
     await bench.control.purge(KEY)

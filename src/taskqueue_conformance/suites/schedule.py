@@ -79,5 +79,5 @@ class ScheduleSuite(Harness):
         received = await bench.subscribe().receive(1, 0)
         assert received.deliveries == ()
         assert not received.again
-        assert received.due_at is not None, "due_at must tell of a scheduled task"
+        assert received.due_at is not None, "due_at must contain the time of a scheduled task"
         assert received.due_at <= soon

@@ -98,7 +98,7 @@ class SettleSuite(Harness):
         await subscription.ack(delivery)
         await bench.stale(subscription.redeliver(delivery))
         await bench.stale(subscription.redeliver(delivery, lost=True))
-        assert await bench.take(subscription) == [], "a settled task came back (law 2)"
+        assert await bench.take(subscription) == [], "a settled task was delivered again (law 2)"
         await bench.expect(done=1)
 
     async def test_resent_ack(self, bench: Bench) -> None:

@@ -50,7 +50,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.publish("n0", "n1")
         without_tenant = bench.task("n2")
         (answer,) = await bench.backend.publisher.publish(without_tenant)
-        assert answer.code is full, "those without a tenant are one (law 6)"
+        assert answer.code is full, "tasks without a tenant count as tasks of one tenant (law 6)"
 
     @needs(Capability.FLOW)
     async def test_total_bounds_tenants(self, bench: Bench) -> None:
@@ -63,7 +63,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             None,
             Refusal.QUEUE_FULL,
             Refusal.QUEUE_FULL,
-        ], "the queue is asked before the tenant (law 6)"
+        ], "the queue's capacity must be checked first (law 6)"
         assert [answer.depth for answer in answers] == [2, None, 5, 5]
         await bench.expect(waiting=5)
 
@@ -109,7 +109,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         taken += await bench.take(two, 9)
         assert ids(taken) == ["a0", "b0", "c0", "a1", "b1"]
         for subscription in (item, two):
-            assert (await held(subscription)).due_at is None, "time alone brings nothing"
+            assert (await held(subscription)).due_at is None, "no task becomes due"
         await two.ack(taken[0])
         assert ids(await bench.take(item, 9)) == ["a2"]
         await fill(bench, d=3)
@@ -184,16 +184,16 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, a=9, b=9, c=9, d=9)
         subscription = bench.subscribe()
         taken = await bench.take(subscription, 9)
-        assert ids(taken) == ["a0", "b0", "c0", "d0"], "four places in all (law 5)"
+        assert ids(taken) == ["a0", "b0", "c0", "d0"], "four tasks may be in flight (law 5)"
         await subscription.ack(*taken[:2])
         more = await bench.take(subscription, 9)
-        assert len(more) == 2, "six tokens in all (law 5)"
+        assert len(more) == 2, "the queue has six tokens (law 5)"
         await subscription.ack(*taken[2:], *more)
         assert (await held(subscription)).due_at is not None
         await bench.limit(rate_limit=None)
         more += await bench.take(subscription, 9)
         counts = Counter(delivery.task.tenant for delivery in (*taken, *more))
-        assert counts == {"a": 2, "b": 2, "c": 2, "d": 2}, "two tokens of each tenant (law 5)"
+        assert counts == {"a": 2, "b": 2, "c": 2, "d": 2}, "each tenant has two tokens (law 5)"
 
     @needs(Capability.FLOW)
     async def test_pause_of_a_fair_queue(self, bench: Bench) -> None:
@@ -252,7 +252,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             await bench.advance(1)
             limit = rate and RateLimit(max_tokens=rate[0], interval=rate[1])
             await bench.fair(tenant_rate_limit=limit)
-            assert len(await bench.take(subscription, 9)) == saved, f"{limit} (law 5)"
+            assert len(await bench.take(subscription, 9)) == saved, f"with {limit} (law 5)"
 
     async def test_limits_of_each_queue(self, bench: Bench) -> None:
         """A tenant that has reached its limit in one queue is served in another one (law 5)."""
@@ -290,5 +290,5 @@ async def _has_room(bench: Bench, tenant: str, names: Sequence[str]) -> None:
     bench.numbers += 1
     *accepted, refused = await _publish(bench, *names, f"{tenant}-more{bench.numbers}")
     statuses = [answer.status for answer in accepted]
-    assert statuses == [Published.ACCEPTED] * len(names), f"{tenant} has room (law 6)"
-    assert refused.code is Refusal.TENANT_FULL, f"{tenant} has no more room (law 6)"
+    assert statuses == [Published.ACCEPTED] * len(names), f"{tenant} must have capacity (law 6)"
+    assert refused.code is Refusal.TENANT_FULL, f"{tenant} must have no capacity left (law 6)"

@@ -46,7 +46,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.bury(subscription, delivery, "poison")
         status = await _status(bench)
         assert status.state is State.DEAD
-        assert status.error, "a dead task must say why"
+        assert status.error, "a dead task must have an error"
         await bench.dead_letters.redrive(KEY, "t1")
         assert (await _status(bench)).state is State.WAITING
         await bench.bury(subscription, await bench.one(subscription))
@@ -67,7 +67,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         """The result of each acked delivery is stored byte by byte, or ``None`` if there was none."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         delivery, two, three = await bench.take(subscription, 3)
-        assert await bench.control.results(KEY, "t1") == (None,), "a result before the end"
+        assert await bench.control.results(KEY, "t1") == (None,), "a running task has a result"
         await subscription.ack(delivery, two, results=[b'{"a": [1, null]}', None])
         await subscription.ack(three)
         results = await bench.control.results(KEY, "t3", "t1", "t4", "t2", "unknown")
@@ -117,5 +117,5 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
 
 async def _status(bench: Bench) -> TaskStatus:
     (status,) = await bench.control.statuses(KEY, "t1")
-    assert status is not None, "a task that lives is not known"
+    assert status is not None, "a live task has no status"
     return status
