@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar, cast
 
 import pytest
 
+from taskqueue_conformance.slots.helpers import LONG, PoolSteps, check_pool
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import (
     Control,
     DeadLetters,
     Order,
-    Permit,
-    PoolView,
     QueueSettings,
     RoomSignal,
     RoomSignals,
@@ -44,29 +42,6 @@ T = TypeVar("T")
 def ids(deliveries: Iterable[Delivery]) -> list[str]:
     """Return the task ids of deliveries, in their order."""
     return [delivery.task.id for delivery in deliveries]
-
-
-def check_pool(view: PoolView) -> None:
-    """Fail if the counts of a slot pool do not match its leases, or if the view shows a token or a note."""
-    assert all(lease.token == "" for lease in view.leases), "`inspect` must not show tokens"
-    assert all(lease.note is None for lease in view.leases), "`inspect` shows a note: expected None"
-    fences = [lease.fence for lease in view.leases]
-    assert fences == sorted(set(fences)), f"fences must be unique and sorted: got {fences}"
-    jobs = Counter((lease.model, lease.job) for lease in view.leases if lease.job is not None)
-    assert not jobs or max(jobs.values()) == 1, f"a job has several slots: {jobs}"
-    held = Counter((lease.model, lease.server, lease.state) for lease in view.leases)
-    for info in view.endpoints:
-        fields = {
-            Permit.UNASSIGNED: info.unassigned,
-            Permit.ASSIGNED: info.assigned,
-            Permit.DETACHED: info.detached,
-        }
-        name = (info.endpoint.model, info.endpoint.server)
-        true = {state: held.pop((*name, state), 0) for state in Permit}
-        assert fields == true, f"wrong counts of an endpoint: expected {true}, got {fields}"
-        assert info.held + info.free == max(info.endpoint.slots, info.held)
-        assert info.overdue <= info.assigned + info.detached
-    assert not held, f"leases of endpoints that are not registered: {list(held)}"
 
 
 class _BackendSource(Protocol):
@@ -130,6 +105,11 @@ class Bench:
         """The backend's `SlotPool`; fails if the backend does not declare ``slots``."""
         self._require(Capability.SLOTS)
         return slots_of(self.backend)
+
+    @property
+    def pool(self) -> PoolSteps:
+        """The steps of the slot tests; they need the capability ``slots``."""
+        return PoolSteps(self)
 
     def task(self, task_id: str, **fields: Any) -> Task:
         """Return a new task; by default its queue is `KEY` and its payload is its id."""
@@ -325,6 +305,23 @@ class Bench:
         if not done:
             pytest.fail("a call still waits: expected it to return")
         return task.result()
+
+    async def silent(self, signal: RoomSignal, timeout: float = LONG) -> asyncio.Task[None]:
+        """Start a wait for a signal, again if it fires without cause; fail if it does so repeatedly."""
+        waiting = await self.start(signal.wait(timeout))
+        for _ in range(5):
+            if waiting.done():
+                waiting = await self.start(signal.wait(timeout))
+        assert not waiting.done(), "the signal fires repeatedly without cause"
+        return waiting
+
+    async def fires(self, signal: RoomSignal, event: Awaitable[T]) -> T:
+        """Fail unless ``event`` ends a wait for ``signal``; return the result of ``event``."""
+        async with signal:
+            waiting = await self.silent(signal)
+            result = await event
+            await self.outcome(waiting)
+            return result
 
     async def replica(self) -> Bench:
         """Open another backend on the same store, as another process would, and return its bench."""

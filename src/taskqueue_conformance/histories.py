@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -25,6 +25,11 @@ class BackendMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.opened = Bench.opened(self.harness)
         self.bench: Bench = self.runner.run(self.opened.__aenter__())
+
+    @staticmethod
+    def latest(items: Sequence[T], *indexes: int) -> list[T]:
+        """Return items by their positions, counted back from the last one; none if there are no items."""
+        return [items[-1 - index % len(items)] for index in indexes] if items else []
 
     def teardown(self) -> None:
         """Check and close the backend, and close the event loop."""

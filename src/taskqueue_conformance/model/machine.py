@@ -99,20 +99,20 @@ class QueueMachine(Moves):
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def ack(self, owner: int, chosen: list[int]) -> None:
         """Ack deliveries, whose receipts may be stale."""
-        if deliveries := self.chosen(*chosen):
+        if deliveries := self.latest(self.deliveries, *chosen):
             self.settle("ack", deliveries, self.subscriptions[owner].ack(*deliveries))
 
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def redeliver(self, owner: int, chosen: list[int]) -> None:
         """Release deliveries, whose receipts may be stale."""
-        if deliveries := self.chosen(*chosen):
+        if deliveries := self.latest(self.deliveries, *chosen):
             self.settle("redeliver", deliveries, self.subscriptions[owner].redeliver(*deliveries))
 
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(teller=tellers, index=places)
     def lose(self, teller: int | None, index: int) -> None:
         """Report a delivery as lost, which only the subscription that owns it may do."""
-        for delivery in self.chosen(index):
+        for delivery in self.latest(self.deliveries, index):
             owner = self.model.owners[delivery.receipt]
             teller = owner if teller is None else teller
             call = self.subscriptions[teller].redeliver(delivery, lost=True)
@@ -126,14 +126,14 @@ class QueueMachine(Moves):
         async def bury(delivery: Delivery) -> tuple[Settled, ...]:
             return (await self.bench.bury(self.subscriptions[owner], delivery),)
 
-        for delivery in self.chosen(index):
+        for delivery in self.latest(self.deliveries, index):
             self.settle("dead_letter", [delivery], bury(delivery))
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
     @rule(index=places, delay=st.integers(0, 3))
     def retry(self, index: int, delay: int) -> None:
         """Schedule a retry that settles a delivery, whose receipt may be stale."""
-        for delivery in self.chosen(index):
+        for delivery in self.latest(self.deliveries, index):
             self.schedule(delivery.task, delay, None, delivery)
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
@@ -199,7 +199,7 @@ class QueueMachine(Moves):
     def adopt(self, owner: int, position: int) -> None:
         """Adopt a delivery of the same or of another worker; its receipt may be stale."""
         same = [index for index, worker in enumerate(WORKERS) if worker == WORKERS[owner]]
-        for delivery in self.chosen(position):
+        for delivery in self.latest(self.deliveries, position):
             call = self.bench.adopt(self.subscriptions[owner], delivery.receipt)
             (answer,), span = self.timed(call)
             self.model.adopted(owner, same, delivery, answer, span)
@@ -227,7 +227,7 @@ class QueueMachine(Moves):
     @rule(index=places)
     def progress(self, index: int) -> None:
         """Report progress of a delivery, whose receipt may be stale."""
-        for delivery in self.chosen(index):
+        for delivery in self.latest(self.deliveries, index):
             answer, span = self.timed(self.bench.control.progress(delivery, 0.5))
             self.model.progressed(delivery, span, answer=answer)
             self.done(f"{name_of(delivery)} {'noted' if answer else 'not noted'}")

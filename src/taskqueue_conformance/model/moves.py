@@ -66,11 +66,6 @@ class Moves(BackendMachine):
         pairs = zip(chosen, answers, strict=True)
         self.done(", ".join(f"{name_of(delivery)} {answer}" for delivery, answer in pairs))
 
-    def chosen(self, *indexes: int) -> list[Delivery]:
-        """Return the deliveries at these positions, counted back from the latest one."""
-        count = len(self.deliveries)
-        return [self.deliveries[-1 - index % count] for index in indexes] if count else []
-
     def schedule(self, task: Task, delay: int, token: str | None, settles: Delivery | None) -> None:
         """Schedule a retry, and compare the answer with the model."""
         publisher, at = self.bench.backend.publisher, self.bench.now + delay * self.unit

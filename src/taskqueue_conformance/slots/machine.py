@@ -13,11 +13,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from taskqueue_conformance.bench import check_pool
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.histories import BackendMachine, play
 from taskqueue_conformance.selection import needs
-from taskqueue_conformance.slots.helpers import MODEL, OTHER_MODEL
+from taskqueue_conformance.slots.helpers import MODEL, OTHER_MODEL, check_pool
 from taskqueue_conformance.slots.model import Held, SlotModel
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Endpoint, Permit, Seen, SlotLease
@@ -75,51 +74,35 @@ class SlotMachine(BackendMachine):
         if verb == "register":
             self.register(model, server, fields)
             self.reconcile(model, server, Seen(active=0), 0)
-        elif verb == "remove":
-            self.remove(model, server)
-        elif verb in ("rest", "end rest"):
-            self.rest(model, server, 3 if verb == "rest" else 0)
-        else:
-            self.drain(model, server, draining=verb == "drain")
+            return
+        slots, pause = self.bench.slots, 3 * self.bench.short
+        calls = {
+            "drain": lambda: slots.drain(model, server),
+            "take back": lambda: slots.drain(model, server, draining=False),
+            "remove": lambda: slots.remove(model, server),
+            "rest": lambda: slots.rest(model, server, pause),
+            "end rest": lambda: slots.rest(model, server, 0),
+        }
+        answer = self.run(calls[verb]())
+        position = self.model.endpoint(model, server)
+        assert answer is (position is not None)
+        if position is not None:
+            if verb in ("drain", "take back"):
+                position.draining = verb == "drain"
+            elif verb in ("rest", "end rest"):
+                position.rests_until = self.model.now + (pause if verb == "rest" else 0)
+            if verb in ("drain", "remove", "rest"):
+                self.model.clear(position)
+            if verb == "remove":
+                position.removed = True
+                self.model.forget(position)
+        self.check()
 
     def register(self, model: str, server: str, fields: dict[str, Any]) -> None:
         """Register or change an endpoint, and compare its state with the model."""
         made = Endpoint(model=model, server=server, url="http://x", **fields)
         endpoint = self.run(self.bench.slots.register(made))
         assert endpoint == self.model.expected_info(self.model.register(made))
-        self.check()
-
-    def drain(self, model: str, server: str, *, draining: bool) -> None:
-        """Drain an endpoint, or undo that."""
-        answer = self.run(self.bench.slots.drain(model, server, draining=draining))
-        position = self.model.endpoint(model, server)
-        assert answer is (position is not None)
-        if position is not None:
-            position.draining = draining
-            if draining:
-                self.model.clear(position)
-        self.check()
-
-    def remove(self, model: str, server: str) -> None:
-        """Remove an endpoint."""
-        answer = self.run(self.bench.slots.remove(model, server))
-        position = self.model.endpoint(model, server)
-        assert answer is (position is not None)
-        if position is not None:
-            self.model.clear(position)
-            position.removed = True
-            self.model.forget(position)
-        self.check()
-
-    def rest(self, model: str, server: str, units: int) -> None:
-        """Pause an endpoint; 0 units end the pause."""
-        answer = self.run(self.bench.slots.rest(model, server, units * self.bench.short))
-        position = self.model.endpoint(model, server)
-        assert answer is (position is not None)
-        if position is not None:
-            position.rests_until = self.model.now + units * self.bench.short
-            if units:
-                self.model.clear(position)
         self.check()
 
     @rule(
@@ -141,7 +124,7 @@ class SlotMachine(BackendMachine):
         idle: int | None,
     ) -> None:
         """Release some leases, and acquire slots of a model."""
-        back, unit = self.chosen(*releasing), self.bench.short
+        back, unit = self.latest(self.given, *releasing), self.bench.short
         patience = None if idle is None else idle * unit
         answer = self.run(
             self.bench.slots.acquire(
@@ -163,7 +146,7 @@ class SlotMachine(BackendMachine):
     @rule(indexes=_several, jobs=st.permutations(["job-1", "job-2", "job-3"]), ttl=_ttls)
     def assign(self, indexes: list[int], jobs: list[str], ttl: int) -> None:
         """Bind leases, which may be stale, to jobs, which may already have a slot."""
-        self.bind(list(zip(self.chosen(*indexes), jobs, strict=False)), ttl)
+        self.bind(list(zip(self.latest(self.given, *indexes), jobs, strict=False)), ttl)
 
     def bind(self, pairs: list[tuple[SlotLease, str]], ttl: int) -> None:
         """Bind leases to jobs, with one call per job."""
@@ -176,14 +159,14 @@ class SlotMachine(BackendMachine):
     @rule(indexes=_several, ttl=_ttls)
     def detach(self, indexes: list[int], ttl: int) -> None:
         """Detach leases, which may be stale."""
-        leases, until = self.chosen(*indexes), ttl * self.bench.short
+        leases, until = self.latest(self.given, *indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.detach(*leases, ttl=until))
         self.compare_leases(answer, [self.model.detach(lease.token, until) for lease in leases])
 
     @rule(indexes=_several, ttl=_ttls)
     def renew(self, indexes: list[int], ttl: int) -> None:
         """Renew leases, which may be stale."""
-        leases, until = self.chosen(*indexes), ttl * self.bench.short
+        leases, until = self.latest(self.given, *indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.renew(*leases, ttl=until))
         expected = [self.model.renew(lease, until, lost=False)[0] for lease in leases]
         self.compare_leases(answer, expected)
@@ -191,7 +174,7 @@ class SlotMachine(BackendMachine):
     @rule(index=_places, job=st.none() | _jobs, ttl=_ttls)
     def renew_a_lost_one(self, index: int, job: str | None, ttl: int) -> None:
         """Renew a lease of a pool that no longer exists twice, as after a lost answer."""
-        for lease in self.chosen(index) * 2:
+        for lease in self.latest(self.given, index) * 2:
             state = Permit.ASSIGNED if job else Permit.UNASSIGNED
             token = f"l0st.1.{job}".replace("-", "")
             lost = msgspec.structs.replace(lease, token=token, job=job, state=state)
@@ -202,7 +185,7 @@ class SlotMachine(BackendMachine):
     @rule(indexes=_several)
     def release(self, indexes: list[int]) -> None:
         """Release leases, which may be stale."""
-        leases = self.chosen(*indexes)
+        leases = self.latest(self.given, *indexes)
         answer = self.run(self.bench.slots.release(*leases))
         assert answer == tuple(self.model.release(lease.token) for lease in leases)
         self.check()
@@ -210,7 +193,7 @@ class SlotMachine(BackendMachine):
     @rule(index=_places, job=_jobs)
     def leave(self, index: int, job: str) -> None:
         """Leave a note for a job with the token of a lease, which may be stale."""
-        for lease in self.chosen(index):
+        for lease in self.latest(self.given, index):
             self.notes += 1
             results = (lease.model, lease.job or job, lease.token, b"%d" % self.notes)
             assert self.run(self.bench.slots.leave(*results)) == self.model.leave(*results)
@@ -246,11 +229,6 @@ class SlotMachine(BackendMachine):
         answer = self.runner.run(call)
         self.model.tick(self.bench.now)
         return answer
-
-    def chosen(self, *indexes: int) -> list[SlotLease]:
-        """Return leases by their positions, counted back from the latest one; they may be stale."""
-        count = len(self.given)
-        return [self.given[-1 - index % count] for index in indexes] if count else []
 
     def compare_leases(
         self,

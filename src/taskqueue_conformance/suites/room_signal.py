@@ -8,12 +8,9 @@ from collections.abc import Awaitable, Callable
 from taskqueue_conformance.bench import KEY, OTHER, Bench
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
+from taskqueue_conformance.slots.helpers import LONG
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import RoomSignal
-from taskqueue_core.tasks import Published
-
-_LONG = 3600.0
-"""seconds that never pass during a test"""
+from taskqueue_core.tasks import Published, Task
 
 
 class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
@@ -74,8 +71,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             for number in range(5):
                 await bench.publish(f"t{number}")
                 await subscription.ack(await bench.one(subscription))
-                waiting = await bench.start(signal.wait(_LONG))
-                await bench.outcome(waiting)
+                await bench.outcome(await bench.start(signal.wait(LONG)))
 
     async def test_one_of_several_queues(self, bench: Bench) -> None:
         """A signal of several queues fires for each of them (law 6)."""
@@ -84,10 +80,7 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1")
         await bench.publish("o1", key=OTHER)
         subscription = bench.subscribe(OTHER)
-        async with bench.room_signal(KEY, OTHER) as signal:
-            waiting = await bench.start(signal.wait(_LONG))
-            await bench.one(subscription)
-            await bench.outcome(waiting)
+        await bench.fires(bench.room_signal(KEY, OTHER), bench.one(subscription))
 
     async def test_waiting_has_an_end(self, bench: Bench) -> None:
         """Without free capacity, a wait ends after its timeout, and raises no error."""
@@ -103,23 +96,18 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal:
-            waiting = await bench.start(signal.wait(_LONG))
-            for _ in range(5):
-                if not waiting.done():
-                    break
-                waiting = await bench.start(signal.wait(_LONG))
-            assert not waiting.done(), "the signal fires repeatedly without cause"
+            await bench.silent(signal)
 
     async def test_a_cancelled_wait(self, bench: Bench) -> None:
         """A cancelled wait takes no notification from the next wait or from another signal (law 6)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with bench.room_signal() as signal, bench.room_signal() as two:
-            given_up = await _silent(bench, signal)
-            there = await _silent(bench, two)
+            given_up = await bench.silent(signal)
+            there = await bench.silent(two)
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
-            here = await bench.start(signal.wait(_LONG))
+            here = await bench.start(signal.wait(LONG))
             await bench.one(bench.subscribe())
             await bench.outcome(here)
             await bench.outcome(there)
@@ -128,16 +116,8 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """Many publishers that wait for a small capacity all succeed in the end (law 6)."""
         await bench.limit(capacity=2)
 
-        async def publish(number: int) -> None:
-            async with bench.room_signal() as signal:
-                while True:
-                    task = bench.task(f"t{number}")
-                    (answer,) = await bench.backend.publisher.publish(task)
-                    if answer.status is Published.ACCEPTED:
-                        return
-                    await signal.wait(_LONG)
-
-        waiting = [await bench.start(publish(number)) for number in range(20)]
+        tasks = [bench.task(f"t{number}") for number in range(20)]
+        waiting = [await bench.start(_publish_with_patience(bench, task)) for task in tasks]
         subscription = bench.subscribe()
         for _ in range(20):
             call = await bench.start(subscription.receive(1, None))
@@ -153,23 +133,13 @@ class RoomSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(capacity=1)
         await bench.publish("t1")
         async with other.room_signal() as signal:
-            waiting = await other.start(signal.wait(_LONG))
+            waiting = await other.start(signal.wait(LONG))
             await bench.one(bench.subscribe())
             await other.outcome(waiting)
             await bench.publish("t2")
-            waiting = await other.start(signal.wait(_LONG))
+            waiting = await other.start(signal.wait(LONG))
             await bench.limit(capacity=5)
             await other.outcome(waiting)
-
-
-async def _silent(bench: Bench, signal: RoomSignal) -> asyncio.Task[None]:
-    """Start a wait for a signal, and start it again if the signal fires without cause."""
-    waiting = await bench.start(signal.wait(_LONG))
-    for _ in range(5):
-        if not waiting.done():
-            break
-        waiting = await bench.start(signal.wait(_LONG))
-    return waiting
 
 
 async def _notifies(
@@ -178,17 +148,18 @@ async def _notifies(
     """Fail unless a publisher that waits for a full queue succeeds after ``bring`` has freed capacity."""
     bench.numbers += 1
     task = bench.task(f"new{bench.numbers}", tenant=tenant)
-
-    async def publish() -> None:
-        async with bench.room_signal() as signal:
-            while True:
-                (answer,) = await bench.backend.publisher.publish(task)
-                if answer.status is Published.ACCEPTED:
-                    return
-                await signal.wait(_LONG)
-
-    waiting = await bench.start(publish())
+    waiting = await bench.start(_publish_with_patience(bench, task))
     assert not waiting.done(), "the full queue accepted a task (law 6)"
     await bring()
     await bench.outcome(waiting)
     await bench.control.purge(KEY)
+
+
+async def _publish_with_patience(bench: Bench, task: Task) -> None:
+    """Publish a task, and wait for the room signal as long as it is refused."""
+    async with bench.room_signal() as signal:
+        while True:
+            (answer,) = await bench.backend.publisher.publish(task)
+            if answer.status is Published.ACCEPTED:
+                return
+            await signal.wait(LONG)
