@@ -28,8 +28,17 @@ from taskqueue_core.capabilities import (
     slots_of,
 )
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import BackendUnavailable, LeaseLost
-from taskqueue_core.tasks import Delivery, Ledger, Published, Received, Settled, State, Task
+from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Ledger,
+    Published,
+    Received,
+    Settled,
+    State,
+    Task,
+)
 
 KEY = "alpha"
 """name of the queue that most tests use"""
@@ -118,11 +127,25 @@ class Bench:
     async def publish(self, *task_ids: str, **fields: Any) -> tuple[Task, ...]:
         """Publish one task per id in one batch; fail unless all are accepted."""
         tasks = tuple(self.task(task_id, **fields) for task_id in task_ids)
-        for confirmation in await self.backend.publisher.publish(*tasks):
+        for confirmation in await self.offer(*tasks):
             assert confirmation.status is Published.ACCEPTED, (
                 f"a new task must be accepted (laws 6, 7): got {confirmation}"
             )
         return tasks
+
+    async def offer(self, *tasks: Task | str) -> tuple[Confirmation, ...]:
+        """Publish tasks, or new ones with the given ids, in one batch; return the confirmations, whatever they are."""
+        made = (self.task(task) if isinstance(task, str) else task for task in tasks)
+        return await self.backend.publisher.publish(*made)
+
+    async def statuses(self, *tasks: Task | str) -> list[Published]:
+        """Publish tasks as `offer` does, and return the statuses of their confirmations."""
+        return [confirmation.status for confirmation in await self.offer(*tasks)]
+
+    async def retry(self, task: Task, delay: float = 0.0, **fields: Any) -> Published:
+        """Schedule a retry of a task in ``delay`` seconds, and return the status of its confirmation."""
+        retried = self.backend.publisher.schedule_retry(task, self.now + delay, **fields)
+        return (await retried).status
 
     def subscribe(self, *keys: str, consumer: str = "worker") -> Subscription:
         """Subscribe to ``keys``, or to `KEY` if none is given."""
@@ -159,6 +182,12 @@ class Bench:
         except LeaseLost:
             return
         pytest.fail(f"a stale receipt was accepted (law 2): expected LeaseLost, got {answer}")
+
+    async def invalid(self, field: str, call: Awaitable[object]) -> None:
+        """Fail unless ``call`` raises `InvalidInput` for the argument ``field``."""
+        with pytest.raises(InvalidInput) as error:
+            await call
+        assert error.value.field == field
 
     async def take(self, subscription: Subscription, limit: int = 1) -> list[Delivery]:
         """Receive without waiting, until there are ``limit`` deliveries or no more tasks are available."""

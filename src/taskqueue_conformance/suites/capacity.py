@@ -9,7 +9,7 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
-from taskqueue_core.tasks import Confirmation, Published, Refusal
+from taskqueue_core.tasks import Published, Refusal
 
 
 class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
@@ -18,7 +18,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_surplus_is_refused(self, bench: Bench) -> None:
         """A publish beyond the capacity is refused, with a reason, and stores nothing (law 6; B5, B13, OPEN-A2)."""
         await bench.limit(capacity=3)
-        answers = await _publish(bench, "t1", "t2", "t3", "t4", "t5")
+        answers = await bench.offer("t1", "t2", "t3", "t4", "t5")
         statuses = [answer.status for answer in answers]
         assert statuses == [Published.ACCEPTED] * 3 + [Published.REFUSED] * 2
         for answer in answers[3:]:
@@ -35,27 +35,19 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await subscription.ack(delivery, results=[b"1"])
         await bench.advance(bench.short)
         await bench.publish("t2")
-        (answer,) = await _publish(bench, "t1")
+        (answer,) = await bench.offer("t1")
         check_refused(answer, Refusal.QUEUE_FULL, depth=1)
-        assert await bench.control.results(KEY, "t1") == (b"1",), (
-            "a refusal changes nothing (law 6)"
-        )
+        assert await bench.control.results(KEY, "t1") == (b"1",), "a refusal deleted it (law 6)"
 
     async def test_queues_do_not_share_it(self, bench: Bench) -> None:
         """In a batch for two queues, the full queue refuses only its own tasks (law 6; B5)."""
         await bench.limit(capacity=1)
         positions = [KEY, OTHER, KEY, OTHER]
         tasks = [bench.task(f"t{n}", key=key) for n, key in enumerate(positions)]
-        answers = await bench.backend.publisher.publish(*tasks)
-        assert [(answer.key, answer.task_id) for answer in answers] == [
-            (task.key, task.id) for task in tasks
-        ]
-        assert [answer.status is Published.REFUSED for answer in answers] == [
-            False,
-            False,
-            True,
-            False,
-        ]
+        answers = await bench.offer(*tasks)
+        assert [(a.key, a.task_id) for a in answers] == [(task.key, task.id) for task in tasks]
+        refused = [answer.status is Published.REFUSED for answer in answers]
+        assert refused == [False, False, True, False]
 
     async def test_known_ids_have_their_answer(self, bench: Bench) -> None:
         """A known id is a duplicate or conflict even if the queue is full or paused (laws 6, 7; B13)."""
@@ -63,13 +55,9 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t1", "t2")
         for limits in ({}, {"intake_paused": True}, {"capacity": None}):
             await bench.limit(**limits)
-            tasks = [bench.task("t1"), bench.task("new"), bench.task("t2", payload="other")]
-            answers = await bench.backend.publisher.publish(*tasks)
-            assert [answer.status for answer in answers] == [
-                Published.DUPLICATE,
-                Published.REFUSED,
-                Published.CONFLICT,
-            ], "known ids must be recognized before the limits are checked (laws 6, 7)"
+            tasks = ("t1", "new", bench.task("t2", payload="other"))
+            expected = [Published.DUPLICATE, Published.REFUSED, Published.CONFLICT]
+            assert await bench.statuses(*tasks) == expected, "known ids come first (laws 6, 7)"
         await bench.expect(waiting=2)
 
     async def test_first_delivery_makes_room(self, bench: Bench) -> None:
@@ -140,20 +128,16 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_retries_take_no_room(self, bench: Bench) -> None:
         """A retry is never refused, in whatever state the task is, and needs no capacity (law 6)."""
         await bench.limit(capacity=2)
-        retry = bench.backend.publisher.schedule_retry
-        done, running = await bench.publish("done", "running")
-        subscription = bench.subscribe()
-        deliveries = await bench.take(subscription, 2)
-        await subscription.ack(deliveries[0])
+        subscription, done, running = await bench.all_running("done", "running")
+        await subscription.ack(done)
         await _has_room(bench, 2, of=2)
         await bench.limit(intake_paused=True)
-        unknown = bench.task("unknown")
-        for task in (done, unknown):
-            answer = await retry(task, bench.now)
-            assert answer.status is Published.ACCEPTED, f"a retry answered {answer} (law 6)"
+        retries = [(done.task, None), (bench.task("unknown"), None)]
         if bench.backend.capabilities.atomic_retry:
-            answer = await retry(running, bench.now, settles=deliveries[1])
-            assert answer.status is Published.ACCEPTED, f"a retry answered {answer} (law 6)"
+            retries.append((running.task, running))
+        for task, settles in retries:
+            answer = await bench.retry(task, settles=settles)
+            assert answer is Published.ACCEPTED, "a retry was refused (law 6)"
         await bench.limit(intake_paused=False)
         assert await bench.control.cancel(KEY, "unknown")
         await _has_room(bench, 0, of=2)
@@ -165,7 +149,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """A task that is retried before its first delivery no longer needs capacity (law 6)."""
         await bench.limit(capacity=2)
         task, _ = await bench.publish("t1", "t2")
-        await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
+        await bench.retry(task, 3600)
         await _has_room(bench, 1, of=2)
         assert await bench.control.cancel(KEY, "t1")
         await _has_room(bench, 0, of=2)
@@ -186,7 +170,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """A new capacity applies to the next publish; waiting tasks count and are kept (laws 6, 9)."""
         await bench.publish("t1", "t2", "t3", "t4")
         await bench.limit(capacity=2)
-        (answer,) = await _publish(bench, "new")
+        (answer,) = await bench.offer("new")
         check_refused(answer, Refusal.QUEUE_FULL, depth=4)
         await bench.limit(capacity=5)
         await _has_room(bench, 1, of=5)
@@ -203,7 +187,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         """While the intake is paused, new tasks are refused and waiting ones delivered (laws 6, 9; B13)."""
         await bench.publish("t1")
         await bench.limit(intake_paused=True)
-        answers = await _publish(bench, "t2", "t3")
+        answers = await bench.offer("t2", "t3")
         for answer in answers:
             check_refused(answer, Refusal.INTAKE_PAUSED)
         subscription = await bench.subscribed("elsewhere", key=OTHER)
@@ -215,7 +199,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_publishers_side_by_side(self, bench: Bench) -> None:
         """Concurrent publishers fill a queue exactly to its capacity (laws 6, 10)."""
         await bench.limit(capacity=7)
-        answers = await asyncio.gather(*(_publish(bench, f"a{n}", f"b{n}") for n in range(10)))
+        answers = await asyncio.gather(*(bench.offer(f"a{n}", f"b{n}") for n in range(10)))
         accepted = [a for pair in answers for a in pair if a.status is Published.ACCEPTED]
         assert len(accepted) == 7
         await bench.expect(waiting=7)
@@ -226,17 +210,12 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         other = await bench.replica()
         await bench.publish("before")
         await other.limit(capacity=5)
-        answers = await asyncio.gather(
-            *(
-                _publish(bench, f"{n}{m}")
-                for n, bench in enumerate((bench, other))
-                for m in range(5)
-            )
-        )
+        offers = [one.offer(f"{n}{m}") for n, one in enumerate((bench, other)) for m in range(5)]
+        answers = await asyncio.gather(*offers)
         accepted = [a for (a,) in answers if a.status is Published.ACCEPTED]
         assert len(accepted) == 4
         await bench.limit(capacity=None, intake_paused=True)
-        (answer,) = await _publish(other, "late")
+        (answer,) = await other.offer("late")
         check_refused(answer, Refusal.INTAKE_PAUSED)
 
     @needs("durable")
@@ -257,13 +236,9 @@ def _names(bench: Bench, count: int) -> list[str]:
     return [f"fresh{bench.numbers - n}" for n in range(count)]
 
 
-async def _publish(bench: Bench, *task_ids: str) -> tuple[Confirmation, ...]:
-    return await bench.backend.publisher.publish(*(bench.task(task_id) for task_id in task_ids))
-
-
 async def _has_room(bench: Bench, room: int, *, of: int) -> None:
     """Fail unless the queue, whose capacity is ``of``, accepts exactly ``room`` more tasks."""
-    *accepted, refused = await _publish(bench, *_names(bench, room + 1))
+    *accepted, refused = await bench.offer(*_names(bench, room + 1))
     statuses = [answer.status for answer in accepted]
     assert statuses == [Published.ACCEPTED] * room, f"{room} more tasks must be accepted (law 6)"
     check_refused(refused, Refusal.QUEUE_FULL, depth=of)

@@ -64,9 +64,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.settings(KEY) == confirmed
         again = await bench.control.configure(KEY, confirmed)
         assert again.version == 2
-        assert await bench.control.settings(OTHER) == QueueSettings(), (
-            "settings of one queue changed another queue"
-        )
+        assert await bench.control.settings(OTHER) == QueueSettings(), "both queues were changed"
 
     async def test_settings_conflict(self, bench: Bench) -> None:
         """A change that is based on an old version of the settings is refused, and changes nothing."""
@@ -89,9 +87,8 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_cancel(self, bench: Bench) -> None:
         """A live task can be cancelled in every state; the receipt of a running one is then stale (laws 1, 2)."""
         await bench.publish("running", "waiting")
-        subscription, delivery = await bench.running(
-            "scheduled", not_before=bench.now + bench.short
-        )
+        later = bench.now + bench.short
+        subscription, delivery = await bench.running("scheduled", not_before=later)
         for task_id in ("running", "waiting", "scheduled"):
             assert await bench.control.cancel(KEY, task_id), f"the {task_id} task was not cancelled"
             assert not await bench.control.cancel(KEY, task_id), "cancelled twice"
@@ -131,10 +128,8 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_workers(self, bench: Bench) -> None:
         """A worker is listed while at least one of its subscriptions is open (REV-E5)."""
         await bench.publish("t1", "t2")
-        subscription, two = (
-            bench.subscribe(KEY, consumer="w"),
-            bench.subscribe(KEY, OTHER, consumer="w"),
-        )
+        subscription = bench.subscribe(KEY, consumer="w")
+        two = bench.subscribe(KEY, OTHER, consumer="w")
         alone = bench.subscribe(OTHER, consumer="alone")
         await bench.one(subscription)
         await bench.one(two)
@@ -154,13 +149,12 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_stats(self, bench: Bench) -> None:
         """Statistics count deliveries, redeliveries, losses and retries, and contain the ledger (law 1)."""
         since = bench.now
-        tasks = await bench.publish("t1", "t2", "t3")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2", "t3")
         delivery, two = await bench.take(subscription, 2)
         await subscription.redeliver(delivery)
         await subscription.redeliver(two, lost=True)
         await subscription.ack(await bench.one(subscription))
-        await bench.backend.publisher.schedule_retry(tasks[0], bench.now + 3600)
+        await bench.retry(delivery.task, 3600)
         stats = await bench.control.stats(KEY)
         assert stats.ledger == await bench.control.ledger(KEY)
         assert (stats.delivered, stats.redelivered, stats.lost, stats.retried) == (3, 2, 1, 1)
@@ -184,12 +178,10 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.publish(*(f"late{n}" for n in range(20)), deadline=bench.now + bench.short)
         await bench.publish(*(f"due{n}" for n in range(20)), not_before=bench.now + bench.short)
         await bench.advance(bench.short)
-        passes = [
-            done
-            for _ in range(3)
-            for done in await asyncio.gather(*(bench.control.maintain() for _ in range(5)))
-        ]
-        expired = [entry.task_id for done in passes for entry in done.expired]
+        expired: list[str] = []
+        for _ in range(3):
+            passes = await asyncio.gather(*(bench.control.maintain() for _ in range(5)))
+            expired += [entry.task_id for done in passes for entry in done.expired]
         assert sorted(expired) == sorted(f"late{n}" for n in range(20))
         assert len(await bench.take(bench.subscribe(), 50)) == 20
         await bench.expect(in_flight=20, expired=20)

@@ -72,10 +72,9 @@ class ExpireSuite(Harness):
 
     async def test_retried_too_late(self, bench: Bench) -> None:
         """A retry that is due after the deadline is not delivered (law 8)."""
-        (task,) = await bench.publish("t1", deadline=bench.now + bench.short)
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription))
-        await bench.backend.publisher.schedule_retry(task, bench.now + 2 * bench.short)
+        subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
+        await subscription.ack(delivery)
+        await bench.retry(delivery.task, 2 * bench.short)
         await bench.advance(3 * bench.short)
         assert await bench.take(subscription) == [], "delivered after its deadline (law 8)"
 

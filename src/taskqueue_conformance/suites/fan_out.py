@@ -12,7 +12,7 @@ from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import has
 from taskqueue_core.errors import InvalidInput
-from taskqueue_core.tasks import Confirmation, Ledger, Published, Refusal, State, Task
+from taskqueue_core.tasks import Ledger, Published, Refusal, State
 
 _TRIES = 300
 """number of queue names to try, because a partitioned store binds a queue only to queues in the same partition"""
@@ -25,7 +25,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
     async def test_a_copy_in_each(self, bench: Bench) -> None:
         """Each bound queue has its own copy, settlement and ledger; the queue itself has none (law 1; D9)."""
         name, two = await bound(bench, 2)
-        (answer,) = await _publish(bench, bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
+        (answer,) = await bench.offer(bench.task("t1", payload={"n": 1}, headers={"h": "x"}))
         assert (answer.key, answer.task_id, answer.status) == (KEY, "t1", Published.ACCEPTED)
         assert await bench.control.ledger(KEY) == Ledger()
         assert await bench.take(bench.subscribe()) == []
@@ -56,10 +56,8 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
     async def test_copies_wake(self, bench: Bench) -> None:
         """A receive that waits for a bound queue is woken by the copy (D9)."""
         targets = await bound(bench, 2)
-        waiting = [
-            await bench.start(bench.subscribe(key, consumer=key).receive(1, None))
-            for key in targets
-        ]
+        receives = [bench.subscribe(key, consumer=key).receive(1, None) for key in targets]
+        waiting = [await bench.start(receive) for receive in receives]
         await bench.publish("t1")
         for waiter in waiting:
             assert ids((await bench.outcome(waiter)).deliveries) == ["t1"]
@@ -70,20 +68,17 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         key, two = await bound(bench, 2)
         await bench.limit(two, capacity=1)
         await bench.publish("t1")
-        answers = await _publish(bench, bench.task("t2"), bench.task("t3"))
+        answers = await bench.offer("t2", "t3")
         for answer, name in zip(answers, ("t2", "t3"), strict=True):
             assert (answer.key, answer.task_id) == (KEY, name)
             check_refused(answer, Refusal.QUEUE_FULL, depth=1, by=two)
         await bench.one(bench.subscribe(two))
         await bench.limit(two, intake_paused=True)
-        (answer,) = await _publish(bench, bench.task("t2"))
+        (answer,) = await bench.offer("t2")
         check_refused(answer, Refusal.INTAKE_PAUSED, by=two)
         await bench.limit(two, intake_paused=False, moved_to="elsewhere")
-        (answer,) = await _publish(bench, bench.task("t2"))
-        assert (answer.status, answer.code) == (Published.REFUSED, Refusal.MOVED), (
-            "not refused (law 6)"
-        )
-        assert answer.reason, "refused without a reason (law 6)"
+        (answer,) = await bench.offer("t2")
+        check_refused(answer, Refusal.MOVED)
         assert await bench.control.ledger(key) == Ledger(published=1, waiting=1)
         await bench.limit(two, moved_to=None)
         await bench.publish("t2")
@@ -94,7 +89,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         await bench.publish("t1")
         subscription = bench.subscribe(name)
         await subscription.ack(await bench.one(subscription))
-        (answer,) = await _publish(bench, bench.task("t1"))
+        (answer,) = await bench.offer("t1")
         assert answer.status is Published.DUPLICATE
         assert await bench.control.ledger(name) == Ledger(published=1, done=1)
         assert await bench.control.ledger(two) == Ledger(published=1, waiting=1)
@@ -113,7 +108,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         """If one bound queue has the id with another payload, no queue stores a copy (law 7; D9)."""
         name, two = await bound(bench, 2)
         await bench.publish("t1", key=two, payload="other")
-        (answer,) = await _publish(bench, bench.task("t1"))
+        (answer,) = await bench.offer("t1")
         assert answer.status is Published.CONFLICT
         assert await bench.control.ledger(name) == Ledger()
         (delivery,) = await bench.take(bench.subscribe(two), 9)
@@ -141,9 +136,8 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         assert ids(await bench.take(bench.subscribe(name), 1)) == ["late"]
         await bench.advance(bench.short)
         expired = [entry for _ in range(3) for entry in (await bench.control.maintain()).expired]
-        assert sorted((entry.key, entry.task_id) for entry in expired) == sorted(
-            [(name, "late"), (two, "late")]
-        )
+        assert {(entry.key, entry.task_id) for entry in expired} == {(name, "late"), (two, "late")}
+        assert len(expired) == 2
         for key in (name, two):
             taken = await bench.eventually(bench.subscribe(key), 2)
             assert ids(taken) == ["due", "low"]
@@ -151,18 +145,15 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
     async def test_a_batch_of_several_queues(self, bench: Bench) -> None:
         """In a batch for several queues, each task follows the binding of its queue (laws 1, 7; D9)."""
         (name,) = await bound(bench, 1)
-        tasks = [
-            bench.task("t1"),
-            bench.task("t2", key="plain"),
-            bench.task("t1"),
-            bench.task("t3", key=name),
-            bench.task("t3"),
-            bench.task("t2", payload="other"),
+        chosen: list[tuple[str, dict[str, str]]] = [
+            ("t1", {}),
+            ("t2", {"key": "plain"}),
+            ("t1", {}),
         ]
-        answers = await _publish(bench, *tasks)
-        assert [(answer.key, answer.task_id) for answer in answers] == [
-            (task.key, task.id) for task in tasks
-        ]
+        chosen += [("t3", {"key": name}), ("t3", {}), ("t2", {"payload": "other"})]
+        tasks = [bench.task(task_id, **fields) for task_id, fields in chosen]
+        answers = await bench.offer(*tasks)
+        assert [(a.key, a.task_id) for a in answers] == [(task.key, task.id) for task in tasks]
         new, known = Published.ACCEPTED, Published.DUPLICATE
         statuses = [answer.status for answer in answers]
         assert statuses[:3] + statuses[5:] == [new, new, known, new]
@@ -188,8 +179,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         await bench.publish("t1")
         subscription = bench.subscribe(name)
         delivery = await bench.one(subscription)
-        retry = bench.backend.publisher.schedule_retry
-        await retry(delivery.task, bench.now, settles=delivery)
+        await bench.retry(delivery.task, settles=delivery)
         (again,) = await bench.eventually(subscription, 1)
         assert (again.task.key, again.attempt) == (name, 2)
         assert await bench.control.ledger(two) == Ledger(published=1, waiting=1)
@@ -211,7 +201,7 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         """Concurrent publishers store one copy of each task in each bound queue (laws 7, 10; D9)."""
         name, two = await bound(bench, 2)
         tasks = [bench.task(f"t{n}") for n in range(10)]
-        matches = await asyncio.gather(*(_publish(bench, *tasks) for _ in range(5)))
+        matches = await asyncio.gather(*(bench.offer(*tasks) for _ in range(5)))
         fresh = [a for answers in matches for a in answers if a.status is Published.ACCEPTED]
         assert len(fresh) == 10
         for key in (name, two):
@@ -240,7 +230,3 @@ async def _bindable(bench: Bench, of: str, count: int) -> AsyncIterator[str]:
         else:
             yield name
             count -= 1
-
-
-async def _publish(bench: Bench, *tasks: Task) -> tuple[Confirmation, ...]:
-    return await bench.backend.publisher.publish(*tasks)

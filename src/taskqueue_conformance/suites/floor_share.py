@@ -117,8 +117,7 @@ async def _publish(
     """Publish ``high`` tasks named ``high0``, ``high1``… of a high priority, and ``low`` tasks of a low one."""
     for name, count, priority in (("high", high, 8), ("low", low, 1)):
         names = [f"{name}{n}" for n in range(start, start + count)]
-        if names:
-            await bench.publish(*names, key=key, priority=priority)
+        await bench.publish(*names, key=key, priority=priority)
 
 
 def _check_share(taken: Sequence[str], share: float) -> None:

@@ -10,15 +10,18 @@ from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.helpers import (
     End,
     ack,
+    bury,
     cancel,
     close,
+    expire,
     frees,
     held,
     lose,
+    poison,
     redeliver,
 )
 from taskqueue_core.backend import Capability, Subscription
-from taskqueue_core.tasks import Delivery, Settled
+from taskqueue_core.tasks import Delivery
 
 
 class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
@@ -64,38 +67,24 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
         """A new dead letter wakes a receive that waits because of ``max_inflight`` (law 5; F2)."""
-
-        async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
-            await bench.bury(subscription, delivery)
-
-        async def poison(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
-            await bench.configure(max_losses=0)
-            assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
-
         for end in (bury, poison):
             await _frees(bench, end)
 
     @needs("atomic_retry")
     async def test_retrying_frees_the_place(self, bench: Bench) -> None:
         """Scheduling a running task's retry wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
-        retry = bench.backend.publisher.schedule_retry
 
         async def settle(bench: Bench, _: Subscription, delivery: Delivery) -> None:
-            await retry(delivery.task, bench.now + 3600, settles=delivery)
+            await bench.retry(delivery.task, 3600, settles=delivery)
 
         async def from_afar(bench: Bench, _: Subscription, delivery: Delivery) -> None:
-            await retry(delivery.task, bench.now + 3600)
+            await bench.retry(delivery.task, 3600)
 
         for end in (settle, from_afar):
             await _frees(bench, end)
 
     async def test_ending_frees_the_place(self, bench: Bench) -> None:
         """A cancel or expiry of a running task wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
-
-        async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
-            await bench.advance(bench.short)
-            await bench.control.maintain()
-
         await _frees(bench, cancel)
         await _frees(bench, expire, deadline=bench.short)
 
@@ -118,10 +107,8 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         await bench.one(subscription)
         for limit, matches in ((2, ["t2"]), (0, ["t3", "t4"])):
-            assert (
-                await bench.wakes(subscription.receive(5, None), bench.limit(max_inflight=limit))
-                == matches
-            )
+            change = bench.limit(max_inflight=limit)
+            assert await bench.wakes(subscription.receive(5, None), change) == matches
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
         """A lower limit ends no delivery; the next one waits until the limit allows it (laws 3, 5, 9)."""
@@ -141,21 +128,18 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe(KEY, OTHER)
         assert sorted(ids(await bench.take(subscription, 9))) == ["o1", "o2", "o3", "t1"]
         await held(subscription)
-        assert await bench.wakes(subscription.receive(5, None), bench.publish("o4", key=OTHER)) == [
-            "o4"
-        ]
+        late = bench.publish("o4", key=OTHER)
+        assert await bench.wakes(subscription.receive(5, None), late) == ["o4"]
 
     async def test_pause(self, bench: Bench) -> None:
         """A paused queue delivers nothing, and is no error; publishing and settling continue (law 5; F6)."""
-        running, _ = await bench.publish("running", "t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
         assert (await held(subscription)).due_at is None, "no task becomes due"
         await bench.publish("t2")
         await bench.publish("t3", not_before=bench.now + bench.short)
         await subscription.ack(delivery)
-        await bench.backend.publisher.schedule_retry(running, bench.now)
+        await bench.retry(delivery.task)
         await bench.advance(bench.short)
         await held(subscription)
         await bench.limit(paused=False)

@@ -13,9 +13,8 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
 
     async def test_adopt(self, bench: Bench) -> None:
         """An adopted delivery keeps its receipt when its old subscription is closed (law 2; D7)."""
-        await bench.publish("t1", "t2")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery, returned = await bench.take(old, 2)
+        old, delivery, returned = await bench.all_running("t1", "t2")
+        new = bench.subscribe()
         (adopted,) = await bench.adopt(new, delivery.receipt)
         assert adopted is not None
         assert (adopted.task, adopted.receipt) == (delivery.task, delivery.receipt)
@@ -27,9 +26,8 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
 
     async def test_new_owner_releases(self, bench: Bench) -> None:
         """An adopted delivery is released when its new subscription is closed (law 3)."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         await bench.adopt(new, delivery.receipt)
         await new.close()
         again = await bench.one(old)
@@ -37,9 +35,8 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
 
     async def test_former_owner_loses_nothing(self, bench: Bench) -> None:
         """The old subscription cannot report an adopted delivery as lost (law 2; OPEN-A7)."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         await bench.adopt(new, delivery.receipt)
         await bench.stale(old.redeliver(delivery, lost=True))
         assert await new.ack(delivery) == (Settled.OK,)
@@ -58,9 +55,8 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
 
     async def test_stale_receipts(self, bench: Bench) -> None:
         """``adopt`` answers each receipt separately, with ``None`` for stale and unknown ones (law 2)."""
-        await bench.publish("t1", "t2", "t3")
-        old, new = bench.subscribe(), bench.subscribe()
-        acked, returned, live = await bench.take(old, 3)
+        old, acked, returned, live = await bench.all_running("t1", "t2", "t3")
+        new = bench.subscribe()
         await old.ack(acked)
         await old.redeliver(returned)
         answers = await bench.adopt(new, acked.receipt, "garbage", live.receipt, returned.receipt)
@@ -69,22 +65,20 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
 
     async def test_after_the_close(self, bench: Bench) -> None:
         """A delivery that was released by a close cannot be adopted (law 2)."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         await old.close()
         assert await bench.adopt(new, delivery.receipt) == (None,)
         assert ids(await bench.take(new, 2)) == ["t1"]
 
     async def test_twice(self, bench: Bench) -> None:
         """Adopting a delivery again changes nothing."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         for _ in range(2):
-            assert [a and a.receipt for a in await bench.adopt(new, delivery.receipt)] == [
-                delivery.receipt
-            ]
+            (adopted,) = await bench.adopt(new, delivery.receipt)
+            assert adopted is not None
+            assert adopted.receipt == delivery.receipt
         assert await bench.adopt(new) == ()
         await bench.expect(in_flight=1)
         assert await old.ack(delivery) == (Settled.OK,)

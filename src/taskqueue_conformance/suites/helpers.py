@@ -38,6 +38,23 @@ async def close(_: Bench, subscription: Subscription, __: Delivery) -> None:
     await subscription.close()
 
 
+async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
+    """Make the delivery a dead letter."""
+    await bench.bury(subscription, delivery)
+
+
+async def poison(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
+    """Report the delivery as lost, so that its task becomes a dead letter."""
+    await bench.configure(max_losses=0)
+    assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
+
+
+async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
+    """Let the deadline of the task pass, and run maintenance."""
+    await bench.advance(bench.short)
+    await bench.control.maintain()
+
+
 async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fields: Any) -> None:
     """Fail unless ending a delivery with ``end`` wakes a receive that a limit or an ordering key blocks.
 

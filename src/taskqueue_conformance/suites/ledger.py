@@ -46,7 +46,7 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(cancelled=1, waiting=2, discarded=1)
         await subscription.ack(*await bench.take(subscription, 2))
         await bench.expect(cancelled=1, done=2, discarded=1)
-        await bench.backend.publisher.schedule_retry(three.task, bench.now + 3600)
+        await bench.retry(three.task, 3600)
         await bench.expect(cancelled=1, done=2, discarded=1, scheduled=1)
         assert await bench.control.purge(KEY) == 1
         await bench.expect(cancelled=2, done=2, discarded=1)
@@ -54,7 +54,7 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
     async def test_refusals_count_nothing(self, bench: Bench) -> None:
         """Duplicates, conflicts and stale receipts change no count (laws 1, 2, 7)."""
         subscription, delivery = await bench.running("t1")
-        await bench.backend.publisher.publish(bench.task("t1"), bench.task("t1", payload="other"))
+        await bench.offer("t1", bench.task("t1", payload="other"))
         assert await bench.control.ledger(KEY) == Ledger(published=1, in_flight=1)
         await subscription.ack(delivery)
         await subscription.redeliver(delivery, delivery)

@@ -16,15 +16,11 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_moved_takes_nothing_new(self, bench: Bench) -> None:
         """A moved queue refuses new tasks permanently, and stores nothing of them (laws 6, 9; A20)."""
         await bench.limit(moved_to="elsewhere")
-        answers = await bench.backend.publisher.publish(
-            bench.task("t1"),
-            bench.task("t2", not_before=bench.now + 3600),
-            bench.task("t3", key=OTHER),
-        )
-        assert [answer.status for answer in answers[:2]] == [Published.REFUSED] * 2
-        for answer in answers[:2]:
+        scheduled = bench.task("t2", not_before=bench.now + 3600)
+        *refused, other = await bench.offer("t1", scheduled, bench.task("t3", key=OTHER))
+        for answer in refused:
             check_refused(answer, Refusal.MOVED)
-        assert answers[2].status is Published.ACCEPTED
+        assert other.status is Published.ACCEPTED
         assert await bench.state("t1") is None
         await bench.expect()
 
@@ -33,20 +29,11 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription, delivery = await bench.running("done", "waiting")
         await subscription.ack(delivery)
         await bench.limit(moved_to="elsewhere")
-        tasks = [
-            bench.task("done"),
-            bench.task("waiting"),
-            bench.task("waiting", payload="other"),
-            bench.task("new"),
-        ]
-        answers = await bench.backend.publisher.publish(*tasks)
-        assert [answer.status for answer in answers] == [
-            Published.DUPLICATE,
-            Published.DUPLICATE,
-            Published.CONFLICT,
-            Published.REFUSED,
-        ], "known ids must be recognized before the limits are checked (laws 6, 7)"
-        check_refused(answers[3], Refusal.MOVED)
+        other = bench.task("waiting", payload="other")
+        *known, new = await bench.offer("done", "waiting", other, "new")
+        expected = [Published.DUPLICATE, Published.DUPLICATE, Published.CONFLICT]
+        assert [answer.status for answer in known] == expected, "known ids come first (laws 6, 7)"
+        check_refused(new, Refusal.MOVED)
         await bench.expect(done=1, waiting=1)
 
     @needs("atomic_retry")
@@ -58,11 +45,9 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe()
         first, second = await bench.take(subscription, 2)
         await subscription.redeliver(second)
-        retry = bench.backend.publisher.schedule_retry
-        answer = await retry(first.task, bench.now, settles=first)
-        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
-        answer = await retry(bench.task("unknown"), bench.now)
-        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
+        for task, settles in ((first.task, first), (bench.task("unknown"), None)):
+            answer = await bench.retry(task, settles=settles)
+            assert answer is Published.ACCEPTED, "a retry was refused (law 6)"
         taken = await bench.eventually(subscription, 3)
         assert sorted(ids(taken)) == ["t1", "t2", "unknown"]
         await subscription.ack(*taken)
@@ -82,7 +67,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(capacity=1)
         await bench.publish("t1")
         await bench.limit(moved_to="elsewhere", intake_paused=True)
-        (answer,) = await bench.backend.publisher.publish(bench.task("t2"))
+        (answer,) = await bench.offer("t2")
         check_refused(answer, Refusal.MOVED)
 
     async def test_moved_back(self, bench: Bench) -> None:
@@ -98,5 +83,5 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         other = await bench.replica()
         await other.publish("before")
         await bench.limit(moved_to="elsewhere")
-        (answer,) = await other.backend.publisher.publish(other.task("after"))
+        (answer,) = await other.offer("after")
         check_refused(answer, Refusal.MOVED)

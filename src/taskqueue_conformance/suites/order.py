@@ -188,7 +188,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         for start in range(0, 2000, 500):
             await fill(bench, flood=500, start=start)
         small = [bench.task(f"s{n}-{m}", tenant=f"s{n}") for n in range(20) for m in range(5)]
-        await bench.backend.publisher.publish(*small)
+        await bench.offer(*small)
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.drain(subscription, two, count=126, limit=10)
         done = [name for name in taken if name.startswith("s")]

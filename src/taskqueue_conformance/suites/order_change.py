@@ -68,8 +68,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, a=1)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
-        at = bench.now + bench.short
-        await bench.backend.publisher.schedule_retry(delivery.task, at, settles=delivery)
+        await bench.retry(delivery.task, bench.short, settles=delivery)
         await bench.fair()
         await fill(bench, b=3)
         await bench.advance(1.5 * bench.short)
@@ -94,11 +93,8 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.expect(done=2, cancelled=1, waiting=3)
         again = await bench.take(bench.subscribe(), 9)
         assert sorted(ids(again)) == ["a1", "b0", "b2"]
-        assert {d.task.id: (d.attempt, d.losses) for d in again} == {
-            "a1": (1, 0),
-            "b0": (1, 1),
-            "b2": (1, 0),
-        }
+        counted = {d.task.id: (d.attempt, d.losses) for d in again}
+        assert counted == {"a1": (1, 0), "b0": (1, 1), "b2": (1, 0)}
 
     async def test_a_swap_refuses_nothing(self, bench: Bench) -> None:
         """A new order with less capacity keeps waiting tasks, and refuses new ones (law 6; OPEN-B3, B12)."""
@@ -106,12 +102,11 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.fair(tenant_capacity=3)
         await bench.expect(waiting=8)
         fresh = [bench.task(f"{tenant}7", tenant=tenant) for tenant in "ab"]
-        answers = await bench.backend.publisher.publish(*fresh)
+        answers = await bench.offer(*fresh)
         assert [answer.code for answer in answers] == [Refusal.TENANT_FULL, None]
         assert [answer.depth for answer in answers] == [6, None]
         await bench.arrange(order=Order.FIFO, tenant_capacity=None)
-        (answer,) = await bench.backend.publisher.publish(fresh[0])
-        assert answer.status is Published.ACCEPTED
+        assert await bench.statuses(fresh[0]) == [Published.ACCEPTED]
         taken = await bench.drain(bench.subscribe(), count=10)
         assert taken == [*(f"a{n}" for n in range(6)), "b0", "b1", "b7", "a7"]
 
@@ -121,9 +116,8 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, a=3)
         subscription = bench.subscribe()
         assert ids(await bench.take(subscription, 3)) == ["a0"]
-        assert await bench.wakes(
-            subscription.receive(5, None), bench.arrange(order=Order.FIFO, tenant_max_inflight=0)
-        ) == ["a1", "a2"]
+        change = bench.arrange(order=Order.FIFO, tenant_max_inflight=0)
+        assert await bench.wakes(subscription.receive(5, None), change) == ["a1", "a2"]
 
     async def test_swapped_under_load(self, bench: Bench) -> None:
         """While the order changes often, each task is delivered exactly once (laws 1, 2, 9; B12, OPEN-B3)."""

@@ -8,10 +8,10 @@ from collections import defaultdict
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
-from taskqueue_conformance.suites.helpers import ack, cancel, frees, held
-from taskqueue_core.backend import Capability, Subscription
+from taskqueue_conformance.suites.helpers import ack, bury, cancel, expire, frees, held, poison
+from taskqueue_core.backend import Capability
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_core.tasks import Delivery, Published, State, Task
+from taskqueue_core.tasks import Published, State
 
 
 class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
@@ -46,12 +46,8 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
     async def test_order_over_priorities(self, bench: Bench) -> None:
         """Tasks with one ordering key come in the order they became available, not by priority (law 4; R8)."""
         due = bench.now + bench.short
-        for name, priority, at in (
-            ("e0", 1, None),
-            ("e3", 9, due),
-            ("e1", 9, None),
-            ("e2", 5, None),
-        ):
+        entries = (("e0", 1, None), ("e3", 9, due), ("e1", 9, None), ("e2", 5, None))
+        for name, priority, at in entries:
             await bench.publish(name, priority=priority, not_before=at, ordering_key="e")
         await bench.publish("t8", priority=8)
         await bench.publish("t2", priority=2)
@@ -95,16 +91,14 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
-        at = bench.now + bench.short
-        retry = bench.backend.publisher.schedule_retry
-        await retry(delivery.task, at, settles=delivery)
+        await bench.retry(delivery.task, bench.short, settles=delivery)
         await bench.publish("t1")
         assert ids(await bench.take(subscription, 9)) == ["t1"]
         await bench.advance(bench.short)
         (again,) = await bench.eventually(subscription, 1)
         assert (again.task.id, again.attempt) == ("e0", 2)
         await held(subscription)
-        await retry(again.task, bench.now)
+        await bench.retry(again.task)
         (third,) = await bench.eventually(subscription, 1)
         assert (third.task.id, third.attempt) == ("e0", 3)
         await subscription.ack(third)
@@ -113,11 +107,6 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
     @needs(Capability.CONTROL)
     async def test_release_wakes(self, bench: Bench) -> None:
         """The end of a running task wakes a receive for the next one with its ordering key (law 4; R8)."""
-
-        async def expire(_: Bench, __: Subscription, ___: Delivery) -> None:
-            await bench.advance(bench.short)
-            await bench.control.maintain()
-
         await frees(bench, ack, ordering_key="e")
         await frees(bench, cancel, ordering_key="e")
         await frees(bench, expire, deadline=bench.short, ordering_key="e")
@@ -125,14 +114,6 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
         """A dead letter blocks no other task; redriven, it goes behind those of its ordering key (laws 3, 4; R8)."""
-
-        async def bury(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-            await bench.bury(subscription, delivery)
-
-        async def poison(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-            await bench.configure(max_losses=0)
-            await subscription.redeliver(delivery, lost=True)
-
         for end in (bury, poison):
             await frees(bench, end, ordering_key="e")
         assert await bench.dead_letters.discard(KEY) == 2
@@ -205,8 +186,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         subscription = bench.subscribe()
         first = await bench.one(subscription)
         waiting = bench.task("e1", ordering_key="e")
-        answer = await bench.backend.publisher.schedule_retry(waiting, bench.now + bench.short)
-        assert answer.status is Published.ACCEPTED
+        assert await bench.retry(waiting, bench.short) is Published.ACCEPTED
         await bench.expect(in_flight=1, scheduled=1, waiting=1)
         await subscription.ack(first)
         second = await bench.one(subscription)
@@ -227,12 +207,8 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
             bench.task("e1", ordering_key="e", payload="other"),
             bench.task("e1", ordering_key="f"),
         ]
-        answers = await bench.backend.publisher.publish(*tasks)
-        assert [answer.status for answer in answers] == [
-            Published.DUPLICATE,
-            Published.CONFLICT,
-            Published.DUPLICATE,
-        ]
+        expected = [Published.DUPLICATE, Published.CONFLICT, Published.DUPLICATE]
+        assert await bench.statuses(*tasks) == expected
         await bench.expect(waiting=2)
         assert await bench.drain(bench.subscribe(), count=2) == ["e0", "e1"]
 
@@ -291,7 +267,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         for step in range(3):
             tasks = [bench.task(f"{n}-{step}", ordering_key=f"e{n}") for n in range(1000)]
             for start in range(0, 1000, 250):
-                await bench.backend.publisher.publish(*tasks[start : start + 250])
+                await bench.offer(*tasks[start : start + 250])
         running: set[str] = set()
         order: dict[str, list[str]] = defaultdict(list)
 
@@ -315,12 +291,8 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert not wrong, f"out of order: {wrong} (law 4)"
 
 
-async def _publish(
-    bench: Bench, *, start: int = 0, key: str = KEY, e: int = 0, f: int = 0
-) -> tuple[Task, ...]:
-    """Publish ``e`` tasks ``e0``, ``e1``… with the ordering key ``e``, and ``f`` tasks with the key ``f``."""
-    tasks: list[Task] = []
-    for entity, count in (("e", e), ("f", f)):
+async def _publish(bench: Bench, *, start: int = 0, key: str = KEY, **counts: int) -> None:
+    """Publish tasks with the ordering keys ``counts``: ``e=2`` publishes ``e0`` and ``e1`` with the key ``e``."""
+    for entity, count in counts.items():
         names = [f"{entity}{n}" for n in range(start, start + count)]
-        tasks += await bench.publish(*names, key=key, ordering_key=entity) if names else ()
-    return tuple(tasks)
+        await bench.publish(*names, key=key, ordering_key=entity)

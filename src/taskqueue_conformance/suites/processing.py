@@ -6,7 +6,7 @@ from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.helpers import held
-from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.backend import Capability
 from taskqueue_core.tasks import Settled, State
 
 
@@ -41,9 +41,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         answers = await subscription.ack(hung, fine)
         assert answers == (Settled.LEASE_LOST, Settled.OK)
         if bench.backend.capabilities.atomic_retry:
-            await bench.stale(
-                bench.backend.publisher.schedule_retry(hung.task, bench.now, settles=hung)
-            )
+            await bench.stale(bench.retry(hung.task, settles=hung))
         await bench.expect(waiting=1, done=1)
 
     async def test_progress_prolongs(self, bench: Bench) -> None:
@@ -62,8 +60,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_last_progress_counts(self, bench: Bench) -> None:
         """A delivery ends ``max_processing_time`` after its last progress (law 3; C18)."""
         await bench.limit(max_processing_time=4 * bench.short)
-        await bench.publish("hung")
-        delivery = await bench.one(bench.subscribe())
+        _, delivery = await bench.running("hung")
         await bench.advance(3 * bench.short)
         await bench.control.progress(delivery, "the last word")
         await bench.advance(3 * bench.short)
@@ -111,9 +108,8 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_place_comes_free(self, bench: Bench) -> None:
         """An overdue delivery wakes a receive that waits for ``max_inflight``, and comes first (laws 4, 5; C18)."""
         await bench.limit(max_processing_time=2 * bench.short, max_inflight=1)
-        await bench.publish("hung", "next")
-        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
-        await bench.one(subscription)
+        await bench.running("hung", "next")
+        two = bench.subscribe(consumer="another")
         await held(two)
         waiting = await bench.start(two.receive(5, None))
         await bench.advance(2 * bench.short)
@@ -142,9 +138,8 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
     async def test_adopted_has_its_time(self, bench: Bench) -> None:
         """An adopted delivery ends at its original time, and the new subscription is notified (law 2)."""
         await bench.limit(max_processing_time=2 * bench.short)
-        await bench.publish("hung")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        old, delivery = await bench.running("hung")
+        new = bench.subscribe()
         await bench.advance(bench.short)
         await bench.adopt(new, delivery.receipt)
         await old.close()
@@ -158,9 +153,7 @@ class ProcessingSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(max_processing_time=2 * bench.short)
         await bench.publish(*(f"t{n}" for n in range(150)))
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
-        hung: list[tuple[Subscription, str]] = [
-            (subscription, n) for n in ids(await bench.take(subscription, 100))
-        ]
+        hung = await bench.take(subscription, 100)
         await bench.advance(bench.short)
         fine = await bench.take(two, 50)
         await bench.advance(bench.short)

@@ -63,9 +63,8 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(rate_limit=_FAST)
         await bench.publish(*(f"t{n}" for n in range(4)))
         taken = await bench.take(bench.subscribe(), 9)
-        waiting = [
-            await bench.start(bench.subscribe(consumer=f"w{n}").receive(1, None)) for n in range(4)
-        ]
+        receives = [bench.subscribe(consumer=f"w{n}").receive(1, None) for n in range(4)]
+        waiting = [await bench.start(receive) for receive in receives]
         await bench.publish(*(f"t{n}" for n in range(4, 7)))
         waiting.pop(0).cancel()
         for _ in range(3):
@@ -80,9 +79,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
-        assert (await held(subscription)).due_at is None, (
-            "due_at must be None: no task waits for a token"
-        )
+        assert (await held(subscription)).due_at is None, "no task waits for a token"
         waiting = await bench.start(subscription.receive(9, None))
         await bench.publish("late")
         await bench.advance(0.5)
@@ -141,9 +138,8 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         subscription = bench.subscribe(KEY, OTHER)
         taken = ids(await bench.take(subscription, 20))
         assert sorted(taken) == sorted([*(f"o{n}" for n in range(9)), "t0", "t1", "t2"])
-        assert await bench.wakes(
-            subscription.receive(5, None), bench.publish("late", key=OTHER)
-        ) == ["late"]
+        late = bench.publish("late", key=OTHER)
+        assert await bench.wakes(subscription.receive(5, None), late) == ["late"]
 
     async def test_earliest_date(self, bench: Bench) -> None:
         """An empty answer has the time of the next token or scheduled task, whichever is earlier (law 5)."""
@@ -174,10 +170,8 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         assert len(await bench.take(subscription, 9)) == 3
-        assert await bench.wakes(subscription.receive(2, None), bench.limit(rate_limit=None)) == [
-            "t3",
-            "t4",
-        ]
+        lifting = bench.limit(rate_limit=None)
+        assert await bench.wakes(subscription.receive(2, None), lifting) == ["t3", "t4"]
         await bench.limit(rate_limit=_SLOW)
         assert ids(await bench.take(subscription, 9)) == ["t5", "t6", "t7"]
 

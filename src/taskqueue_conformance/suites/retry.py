@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
-from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.backend import Capability
 from taskqueue_core.consumer.settle import settle
 from taskqueue_core.retry import ScheduleRetry
 from taskqueue_core.tasks import Delivery, Published, Settled
@@ -33,7 +33,7 @@ class RetrySuite(Harness):
     @needs("atomic_retry")
     async def test_settling_moves_the_entry(self, bench: Bench) -> None:
         """One call ends the delivery and schedules the next attempt (laws 1, 2; REV-E1, G2)."""
-        subscription, delivery = await _running(bench)
+        subscription, delivery = await bench.running("t1")
         assert await _retry(bench, delivery) is ACCEPTED
         await bench.expect(scheduled=1)
         await bench.stale(subscription.ack(delivery))
@@ -45,7 +45,7 @@ class RetrySuite(Harness):
     @needs("atomic_retry")
     async def test_settling_twice(self, bench: Bench) -> None:
         """The same retry, sent again, is a duplicate and changes nothing (law 2)."""
-        subscription, delivery = await _running(bench)
+        subscription, delivery = await bench.running("t1")
         assert await _retry(bench, delivery) is ACCEPTED
         assert await _retry(bench, delivery) is DUPLICATE
         await bench.advance(bench.short)
@@ -55,7 +55,7 @@ class RetrySuite(Harness):
     @needs("atomic_retry")
     async def test_settling_by_a_stale_receipt(self, bench: Bench) -> None:
         """A retry with a stale receipt raises `LeaseLost` and changes nothing (law 2; OPEN-A7)."""
-        subscription, old = await _running(bench)
+        subscription, old = await bench.running("t1")
         await subscription.redeliver(old)
         await bench.stale(_retry(bench, old))
         new = await bench.one(subscription)
@@ -67,8 +67,8 @@ class RetrySuite(Harness):
     @needs("atomic_retry")
     async def test_running_task_without_its_delivery(self, bench: Bench) -> None:
         """A retry without a delivery moves a running entry, and ends its receipt (laws 1, 2)."""
-        subscription, delivery = await _running(bench)
-        await _retry_task(bench, delivery)
+        subscription, delivery = await bench.running("t1")
+        assert await bench.retry(delivery.task, bench.short, error="failed") is ACCEPTED
         await bench.expect(scheduled=1)
         await bench.stale(subscription.ack(delivery))
         await bench.advance(bench.short)
@@ -80,8 +80,7 @@ class RetrySuite(Harness):
         tasks = await bench.publish("t1")
         tasks += await bench.publish("t2", not_before=bench.now + 3600)
         for task in tasks:
-            answer = await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
-            assert answer.status is ACCEPTED
+            assert await bench.retry(task, bench.short) is ACCEPTED
         subscription = bench.subscribe()
         assert await bench.take(subscription) == [], "a moved entry was delivered early (law 8)"
         await bench.expect(scheduled=2)
@@ -90,7 +89,7 @@ class RetrySuite(Harness):
 
     async def test_ended_task(self, bench: Bench) -> None:
         """A retry of an ended task creates a new entry, which counts as published (law 1; REV-E2)."""
-        subscription, delivery = await _running(bench)
+        subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery)
         confirmation = await bench.backend.publisher.schedule_retry(
             delivery.task, bench.now + bench.short, error="failed later"
@@ -108,9 +107,9 @@ class RetrySuite(Harness):
     @needs(Capability.DEAD_LETTERS, "atomic_retry")
     async def test_dead_task(self, bench: Bench) -> None:
         """A retry of a dead letter makes it live again; earlier attempts count as spent (law 1)."""
-        subscription, delivery = await _running(bench)
+        subscription, delivery = await bench.running("t1")
         await bench.bury(subscription, delivery)
-        await _retry_task(bench, delivery)
+        assert await bench.retry(delivery.task, bench.short, error="failed") is ACCEPTED
         await bench.expect(scheduled=1)
         assert await bench.dead_letters.list(KEY) == ()
         await bench.advance(bench.short)
@@ -120,8 +119,7 @@ class RetrySuite(Harness):
     async def test_forgotten_task(self, bench: Bench) -> None:
         """A retry of a task that the store does not know is accepted (law 6)."""
         task = bench.task("unheard-of")
-        confirmation = await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
-        assert confirmation.status is ACCEPTED
+        assert await bench.retry(task, bench.short) is ACCEPTED
         await bench.expect(scheduled=1)
         await bench.advance(bench.short)
         delivery = await bench.one(bench.subscribe())
@@ -129,35 +127,33 @@ class RetrySuite(Harness):
 
     async def test_default_token(self, bench: Bench) -> None:
         """Without a token, one retry is accepted for each delivered attempt (law 7)."""
-        subscription, delivery = await _running(bench)
+        subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery)
         for expected in (ACCEPTED, DUPLICATE, DUPLICATE):
-            at = bench.now + bench.short
-            answer = await bench.backend.publisher.schedule_retry(delivery.task, at)
-            assert answer.status is expected
+            assert await bench.retry(delivery.task, bench.short) is expected
         await bench.advance(2 * bench.short)
         (again,) = await bench.take(subscription, 2)
         await subscription.ack(again)
-        answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now)
-        assert answer.status is ACCEPTED, "a retry of the next attempt must be accepted"
+        assert await bench.retry(delivery.task) is ACCEPTED, "the next attempt was not retried"
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_explicit_token(self, bench: Bench) -> None:
         """A token is accepted once, in any state of the task; another token is another retry (law 7)."""
-        subscription, delivery = await _running(bench)
+        subscription, delivery = await bench.running("t1")
+        first, second = "a", "b"
         await subscription.ack(delivery)
-        assert await _with_token(bench, delivery, "a") is ACCEPTED
-        assert await _with_token(bench, delivery, "a") is DUPLICATE
+        assert await bench.retry(delivery.task, token=first) is ACCEPTED
+        assert await bench.retry(delivery.task, token=first) is DUPLICATE
         again = await bench.one(subscription)
-        assert await _with_token(bench, delivery, "a") is DUPLICATE
+        assert await bench.retry(delivery.task, token=first) is DUPLICATE
         assert await subscription.ack(again) == (Settled.OK,)
-        assert await _with_token(bench, delivery, "a") is DUPLICATE
-        assert await _with_token(bench, delivery, "b") is ACCEPTED
+        assert await bench.retry(delivery.task, token=first) is DUPLICATE
+        assert await bench.retry(delivery.task, token=second) is ACCEPTED
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_place_in_the_lane(self, bench: Bench) -> None:
         """A retry that is due goes behind tasks that became available before (law 4; REV-E1)."""
-        subscription, delivery = await _running(bench)
+        subscription, delivery = await bench.running("t1")
         await bench.publish("t2", "t3")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "failed"))
         await bench.advance(bench.short)
@@ -178,7 +174,7 @@ class RetrySuite(Harness):
 
     async def test_lost_and_retried(self, bench: Bench) -> None:
         """A retry starts with 0 losses, whatever the losses of the previous attempt (law 3)."""
-        subscription, delivery = await _running(bench)
+        subscription, delivery = await bench.running("t1")
         await subscription.redeliver(delivery, lost=True)
         delivery = await bench.one(subscription)
         await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
@@ -186,25 +182,5 @@ class RetrySuite(Harness):
         assert (again.attempt, again.losses) == (2, 0)
 
 
-async def _running(bench: Bench) -> tuple[Subscription, Delivery]:
-    subscription = await bench.subscribed("t1")
-    return subscription, await bench.one(subscription)
-
-
 async def _retry(bench: Bench, delivery: Delivery) -> Published:
-    answer = await bench.backend.publisher.schedule_retry(
-        delivery.task, bench.now + bench.short, error="failed", settles=delivery
-    )
-    return answer.status
-
-
-async def _retry_task(bench: Bench, delivery: Delivery) -> None:
-    answer = await bench.backend.publisher.schedule_retry(
-        delivery.task, bench.now + bench.short, error="failed"
-    )
-    assert answer.status is ACCEPTED
-
-
-async def _with_token(bench: Bench, delivery: Delivery, token: str) -> Published:
-    answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now, token=token)
-    return answer.status
+    return await bench.retry(delivery.task, bench.short, error="failed", settles=delivery)

@@ -25,19 +25,15 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     async def test_nothing_is_missed(self, bench: Bench) -> None:
         """Receipts revoked while no call waits are returned by the next call, each once."""
         subscription = await bench.subscribed("t1", "t2", "t3")
-        receipts = {
-            delivery.task.id: delivery.receipt for delivery in await bench.take(subscription, 3)
-        }
+        receipts = [delivery.receipt for delivery in await bench.take(subscription, 3)]
         await bench.control.cancel(KEY, "t1")
         await bench.control.cancel(KEY, "t3")
         results: list[str] = []
         while len(results) < 2:
-            waiting = await bench.start(bench.revoked(subscription))
-            results += await bench.outcome(waiting)
-        assert sorted(results) == sorted((receipts["t1"], receipts["t3"]))
-        assert not (await bench.start(bench.revoked(subscription))).done(), (
-            "reported as revoked twice"
-        )
+            results += await bench.outcome(await bench.start(bench.revoked(subscription)))
+        assert sorted(results) == sorted((receipts[0], receipts[2]))
+        again = await bench.start(bench.revoked(subscription))
+        assert not again.done(), "reported as revoked twice"
 
     @needs(Capability.CONTROL)
     async def test_expiry(self, bench: Bench) -> None:
@@ -51,11 +47,9 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     @needs("atomic_retry")
     async def test_retried_by_others(self, bench: Bench) -> None:
         """The receipt of a running task is revoked when another client schedules its retry (law 2)."""
-        (task,) = await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1")
         waiting = await bench.start(bench.revoked(subscription))
-        await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
+        await bench.retry(delivery.task, 3600)
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
     @needs(Capability.CONTROL)
@@ -76,9 +70,8 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     @needs(Capability.HANDOVER, Capability.CONTROL)
     async def test_adopted_is_not_revoked(self, bench: Bench) -> None:
         """An adopted receipt is not reported as revoked; its end is reported to the new subscription."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         before, after = await bench.start(bench.revoked(old)), await bench.start(bench.revoked(new))
         await bench.adopt(new, delivery.receipt)
         await bench.hop(20)

@@ -159,7 +159,7 @@ async def _publish_with_patience(bench: Bench, task: Task) -> None:
     """Publish a task, and wait for the room signal as long as it is refused."""
     async with bench.room_signal() as signal:
         while True:
-            (answer,) = await bench.backend.publisher.publish(task)
+            (answer,) = await bench.offer(task)
             if answer.status is Published.ACCEPTED:
                 return
             await signal.wait(LONG)

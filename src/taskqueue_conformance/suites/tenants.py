@@ -41,15 +41,13 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.fair(tenant_capacity=2)
         await fill(bench, a=2, b=1)
         answers = await _publish(bench, "a2", "b1", "a3", "b2", "c0")
-        codes = [answer.code for answer in answers]
         full = Refusal.TENANT_FULL
-        assert codes == [full, None, full, full, None]
+        assert [answer.code for answer in answers] == [full, None, full, full, None]
         for answer in (answers[0], answers[2], answers[3]):
             check_refused(answer, full, depth=2)
         await bench.expect(waiting=5)
         await bench.publish("n0", "n1")
-        without_tenant = bench.task("n2")
-        (answer,) = await bench.backend.publisher.publish(without_tenant)
+        (answer,) = await bench.offer("n2")
         assert answer.code is full, "tasks without a tenant count as tasks of one tenant (law 6)"
 
     @needs(Capability.FLOW)
@@ -58,12 +56,8 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.fair(tenant_capacity=2, capacity=5)
         await fill(bench, a=2, b=2)
         answers = await _publish(bench, "a2", "c0", "d0", "b2")
-        assert [answer.code for answer in answers] == [
-            Refusal.TENANT_FULL,
-            None,
-            Refusal.QUEUE_FULL,
-            Refusal.QUEUE_FULL,
-        ], "the queue's capacity must be checked first (law 6)"
+        full, code = Refusal.QUEUE_FULL, [answer.code for answer in answers]
+        assert code == [Refusal.TENANT_FULL, None, full, full], "the queue comes first (law 6)"
         assert [answer.depth for answer in answers] == [2, None, 5, 5]
         await bench.expect(waiting=5)
 
@@ -72,8 +66,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.fair(tenant_capacity=1)
         await fill(bench, a=1)
         tasks = [bench.task("a0", tenant="a"), bench.task("a0", tenant="a", payload="other")]
-        answers = await bench.backend.publisher.publish(*tasks)
-        assert [answer.status for answer in answers] == [Published.DUPLICATE, Published.CONFLICT]
+        assert await bench.statuses(*tasks) == [Published.DUPLICATE, Published.CONFLICT]
 
     async def test_tenant_has_room_again(self, bench: Bench) -> None:
         """A delivery, a cancel or an expiry frees capacity of its tenant; a retry needs none (law 6; B3)."""
@@ -91,9 +84,8 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await _has_room(bench, "a", ["a3"])
         await subscription.redeliver(delivery)
         await _has_room(bench, "a", [])
-        retry = bench.backend.publisher.schedule_retry
-        answer = await retry(bench.task("a99", tenant="a"), bench.now)
-        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
+        retried = await bench.retry(bench.task("a99", tenant="a"))
+        assert retried is Published.ACCEPTED, "a retry was refused (law 6)"
         assert await bench.control.cancel(KEY, "a2")
         await _has_room(bench, "a", ["a4"])
         await bench.control.purge(KEY)
@@ -120,9 +112,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.fair(tenant_max_inflight=3)
         await fill(bench, a=20, b=20, c=2)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
-        batches = await asyncio.gather(
-            *(subscription.receive(2, 0) for subscription in subscriptions)
-        )
+        batches = await asyncio.gather(*(one.receive(2, 0) for one in subscriptions))
         counts = Counter(d.task.tenant for received in batches for d in received.deliveries)
         assert counts == {"a": 3, "b": 3, "c": 2}
 
@@ -261,11 +251,8 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, a=2, key=OTHER)
         subscription = bench.subscribe(KEY, OTHER)
         taken = await bench.take(subscription, 9)
-        assert sorted((d.task.key, d.task.id) for d in taken) == [
-            (KEY, "a0"),
-            (OTHER, "a0"),
-            (OTHER, "a1"),
-        ]
+        names = sorted((d.task.key, d.task.id) for d in taken)
+        assert names == [(KEY, "a0"), (OTHER, "a0"), (OTHER, "a1")]
 
     @needs("shared")
     async def test_tenants_over_replicas(self, bench: Bench) -> None:
@@ -281,8 +268,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
 async def _publish(bench: Bench, *names: str) -> tuple[Confirmation, ...]:
     """Publish tasks; the first letter of each id is its tenant."""
-    tasks = [bench.task(name, tenant=name[0]) for name in names]
-    return await bench.backend.publisher.publish(*tasks)
+    return await bench.offer(*(bench.task(name, tenant=name[0]) for name in names))
 
 
 async def _has_room(bench: Bench, tenant: str, names: Sequence[str]) -> None:

@@ -37,22 +37,19 @@ class WaitingSuite(Harness):
         """A publish to any of its keys wakes a receive, with or without a timeout (OPEN-E1)."""
         subscription = bench.subscribe(OTHER, "gamma", KEY)
         await _wakes(bench, subscription)
-        assert await bench.wakes(
-            subscription.receive(5, 3600.0), bench.publish("late", key=OTHER)
-        ) == ["late"]
+        late = bench.publish("late", key=OTHER)
+        assert await bench.wakes(subscription.receive(5, 3600.0), late) == ["late"]
 
     async def test_redelivery_wakes(self, bench: Bench) -> None:
         """A release wakes a receive of another consumer at once (REV-E3)."""
-        await bench.publish("t1")
-        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
-        delivery = await bench.one(subscription)
+        subscription, delivery = await bench.running("t1")
+        two = bench.subscribe(consumer="another")
         assert await bench.wakes(two.receive(1, None), subscription.redeliver(delivery)) == ["t1"]
 
     async def test_close_wakes(self, bench: Bench) -> None:
         """A task that a closed subscription releases wakes a receive of another consumer at once (REV-E3)."""
-        await bench.publish("t1")
-        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
-        await bench.one(subscription)
+        subscription, _ = await bench.running("t1")
+        two = bench.subscribe(consumer="another")
         assert await bench.wakes(two.receive(1, None), subscription.close()) == ["t1"]
 
     async def test_due_time_wakes(self, bench: Bench) -> None:
@@ -74,11 +71,10 @@ class WaitingSuite(Harness):
 
     async def test_due_retry_wakes(self, bench: Bench) -> None:
         """A retry that becomes due wakes a waiting receive (law 8; D3)."""
-        (task,) = await bench.publish("t1")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription))
+        subscription, delivery = await bench.running("t1")
+        await subscription.ack(delivery)
         waiting = await bench.start(subscription.receive(1, None))
-        await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
+        await bench.retry(delivery.task, bench.short)
         await bench.advance(bench.short)
         assert [d.attempt for d in (await bench.outcome(waiting)).deliveries] == [2]
 
