@@ -9,7 +9,7 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
-from taskqueue_core.tasks import Published, Refusal
+from taskqueue_core.tasks import Delivery, Published, Refusal, Task
 
 
 class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
@@ -132,6 +132,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await subscription.ack(done)
         await _has_room(bench, 2, of=2)
         await bench.limit(intake_paused=True)
+        retries: list[tuple[Task, Delivery | None]]
         retries = [(done.task, None), (bench.task("unknown"), None)]
         if bench.backend.capabilities.atomic_retry:
             retries.append((running.task, running))

@@ -78,7 +78,8 @@ class FanOutSuite(Harness, needs=(Capability.FAN_OUT, Capability.CONTROL)):
         check_refused(answer, Refusal.INTAKE_PAUSED, by=two)
         await bench.limit(two, intake_paused=False, moved_to="elsewhere")
         (answer,) = await bench.offer("t2")
-        check_refused(answer, Refusal.MOVED)
+        assert (answer.status, answer.code) == (Published.REFUSED, Refusal.MOVED)
+        assert answer.reason, "refused without a reason (law 6)"
         assert await bench.control.ledger(key) == Ledger(published=1, waiting=1)
         await bench.limit(two, moved_to=None)
         await bench.publish("t2")
