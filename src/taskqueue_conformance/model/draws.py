@@ -30,7 +30,7 @@ tasks = st.fixed_dictionaries(
 """fields of tasks; times are relative to now, in units of the state machine"""
 owners = st.integers(0, len(WORKERS) - 1)
 tellers = st.sampled_from([None] * len(WORKERS) + list(range(len(WORKERS))))
-"""index of the subscription that reports a loss; ``None`` stands for the one that owns the delivery"""
+"""index of the subscription that reports a loss; ``None``: the one that owns the delivery"""
 _tokens = st.sampled_from([None, None, None, RateLimit(max_tokens=1)])
 bounds: dict[str, st.SearchStrategy[Any]] = {
     "capacity": st.sampled_from([None, None, 2, 4]),
