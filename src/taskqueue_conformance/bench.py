@@ -228,16 +228,6 @@ class Bench:
             taken += await self.take(subscription, limit - len(taken))
         return taken
 
-    async def redeliver_until_dead(self, subscription: Subscription) -> None:
-        """Report the one available task as lost again and again, until it is a dead letter."""
-        for _ in range(1001):
-            outcome = await subscription.redeliver(await self.one(subscription), lost=True)
-            if outcome == (Settled.DEAD,):
-                return
-        pytest.fail(
-            "a task that was lost 1001 times is not dead: expected Settled.DEAD after max_losses losses (law 3)"
-        )
-
     async def bury(
         self, subscription: Subscription, delivery: Delivery, reason: str = "bad"
     ) -> Settled:

@@ -47,7 +47,21 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
     async def test_names_of_any_spelling(self, bench: Bench) -> None:
         """Models and servers with any printable name work, and are never confused (OPEN-C5; fault H7)."""
         for name in ("a-b", "a-b-c", "{a}", "a:b", "a/b", "ä b", "*", "猫", "%s", "a\\b", "'"):
-            await _all_that_others_do(bench, name)
+            await bench.pool.serve(name, model=name)
+            await bench.pool.serve(f"{name}x", model=f"{name}x")
+            (lease,) = await bench.pool.take(model=name)
+            assert (lease.model, lease.server) == (name, name)
+            bound = await bench.pool.assign(lease, "job-1")
+            assert (bound.model, bound.server) == (name, name)
+            assert await bench.slots.acquire(name, "h1", ttl=LONG, limit=5) == ()
+            assert await bench.slots.release(lease) == (True,)
+            await bench.slots.configure(name, b"{}")
+            assert await bench.slots.documents() == {name: b"{}"}
+            assert await bench.slots.drain(name, name)
+            assert await bench.slots.remove(name, name)
+            assert await bench.pool.servers() == [f"{name}x"]
+            assert await bench.slots.remove(f"{name}x", f"{name}x")
+            await bench.slots.configure(name, None)
 
     async def test_new_ones_are_looked_at_first(self, bench: Bench) -> None:
         """An endpoint gets no jobs before its first report, or at once with ``reports=False`` (C12)."""
@@ -307,21 +321,3 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
             with pytest.raises(InvalidInput):
                 pool.slot_signal(*models)
         assert await bench.pool.inspect() == before
-
-
-async def _all_that_others_do(bench: Bench, name: str) -> None:
-    await bench.pool.serve(name, model=name)
-    await bench.pool.serve(f"{name}x", model=f"{name}x")
-    (lease,) = await bench.pool.take(model=name)
-    assert (lease.model, lease.server) == (name, name)
-    bound = await bench.pool.assign(lease, "job-1")
-    assert (bound.model, bound.server) == (name, name)
-    assert await bench.slots.acquire(name, "h1", ttl=LONG, limit=5) == ()
-    assert await bench.slots.release(lease) == (True,)
-    await bench.slots.configure(name, b"{}")
-    assert await bench.slots.documents() == {name: b"{}"}
-    assert await bench.slots.drain(name, name)
-    assert await bench.slots.remove(name, name)
-    assert await bench.pool.servers() == [f"{name}x"]
-    assert await bench.slots.remove(f"{name}x", f"{name}x")
-    await bench.slots.configure(name, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
-from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.backend import Capability
 
 
 class WaitingSuite(Harness):
@@ -31,12 +31,12 @@ class WaitingSuite(Harness):
         waiting = await bench.start(subscription.receive(1, bench.short))
         await bench.advance(bench.short)
         await bench.outcome(waiting)
-        await _wakes(bench, subscription)
+        assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
 
     async def test_publish_wakes(self, bench: Bench) -> None:
         """A publish to any of its keys wakes a receive, with or without a timeout (OPEN-E1)."""
         subscription = bench.subscribe(OTHER, "gamma", KEY)
-        await _wakes(bench, subscription)
+        assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
         late = bench.publish("late", key=OTHER)
         assert await bench.wakes(subscription.receive(5, 3600.0), late) == ["late"]
 
@@ -107,7 +107,3 @@ class WaitingSuite(Harness):
             assert ids(received.deliveries) == [f"t{order}"]
             await subscriptions[1 - order].ack(*received.deliveries)
             await subscriptions[1 - order].close()
-
-
-async def _wakes(bench: Bench, subscription: Subscription) -> None:
-    assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
