@@ -28,20 +28,19 @@ class Entry:
         self.tokens: set[str] = set()
         self.end: Span = (0.0, 0.0)
         self.owed = False
-        """whether it must have expired, and the report of its expiry is still missing"""
+        """whether the entry must have expired, with the report of its expiry still to come"""
         self.fresh = False
-        """whether it was accepted, and neither delivered nor retried since"""
+        """whether the entry was accepted, and neither delivered nor retried since"""
         self.holds: bool | None = False
-        """whether it blocks its ordering key, because it was delivered and has not ended; ``None`` if that is
-        unknown"""
+        """whether the entry blocks its ordering key, because its delivery has not ended; ``None`` if that is unknown"""
         self.uncounted = False
-        """whether the store may not count it for its tenant, because it was not waiting when the order became fair"""
+        """whether its tenant's limits may not count the entry, because it was not waiting when the order became fair"""
         self.patience: float | None = None
-        """seconds for which its delivery may run without progress; ``None`` means without limit"""
+        """seconds for which the delivery may run without progress; ``None`` means without limit"""
         self.alive: Span = (0.0, 0.0)
-        """time of its delivery, or of the last progress of the delivery"""
+        """time of the delivery, or of its last progress"""
         self.loose = False
-        """whether it expired when it may already have been lost, so that the store may have counted the loss"""
+        """whether the entry expired when it may already have been lost, so that the store may have counted the loss"""
         self._since: Span = (0.0, 0.0)
         self._number = 0
         self._by_time = False

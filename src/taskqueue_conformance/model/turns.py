@@ -16,7 +16,7 @@ joined"""
 
 
 class Turns:
-    """Turns of each tenant while others waited, and the largest share that the lowest priority may have left."""
+    """The number of turns that each tenant had while others waited, and the largest floor share that may be left."""
 
     def __init__(self) -> None:
         self._turns: dict[tuple[int, str | None], Counter[str | None]] = {}

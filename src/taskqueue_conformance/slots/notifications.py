@@ -73,7 +73,7 @@ class SlotSignalsSuite(Harness, needs=(Capability.SLOTS,)):
         await _fires(bench, bench.slots.release(lease), OTHER_MODEL)
 
     async def test_idle_slots_of_a_shared_server_fire(self, bench: Bench) -> None:
-        """Unassigned leases that end fire the signal of the server's other models (B7, C2, C12)."""
+        """An unassigned lease that ends fires the signal of its server's other models (B7, C2, C12)."""
         await bench.pool.serve(model=OTHER_MODEL, together=1)
         verbs: list[Callable[[], Awaitable[object]]] = [
             lambda: bench.slots.drain(MODEL, "s1"),

@@ -146,7 +146,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert len(set(taken)) == len(taken) == 1260
 
     async def test_swapped_over_and_over(self, bench: Bench) -> None:
-        """After each change deliveries follow the new order; a tenant's tasks keep theirs (law 4; B12)."""
+        """After each change, deliveries follow the new order; a tenant's tasks stay in sequence (law 4; B12)."""
         await bench.fair()
         await fill(bench, a=30, b=20, c=10)
         subscription, taken = bench.subscribe(), list[str]()

@@ -19,7 +19,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_one_at_a_time(self, bench: Bench) -> None:
-        """One task per ordering key is in flight over all workers; others are delivered (law 4; R8, D2)."""
+        """One task per ordering key is in flight over all workers; other tasks are delivered (law 4; R8, D2)."""
         await _publish(bench, e=3, f=2)
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -34,7 +34,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert ids(await bench.take(subscription, 9)) == ["f1"]
 
     async def test_one_of_a_batch(self, bench: Bench) -> None:
-        """Of 100 tasks with one ordering key, a receive returns one, and then no ``again`` (law 4; R8)."""
+        """A receive returns one of 100 tasks with one ordering key, and ``again`` becomes false (law 4; R8)."""
         await _publish(bench, e=100)
         subscription = bench.subscribe()
         received = await subscription.receive(100, 0)
