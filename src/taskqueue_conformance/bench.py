@@ -118,7 +118,7 @@ class Bench:
     @property
     def pool(self) -> PoolSteps:
         """The steps of the slot tests; they need the capability ``slots``."""
-        return PoolSteps(self)
+        return PoolSteps(self.slots, self.advance, self.short)
 
     def task(self, task_id: str, **fields: Any) -> Task:
         """Return a new task; by default its queue is `KEY` and its payload is its id."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -15,10 +16,8 @@ from taskqueue_core.capabilities import (
     PoolView,
     Seen,
     SlotLease,
+    SlotPool,
 )
-
-if TYPE_CHECKING:
-    from taskqueue_conformance.bench import Bench
 
 MODEL = "org/flux-dev:{1}"
 """the model that most tests use; the name of a model may be any printable text"""
@@ -28,11 +27,15 @@ LONG = 3600.0
 
 
 class PoolSteps:
-    """The slot pool of a bench, with default arguments, and with a check of each answer."""
+    """A slot pool with default arguments, and with a check of each answer."""
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._slots = bench.slots
+    def __init__(
+        self, slots: SlotPool, advance: Callable[[float], Awaitable[None]], short: float
+    ) -> None:
+        """Call ``advance`` to let seconds pass; ``short`` is the number of seconds between two reports."""
+        self._slots = slots
+        self._advance = advance
+        self._short = short
 
     async def add(self, server: str = "s1", slots: int = 1, **fields: Any) -> EndpointInfo:
         """Register an endpoint, of `MODEL` unless ``fields`` name another model, and return its state."""
@@ -131,7 +134,7 @@ class PoolSteps:
         seen = None
         if active is not None:
             seen = Seen(active=active, jobs=frozenset(jobs) if jobs else None)
-        settled = self._bench.short if settled is None else settled
+        settled = self._short if settled is None else settled
         ended = await self._slots.reconcile(MODEL, server, seen, settled=settled)
         assert all(not lease.token and lease.note is None for lease in ended), "a token was shown"
         return [lease.job for lease in ended]
@@ -139,7 +142,7 @@ class PoolSteps:
     async def report_twice(self, active: int) -> list[str | None]:
         """Report the same number of jobs twice, ``short`` apart; return the jobs whose leases ended."""
         assert await self.report(active) == [], "the first report must end no lease"
-        await self._bench.advance(self._bench.short)
+        await self._advance(self._short)
         return await self.report(active)
 
     async def check_stale(self, *leases: SlotLease) -> None:
