@@ -13,9 +13,9 @@
 
         async def reopen(self, backend): ...
 
-A class says with ``capabilities`` what its backend must declare; one whose backend cannot take a clock sets
-``manual_clock = False``. Tests that need more are not collected, and the end of a run says how many, and why. One test
-compares what class and backend declare.
+``capabilities`` states what the backend must declare. A class whose backend cannot use the given clock sets
+``manual_clock = False``. Tests that need an undeclared capability are not collected; the summary of the run reports how
+many, and why. `Harness.test_capabilities` compares the class with its backend.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MODULES = {
 }
 
 
-# pytest imports this package for the plugin in every run: what costs time is imported when it is asked for.
+# These names are imported on first use, because pytest imports this package in every run to load its plugin.
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

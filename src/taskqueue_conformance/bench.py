@@ -1,22 +1,20 @@
-"""One backend under test, with the steps that most tests share."""
+"""The test bench: opens, disturbs and observes the backend under test."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol, TypeVar, cast
 
 import pytest
 
+from taskqueue_conformance.slots.helpers import LONG, PoolSteps, check_pool
 from taskqueue_core.backend import Backend, Capability, Subscription
 from taskqueue_core.capabilities import (
     Control,
     DeadLetters,
     Order,
-    Permit,
-    PoolView,
     QueueSettings,
     RoomSignal,
     RoomSignals,
@@ -30,13 +28,22 @@ from taskqueue_core.capabilities import (
     slots_of,
 )
 from taskqueue_core.clock import ManualClock
-from taskqueue_core.errors import BackendUnavailable, LeaseLost
-from taskqueue_core.tasks import Delivery, Ledger, Published, Received, Settled, State, Task
+from taskqueue_core.errors import BackendUnavailable, InvalidInput, LeaseLost
+from taskqueue_core.tasks import (
+    Confirmation,
+    Delivery,
+    Ledger,
+    Published,
+    Received,
+    Settled,
+    State,
+    Task,
+)
 
 KEY = "alpha"
-"""the queue that tests use unless they need two"""
+"""name of the queue that most tests use"""
 OTHER = "beta"
-"""the second queue"""
+"""name of a second queue"""
 
 T = TypeVar("T")
 
@@ -46,31 +53,8 @@ def ids(deliveries: Iterable[Delivery]) -> list[str]:
     return [delivery.task.id for delivery in deliveries]
 
 
-def check_pool(view: PoolView) -> None:
-    """Fail where a pool's books do not balance, or where it shows what is its holders' alone."""
-    assert all(lease.token == "" for lease in view.leases), "the pool shows a token to every client"
-    assert all(lease.note is None for lease in view.leases), "the pool shows a note to every client"
-    fences = [lease.fence for lease in view.leases]
-    assert fences == sorted(set(fences)), f"fences must be unique and rise: got: {fences}"
-    jobs = Counter((lease.model, lease.job) for lease in view.leases if lease.job is not None)
-    assert not jobs or max(jobs.values()) == 1, f"a job has several slots: {jobs}"
-    held = Counter((lease.model, lease.server, lease.state) for lease in view.leases)
-    for info in view.endpoints:
-        fields = {
-            Permit.UNASSIGNED: info.unassigned,
-            Permit.ASSIGNED: info.assigned,
-            Permit.DETACHED: info.detached,
-        }
-        name = (info.endpoint.model, info.endpoint.server)
-        true = {state: held.pop((*name, state), 0) for state in Permit}
-        assert fields == true, f"the endpoint counts {fields}, its leases are {true}"
-        assert info.held + info.free == max(info.endpoint.slots, info.held)
-        assert info.overdue <= info.assigned + info.detached
-    assert not held, f"leases of endpoints that are not there: {list(held)}"
-
-
 class _BackendSource(Protocol):
-    """What a bench needs of the class of a test: see `taskqueue_conformance.Harness`."""
+    """The attributes and methods of a test class that a `Bench` uses: see `taskqueue_conformance.Harness`."""
 
     @property
     def manual_clock(self) -> bool: ...
@@ -84,15 +68,14 @@ class _BackendSource(Protocol):
 
 
 class Bench:
-    """A fresh backend, its clock, and moves on it. What the backend does not declare fails."""
+    """A fresh backend, its clock, and common test steps. A step fails if the backend lacks the capability it needs."""
 
     def __init__(self, harness: _BackendSource, backend: Backend, clock: ManualClock) -> None:
-        """Work on ``backend``; `close` closes it and all that was opened here."""
         self.backend = backend
         self.clock = clock
         self.short = harness.short
         self.numbers = 0
-        """how many ids were made up"""
+        """number of task ids generated so far, which makes each new id unique"""
         self._harness = harness
         self._opened: list[Backend] = [backend]
         self._waiting: list[asyncio.Task[Any]] = []
@@ -100,7 +83,7 @@ class Bench:
     @classmethod
     @asynccontextmanager
     async def opened(cls, harness: _BackendSource) -> AsyncIterator[Bench]:
-        """Open a fresh backend; at the end its books must balance, and everything is closed."""
+        """Open a fresh backend and yield its bench; on exit, check ledgers and slot pool, and close everything."""
         clock = ManualClock()
         bench = cls(harness, await harness.open_backend(clock), clock)
         try:
@@ -111,78 +94,103 @@ class Bench:
 
     @property
     def now(self) -> float:
-        """The store's time."""
+        """The current time of the store's clock, in seconds."""
         return self.backend.now()
 
     @property
     def control(self) -> Control:
-        """The operator's side."""
+        """The backend's `Control`; fails if the backend does not declare ``control``."""
         self._require(Capability.CONTROL)
         return control_of(self.backend)
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The dead letters."""
+        """The backend's `DeadLetters`; fails if the backend does not declare ``dead_letters``."""
         self._require(Capability.DEAD_LETTERS)
         return dead_letters_of(self.backend)
 
     @property
     def slots(self) -> SlotPool:
-        """The pool of slots."""
+        """The backend's `SlotPool`; fails if the backend does not declare ``slots``."""
         self._require(Capability.SLOTS)
         return slots_of(self.backend)
 
+    @property
+    def pool(self) -> PoolSteps:
+        """The steps of the slot tests; they need the capability ``slots``."""
+        return PoolSteps(self.slots, self.advance, self.short)
+
     def task(self, task_id: str, **fields: Any) -> Task:
-        """Make a task, on `KEY` and with its id as the payload unless ``fields`` say otherwise."""
+        """Return a new task; by default its queue is `KEY` and its payload is its id."""
         return Task.of(fields.pop("key", KEY), fields.pop("payload", task_id), id=task_id, **fields)
 
     async def publish(self, *task_ids: str, **fields: Any) -> tuple[Task, ...]:
-        """Publish one task per id in one batch; all must be accepted."""
+        """Publish one task per id in one batch; fail unless all are accepted."""
         tasks = tuple(self.task(task_id, **fields) for task_id in task_ids)
-        for confirmation in await self.backend.publisher.publish(*tasks):
+        for confirmation in await self.offer(*tasks):
             assert confirmation.status is Published.ACCEPTED, (
                 f"a new task must be accepted (laws 6, 7): got {confirmation}"
             )
         return tasks
 
+    async def offer(self, *tasks: Task | str) -> tuple[Confirmation, ...]:
+        """Publish tasks, or new ones with the given ids, in one batch; return the confirmations, whatever they are."""
+        made = (self.task(task) if isinstance(task, str) else task for task in tasks)
+        return await self.backend.publisher.publish(*made)
+
+    async def statuses(self, *tasks: Task | str) -> list[Published]:
+        """Publish tasks as `offer` does, and return the statuses of their confirmations."""
+        return [confirmation.status for confirmation in await self.offer(*tasks)]
+
+    async def retry(self, task: Task, delay: float = 0.0, **fields: Any) -> Published:
+        """Schedule a retry of a task in ``delay`` seconds, and return the status of its confirmation."""
+        retried = self.backend.publisher.schedule_retry(task, self.now + delay, **fields)
+        return (await retried).status
+
     def subscribe(self, *keys: str, consumer: str = "worker") -> Subscription:
-        """Subscribe to ``keys``, or to `KEY`."""
+        """Subscribe to ``keys``, or to `KEY` if none is given."""
         return self.backend.subscribe(keys or (KEY,), consumer)
 
     async def subscribed(self, *task_ids: str, **fields: Any) -> Subscription:
-        """Publish tasks, and subscribe to `KEY`."""
+        """Publish tasks, and return a subscription to `KEY`."""
         await self.publish(*task_ids, **fields)
         return self.subscribe()
 
     async def running(self, *task_ids: str, **fields: Any) -> tuple[Subscription, Delivery]:
-        """Publish tasks, and receive the first of them through a subscription to `KEY`."""
+        """Publish tasks and receive the first one; return the subscription to `KEY` and the delivery."""
         subscription = await self.subscribed(*task_ids, **fields)
         return subscription, await self.one(subscription)
 
     async def all_running(self, *task_ids: str, **fields: Any) -> tuple[Any, ...]:
-        """Publish tasks and receive them all; return the subscription, then the deliveries."""
+        """Publish tasks and receive them all; return the subscription, followed by the deliveries."""
         subscription = await self.subscribed(*task_ids, **fields)
         return subscription, *await self.take(subscription, len(task_ids))
 
     async def wakes(
         self, receive: Coroutine[Any, Any, Received], event: Awaitable[object]
     ) -> list[str]:
-        """Fail unless a receive waits until an event, and then returns; return the ids of its deliveries."""
+        """Fail unless ``receive`` waits until ``event`` has run, and then returns; return the ids of its deliveries."""
         waiting = await self.start(receive)
         assert not waiting.done(), "a receive returned at once: expected it to wait"
         await event
         return ids((await self.outcome(waiting)).deliveries)
 
     async def stale(self, settlement: Awaitable[object]) -> None:
-        """Fail unless a settlement raises `LeaseLost`, because its receipt is stale."""
+        """Fail unless ``settlement`` raises `LeaseLost`, because its receipt is stale."""
         try:
             answer = await settlement
         except LeaseLost:
             return
         pytest.fail(f"a stale receipt was accepted (law 2): expected LeaseLost, got {answer}")
 
+    async def invalid(self, field: str, call: Awaitable[object]) -> None:
+        """Fail unless ``call`` raises `InvalidInput` for the argument ``field``."""
+        with pytest.raises(InvalidInput) as error:
+            await call
+        assert error.value.field == field
+
     async def take(self, subscription: Subscription, limit: int = 1) -> list[Delivery]:
-        """Receive without waiting, until there are ``limit`` deliveries or nothing more is to be had."""
+        """Receive without waiting, until there are ``limit`` deliveries or no more tasks are available."""
         taken: list[Delivery] = []
         for _ in range(limit + 10 if limit else 0):
             received = await subscription.receive(limit - len(taken), 0)
@@ -192,13 +200,13 @@ class Bench:
         return taken
 
     async def one(self, subscription: Subscription) -> Delivery:
-        """Receive the one delivery that must be available."""
+        """Receive one delivery without waiting; fail if no task is available."""
         taken = await self.take(subscription)
         assert taken, "nothing was delivered: expected one delivery, because a task is available"
         return taken[0]
 
     async def drain(self, *subscriptions: Subscription, count: int, limit: int = 1) -> list[str]:
-        """Take up to ``limit`` each in turn and ack them, until there are ``count``; return the ids."""
+        """Receive up to ``limit`` tasks per subscription in turn and ack them, ``count`` in all; return their ids."""
         taken: list[str] = []
         while len(taken) < count:
             before = len(taken)
@@ -207,11 +215,11 @@ class Bench:
                 if deliveries:
                     await subscription.ack(*deliveries)
                     taken += ids(deliveries)
-            assert len(taken) > before, f"{len(taken)} delivered, {count} are available"
+            assert len(taken) > before, f"too few deliveries: expected {count}, got {len(taken)}"
         return taken
 
     async def eventually(self, subscription: Subscription, limit: int) -> list[Delivery]:
-        """Take ``limit`` deliveries, giving a backend that works in the background time to bring them."""
+        """Receive ``limit`` deliveries, with pauses in which a backend may finish its background work."""
         taken = await self.take(subscription, limit)
         for _ in range(50):
             if len(taken) >= limit:
@@ -220,20 +228,10 @@ class Bench:
             taken += await self.take(subscription, limit - len(taken))
         return taken
 
-    async def redeliver_until_dead(self, subscription: Subscription) -> None:
-        """Lose the one available task until it is dead."""
-        for _ in range(1001):
-            outcome = await subscription.redeliver(await self.one(subscription), lost=True)
-            if outcome == (Settled.DEAD,):
-                return
-        pytest.fail(
-            "a task that was lost 1001 times is not dead: expected Settled.DEAD after max_losses losses (law 3)"
-        )
-
     async def bury(
         self, subscription: Subscription, delivery: Delivery, reason: str = "bad"
     ) -> Settled:
-        """Put a delivery among the dead letters."""
+        """Make a delivery a dead letter."""
         self._require(Capability.DEAD_LETTERS)
         return await dead_lettering_of(self.backend, subscription).dead_letter(
             delivery, reason, f"{reason}: details"
@@ -242,41 +240,41 @@ class Bench:
     async def adopt(
         self, subscription: Subscription, *receipts: str
     ) -> tuple[Delivery | None, ...]:
-        """Move deliveries to ``subscription``."""
+        """Transfer deliveries to ``subscription`` by their receipts; ``None`` for each that it may not adopt."""
         self._require(Capability.HANDOVER)
         return await handover_of(self.backend, subscription).adopt(*receipts)
 
     async def revoked(self, subscription: Subscription) -> tuple[str, ...]:
-        """Wait for the next revoked receipts of ``subscription``."""
+        """Wait until deliveries of ``subscription`` are revoked, and return their receipts."""
         self._require(Capability.REVOCATION)
         return await revocation_of(self.backend, subscription).revoked()
 
     async def configure(self, key: str = KEY, **settings: Any) -> QueueSettings:
-        """Change settings of a queue."""
+        """Change settings of a queue, keep the others, and return the new settings."""
         present = await self.control.settings(key)
         return await self.control.configure(key, present.model_copy(update=settings))
 
     async def limit(self, key: str = KEY, **settings: Any) -> None:
-        """Change what limits the flow of a queue."""
+        """Change settings of a queue that limit its flow; they need the capability ``flow``."""
         self._require(Capability.FLOW)
         await self.configure(key, **settings)
 
     async def arrange(self, key: str = KEY, **settings: Any) -> None:
-        """Change in which order the tasks of a queue are delivered."""
+        """Change settings of a queue that affect its order; they need the capability ``order``."""
         self._require(Capability.ORDER)
         await self.configure(key, **settings)
 
     async def fair(self, key: str = KEY, **settings: Any) -> None:
-        """Have the tenants of a queue take turns."""
+        """Set the order of a queue to ``fair``, together with other settings."""
         await self.arrange(key, order=Order.FAIR, **settings)
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        """Make a signal for room in ``keys``, or in `KEY`."""
+        """Return a room signal of ``keys``, or of `KEY` if none is given."""
         self._require(Capability.FLOW)
         return cast("RoomSignals", self.backend.publisher).room_signal(*(keys or (KEY,)))
 
     async def expect(self, **counts: int) -> None:
-        """Compare the ledger of `KEY`: states that are not named must be 0. Does nothing without ``control``."""
+        """Compare the ledger of `KEY` with ``counts``, and other states with 0; do nothing without ``control``."""
         if not has(self.backend, Capability.CONTROL):
             return
         ledger = await self.control.ledger(KEY)
@@ -285,19 +283,19 @@ class Bench:
         assert ledger == expected, f"the ledger of {KEY!r} is wrong (law 1)"
 
     async def state(self, task_id: str, key: str = KEY) -> State | None:
-        """Return a task's state, ``None`` where it is not known."""
+        """Return the state of a task, or ``None`` if the store does not know the task."""
         (status,) = await self.control.statuses(key, task_id)
         return None if status is None else status.state
 
     async def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass for the store, and a little more where they are real ones."""
+        """Advance the manual clock, or sleep slightly longer than ``seconds`` if the backend has its own clock."""
         if self._harness.manual_clock:
             await self.clock.advance(seconds)
         else:
             await asyncio.sleep(seconds * 1.02 + 0.002)
 
     async def hop(self, hops: int) -> None:
-        """Let other coroutines run: ``hops`` rounds of the event loop, or the time a store far away takes for them."""
+        """Let other coroutines run for ``hops`` rounds of the event loop, or a short sleep without a manual clock."""
         if self._harness.manual_clock:
             for _ in range(hops):
                 await asyncio.sleep(0)
@@ -305,39 +303,56 @@ class Bench:
             await asyncio.sleep(hops * self.short / 100)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until something has happened, within the patience."""
+        """Wait until ``condition`` is true; fail if that takes longer than `Harness.patience`."""
         try:
             async with asyncio.timeout(self._harness.patience):
-                while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
+                while not condition():  # noqa: ASYNC110 - the condition has no event to wait for
                     await asyncio.sleep(0.001)
         except TimeoutError:
             pytest.fail(f"timed out, still waiting: {what}")
 
     async def start(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a call and let it come to where it waits."""
+        """Start a call as a task, and let it run until it waits or ends."""
         task = asyncio.ensure_future(call)
         self._waiting.append(task)
         await self.hop(20)
         return task
 
     async def outcome(self, task: asyncio.Task[T]) -> T:
-        """Return what a started call answers; fail where it hangs."""
+        """Return the result of a started call; fail if it does not end within `Harness.patience`."""
         done, _ = await asyncio.wait({task}, timeout=self._harness.patience)
         if not done:
-            pytest.fail("a call still waits: expected it to return after the event")
+            pytest.fail("a call still waits: expected it to return")
         return task.result()
 
+    async def silent(self, signal: RoomSignal, timeout: float = LONG) -> asyncio.Task[None]:
+        """Start a wait for a signal, again if it fires without cause; fail if it does so repeatedly."""
+        waiting = await self.start(signal.wait(timeout))
+        for _ in range(5):
+            if waiting.done():
+                waiting = await self.start(signal.wait(timeout))
+        assert not waiting.done(), "the signal fires repeatedly without cause"
+        return waiting
+
+    async def fires(self, signal: RoomSignal, event: Awaitable[T]) -> T:
+        """Fail unless ``event`` ends a wait for ``signal``; return the result of ``event``."""
+        async with signal:
+            waiting = await self.silent(signal)
+            result = await event
+            await self.outcome(waiting)
+            return result
+
     async def replica(self) -> Bench:
-        """Open another backend on the same store, as another process would."""
+        """Open another backend on the same store, as another process would, and return its bench."""
         return self._sibling(await self._harness.replica(self.backend))
 
     async def reopen(self) -> Bench:
-        """Close the backend and open another one on what it left behind."""
+        """Close the backend, open another one on the stored data, and return its bench."""
         return self._sibling(await self._harness.reopen(self.backend))
 
     def _require(self, capability: Capability) -> None:
         assert has(self.backend, capability), (
-            f"the backend does not declare {capability.value!r}: a test that uses it is to be marked "
+            f"the backend does not declare {capability.value!r}: a test that uses it must be marked "
             f"@needs(Capability.{capability.name})"
         )
 
@@ -348,7 +363,7 @@ class Bench:
         return bench
 
     async def check_books(self) -> None:
-        """Fail where a ledger or the pool does not balance. A backend that the test has closed may refuse to tell."""
+        """Fail if a ledger or the slot pool does not balance; a backend that the test has closed is not checked."""
         if has(self.backend, Capability.CONTROL):
             with suppress(BackendUnavailable):
                 for key in await self.control.queues():
@@ -361,7 +376,7 @@ class Bench:
                 check_pool(await self.slots.inspect())
 
     async def close(self) -> None:
-        """End what still waits and close every backend."""
+        """Cancel the calls that still wait, and close every backend that was opened."""
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The class that the author of a backend subclasses, and the fixture that the tests of the kit use."""
+"""The base class of all test suites of the kit, which the author of a backend subclasses."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from taskqueue_core.backend import Backend, Capabilities
 from taskqueue_core.clock import ManualClock
 
 _FAR = 100_000.0
-"""Seconds that do not pass by themselves during a test."""
+"""seconds that never pass in real time during a test"""
 
 
 class Harness:
-    """The base of every module of the kit. `open_backend` is all that an author must write.
+    """Base class of all suites of the kit; a subclass must define at least `open_backend`.
 
-    The names here and ``test_…`` are all that the kit takes of a class: the author's own attributes may have any other.
+    The kit uses only the names defined here and names that start with ``test_``. All other names are free for the
+    author's own attributes.
     """
 
     __taskqueue_conformance__ = True
     capabilities: ClassVar[Capabilities] = Capabilities()
-    """what the backend must declare; tests that need more are not collected"""
+    """what the backend must declare; tests that need anything else are not collected"""
     manual_clock: ClassVar[bool] = True
-    """whether the backend uses the clock that it is given; if not, the kit sleeps for real"""
+    """whether the backend uses the clock passed to `open_backend`; if not, the tests sleep in real time"""
     short: ClassVar[float] = 0.5
-    """seconds that count as a while: with a manual clock they cost nothing"""
+    """length of a short delay in the tests, in seconds of the store's clock"""
     patience: ClassVar[float] = 5.0
-    """real seconds after which a call that should have ended counts as hanging"""
+    """real seconds after which a call that has not returned fails its test"""
     max_examples: ClassVar[int] = int(os.environ.get("TASKQUEUE_KIT_EXAMPLES", "100"))
-    """random histories that the state machine tries"""
+    """number of random histories that each state machine tries"""
 
     def __init_subclass__(cls, *, needs: Collection[Need] = (), **options: Any) -> None:
-        """Note what all tests of this class need, and mark the async ones, for pytest-asyncio's strict mode."""
+        """Add ``needs`` to every test of the class, and mark its async tests for pytest-asyncio's strict mode."""
         super().__init_subclass__(**options)
         for test in (test for name, test in vars(cls).items() if name.startswith("test_")):
             if needs:
@@ -47,17 +48,17 @@ class Harness:
                 pytest.mark.asyncio(loop_scope="function")(test)
 
     async def open_backend(self, clock: ManualClock) -> Backend:
-        """Make an empty backend that shares nothing with earlier ones and takes its time from ``clock`` if it can."""
+        """Return an empty backend that shares no data with earlier ones, and uses ``clock`` if it can."""
         raise NotImplementedError(f"{type(self).__name__} must define open_backend(clock)")
 
     async def replica(self, backend: Backend) -> Backend:
-        """Make another backend on the same store, as another process would. For backends that are ``shared``."""
+        """Return another backend on the same store, as another process would; needed if ``shared`` is declared."""
         raise NotImplementedError(
             f"{type(self).__name__} must define replica(backend): its backend is shared"
         )
 
     async def reopen(self, backend: Backend) -> Backend:
-        """Close ``backend`` and make another on what it left behind. For backends that are ``durable``."""
+        """Close ``backend`` and return another one on its data; needed for ``durable`` if `replica` is not defined."""
         if type(self).replica is Harness.replica:
             raise NotImplementedError(
                 f"{type(self).__name__} must define reopen(backend): its backend is durable"
@@ -67,17 +68,17 @@ class Harness:
 
     @pytest_asyncio.fixture(loop_scope="function")
     async def bench(self) -> AsyncIterator[Bench]:
-        """Give the test a backend of its own."""
+        """Yield a bench with a fresh backend; check and close the backend after the test."""
         async with Bench.opened(self) as bench:
             yield bench
 
     @pytest.mark.asyncio(loop_scope="function")
     async def test_capabilities(self, bench: Bench) -> None:
-        """The class declares what its backend declares: so no test is left out that applies (G6)."""
+        """The class and its backend declare the same capabilities, so that no test is left out (G6)."""
         name, capabilities = type(self).__name__, bench.backend.capabilities
         assert self.capabilities == capabilities, (
             f"{name} declares {_describe(self.capabilities)}; its backend declares {_describe(capabilities)}: "
-            f"set `capabilities` of {name} to what the backend must have, and make both the same"
+            f"set `capabilities` of {name} to what the backend must support, or change the backend"
         )
         before = bench.now
         await bench.clock.advance(_FAR)

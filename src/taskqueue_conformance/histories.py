@@ -1,9 +1,9 @@
-"""The frame of both state machines: a backend in an event loop of its own, and how a machine is run."""
+"""The base of the two state machines, each of which runs a fresh backend in its own event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -16,31 +16,35 @@ T = TypeVar("T")
 
 
 class BackendMachine(RuleBasedStateMachine):
-    """A state machine that calls a backend of its own."""
+    """A Hypothesis state machine that opens a fresh backend for each random history."""
 
     harness: ClassVar[Harness]
 
     def __init__(self) -> None:
-        """Open a backend, in an event loop of its own."""
         super().__init__()
         self.runner = asyncio.Runner()
         self.opened = Bench.opened(self.harness)
         self.bench: Bench = self.runner.run(self.opened.__aenter__())
 
+    @staticmethod
+    def latest(items: Sequence[T], *indexes: int) -> list[T]:
+        """Return items by their positions, counted back from the last one; none if there are no items."""
+        return [items[-1 - index % len(items)] for index in indexes] if items else []
+
     def teardown(self) -> None:
-        """Close the backend and the loop."""
+        """Check and close the backend, and close the event loop."""
         try:
             self.runner.run(self.opened.__aexit__(None, None, None))
         finally:
             self.runner.close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call to its end."""
+        """Run a coroutine to its end, and return its result."""
         return self.runner.run(call)
 
 
 def play(machine: type[BackendMachine], harness: Harness, steps: int) -> None:
-    """Run random histories of ``steps`` calls each on the backend of ``harness``."""
+    """Run random histories of ``steps`` calls each on backends of ``harness``."""
     run_state_machine_as_test(
         type("Machine", (machine,), {"harness": harness}),
         settings=settings(

@@ -16,22 +16,22 @@ import pytest
 
 _KIT = "taskqueue_conformance"
 PARTS = ("bench", "declared", "harness", "histories", "model", "slots", "suites")
-"""the modules and folders of the kit that contain assertions"""
+"""modules and folders of the kit whose assertions pytest rewrites"""
 
 pytest.register_assert_rewrite(*(f"{_KIT}.{part}" for part in PARTS))
 
 _counted = pytest.StashKey[dict[str, Counter[str]]]()
-"""for each class, by its node id: how many tests apply (under ``""``), and how many lack what"""
+"""per test class (node id): number of tests that apply (under ``""``), and of tests left out, by the missing need"""
 _lines = pytest.StashKey[list[str]]()
-"""the lines of the summary"""
+"""lines of the summary at the end of the run"""
 _explained = pytest.StashKey[bool]()
-"""whether the test that runs is one of the kit's"""
+"""whether the running test belongs to the kit, so that its failure is explained"""
 _SHORT = 300
-"""the longest representation of two values, in characters, that is shown in one line"""
+"""maximum length of a comparison that is shown in one line, in characters"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker ``conformance``, and prepare the counts for the summary."""
     config.addinivalue_line(
         "markers", "conformance: proves a backend's promise (taskqueue_conformance)"
     )
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Item] | None:
-    """Leave out a test that needs what its class does not declare."""
+    """Count a test of the kit, and leave it out if its class does not declare what it needs."""
     if not (_of_the_kit(collector.obj) and collector.funcnamefilter(name)):
         return None
     selection = import_module("taskqueue_conformance.selection")
@@ -54,14 +54,14 @@ def pytest_pycollect_makeitem(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the kit's tests."""
+    """Add the marker ``conformance`` to the tests of the kit."""
     for item in items:
         if _of_the_kit(getattr(item, "cls", None)):
             item.add_marker("conformance")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Count the tests that were left out of the classes that are run."""
+    """Prepare a summary line for each class that is run: how many tests apply, and how many were left out."""
     run = {item.parent.nodeid for item in session.items if item.parent}
     for name, counts in session.config.stash[_counted].items():
         if name in run:
@@ -86,7 +86,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 def pytest_assertrepr_compare(
     config: pytest.Config, op: str, left: object, right: object
 ) -> list[str] | None:
-    """Show the expected value first, then the value that the backend gave."""
+    """Show the expected value first, then the value that the backend returned."""
     line = f"expected {right!r}, got {left!r}"
     if config.stash[_explained] and op in ("==", "is") and len(line) <= _SHORT:
         return [line]
@@ -94,7 +94,7 @@ def pytest_assertrepr_compare(
 
 
 def broken_law(test: object) -> str:
-    """Return what a test of the kit proves, and the number of its law: both are in the docstring of the test."""
+    """Return the law numbers and the promise that a test of the kit proves, both read from its docstring."""
     text = " ".join((inspect.getdoc(test) or "").split())
     numbers = [n for part in re.findall(r"[Ll]aws? ([\d, ]*\d)", text) for n in part.split(", ")]
     promise = re.sub(r" \([^()]*\b(?:laws? \d|[A-Z]+-?[A-Z]?\d)[^()]*\)", "", text)
@@ -113,7 +113,7 @@ def _explain(error: BaseException, law: str) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the lines of the summary from a process of pytest-xdist to the process that prints them."""
+    """Send the summary lines from a worker process of pytest-xdist to the process that prints them."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[_KIT] = session.config.stash[_lines]
@@ -121,7 +121,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take the lines of the summary from a process of pytest-xdist: each process collects all tests."""
+    """Receive the summary lines of a pytest-xdist worker; each worker has the same, since it collects all tests."""
     result = getattr(node, "workeroutput", {}).get(_KIT, [])
     node.config.stash[_lines] = result or node.config.stash[_lines]
 

@@ -1,4 +1,4 @@
-"""Which tests of the kit apply to a backend: each test declares what it needs, each class what its backend has."""
+"""The selection of tests: each test declares what it needs, each class what its backend supports."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NEEDS = "__taskqueue_needs__"
 
 
 class Declaring(Protocol):
-    """A class that says what its backend has: see `taskqueue_conformance.Harness`."""
+    """A test class that declares what its backend supports: see `taskqueue_conformance.Harness`."""
 
     manual_clock: ClassVar[bool]
     capabilities: ClassVar[Capabilities]
 
 
 def needs(*what: Need) -> Callable[[Test], Test]:
-    """Declare what a test needs: it is not collected in a class whose backend lacks any of it."""
+    """Declare what a test needs; a class that does not declare all of it does not collect the test."""
 
     def declare(test: Test) -> Test:
         add_needs(test, what)
@@ -35,7 +35,7 @@ def needs(*what: Need) -> Callable[[Test], Test]:
 
 
 def add_needs(test: Callable[..., Any], what: Collection[Need]) -> None:
-    """Add to what a test needs: what is added comes first."""
+    """Add needs to a test, before those that it already has; raise `ValueError` for an unknown need."""
     for need in what:
         if not isinstance(need, StrEnum) and need not in _OTHERS:
             raise ValueError(f"no such need: {need!r}. Name a Capability, or one of {_OTHERS}")
@@ -43,13 +43,13 @@ def add_needs(test: Callable[..., Any], what: Collection[Need]) -> None:
 
 
 def needs_of(test: object) -> tuple[Need, ...]:
-    """Return what a test needs."""
+    """Return what a test needs, or an empty tuple."""
     matches: tuple[Need, ...] = getattr(test, _NEEDS, ())
     return matches
 
 
 def missing(harness: type[Declaring], test: object) -> Need | None:
-    """Return the first need of a test that a class does not declare, ``None`` if the test applies."""
+    """Return the first need of a test that ``harness`` does not declare, or ``None`` if the test applies."""
     return next((need for need in needs_of(test) if not _declares(harness, need)), None)
 
 

@@ -1,4 +1,4 @@
-"""The whole kit as one base class."""
+"""The suites of the kit, combined into one base class."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SlotsSuite(
     SlotServersSuite,
     SlotLeasesSuite,
 ):
-    """`taskqueue_core.capabilities.SlotPool`."""
+    """All tests of the capability ``slots`` (`taskqueue_core.capabilities.SlotPool`)."""
 
 
 class BackendSuite(
@@ -86,7 +86,7 @@ class BackendSuite(
     InputsSuite,
     DeclaredSuite,
 ):
-    """Every promise of the contract and of the capabilities that the class declares, as its backend must.
+    """Tests of the contract and of every capability that the class declares; its backend must declare the same.
 
     ::
 

@@ -149,18 +149,18 @@ HISTORIES = (
     hang,
 )
 FINDS: tuple[tuple[Broken, Callable[[QueueMachine], None], str], ...] = (
-    (order.StartsAnew, take_turns, "turns of 'a' while 'b' waits"),
+    (order.StartsAnew, take_turns, "'a' had 3 turns while 'b' waited"),
     (order.ForgetsTenants, limit_tenants, "number 2 of the tenant 'a'"),
     (order.GivesTenantsOneTooMany, limit_tenants, "number 2 of the tenant 'a'"),
     (order.UnboundedByTenants, bound_tenants, "publish answered accepted"),
     (order.RefundsTenants, spend_tokens, "without a token"),
-    (order.ReleasesByPriority, hold, "of its entity is first"),
-    (order.ReleasesOnHandBack, hold, "of its entity is first"),
-    (order.ReleasesOnRetry, hold, "of its entity is first"),
+    (order.ReleasesByPriority, hold, "with its ordering key"),
+    (order.ReleasesOnHandBack, hold, "with its ordering key"),
+    (order.ReleasesOnRetry, hold, "with its ordering key"),
     (order.HoldsForTheDead, hold, "available and not delivered"),
-    (flow.EndsTheHealthy, hang, "it must be in_flight"),
-    (flow.HangsForNothing, hang, "it must be"),
-    (flow.NeverEndsTheHung, hang, "it must be waiting"),
+    (flow.EndsTheHealthy, hang, "wrong state .* expected in_flight"),
+    (flow.HangsForNothing, hang, "wrong .* of alpha/t1: expected"),
+    (flow.NeverEndsTheHung, hang, "wrong state .* expected waiting"),
 )
 
 

@@ -1,1 +1,1 @@
-"""An independent model of a backend, and the state machine that compares both."""
+"""An independent model of a backend, and a state machine that compares a backend with the model."""

@@ -1,4 +1,4 @@
-"""The values that the state machine draws: few of each kind, so that they collide."""
+"""Random values of the queue state machine: few different values of each kind, so that they often coincide."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ tasks = st.fixed_dictionaries(
         "deadline": delays,
     }
 )
-"""fields of tasks; times in units from now"""
+"""fields of tasks; times are relative to now, in units of the state machine"""
 owners = st.integers(0, len(WORKERS) - 1)
 tellers = st.sampled_from([None] * len(WORKERS) + list(range(len(WORKERS))))
-"""``None``: the owner of the delivery"""
+"""index of the subscription that reports a loss; ``None``: the one that owns the delivery"""
 _tokens = st.sampled_from([None, None, None, RateLimit(max_tokens=1)])
 bounds: dict[str, st.SearchStrategy[Any]] = {
     "capacity": st.sampled_from([None, None, 2, 4]),
@@ -38,7 +38,7 @@ bounds: dict[str, st.SearchStrategy[Any]] = {
     "rate_limit": _tokens,
     "max_processing_time": st.sampled_from([None, None, 2, 4]),
 }
-"""limits of a queue; times in units"""
+"""limits of a queue; ``max_processing_time`` is in units of the state machine"""
 _rarely = st.sampled_from([False] * 5 + [True])
 pauses = {"paused": _rarely, "intake_paused": _rarely}
 _shares = st.sampled_from([0.0, 0.0, 0.5])
@@ -64,6 +64,6 @@ arrangements: st.SearchStrategy[dict[str, Any]] = st.one_of(
         }
     ),
 )
-"""an order with all that belongs to it"""
+"""an order, with all settings that depend on it"""
 places = st.integers(0, 15)
-"""which of the deliveries so far, counted from the latest and over again where there are fewer"""
+"""position of a delivery, counted back from the latest one, modulo the number of deliveries"""

@@ -1,23 +1,22 @@
-"""One entry of the model: its state, since when, and what a backend may report about it."""
+"""An entry of the model: its state, when it changed, and what a backend may report about it."""
 
 from __future__ import annotations
 
 from taskqueue_core.tasks import Delivery, State, Task, TaskStatus
 
 Span = tuple[float, float]
-"""the store's time before and after a call"""
+"""the store's time before and after a call, in seconds"""
 _ENDED = (State.DONE, State.EXPIRED, State.CANCELLED, State.DISCARDED)
 
 
 class Entry:
-    """The live or last entry of one task."""
+    """The current entry of a task, or its last one if the task has ended."""
 
     def __init__(self, task: Task) -> None:
-        """Start a life at attempt 1; `offer` or `schedule` says what is next."""
         self.task = task
         self.state = State.WAITING
         self.attempt: int | None = 1
-        """``None``: a retry of a task that the store may not know; the next delivery shows it"""
+        """``None`` after a retry of a task that the store may have forgotten; the next delivery shows the attempt"""
         self.losses = 0
         self.handed = 0
         self.priors = {0}
@@ -25,108 +24,108 @@ class Entry:
         self.returned = False
         self.receipt: str | None = None
         self.settled: list[tuple[str, str]] = []
-        """every settled receipt with its verb, the last one last"""
+        """receipt and verb of every settlement, the latest last"""
         self.tokens: set[str] = set()
         self.end: Span = (0.0, 0.0)
         self.owed = False
-        """it must have expired unseen: the report is still to come"""
+        """whether the entry must have expired, with the report of its expiry still to come"""
         self.fresh = False
-        """accepted, and neither delivered nor retried since"""
+        """whether the entry was accepted, and neither delivered nor retried since"""
         self.holds: bool | None = False
-        """it has its ordering key: it was delivered and has not ended; ``None``: who knows"""
+        """whether the entry blocks its ordering key, because its delivery has not ended; ``None`` if that is unknown"""
         self.uncounted = False
-        """it was not waiting when the order became fair, and may not count for its tenant until it does"""
+        """whether its tenant's limits may not count the entry, because it was not waiting when the order became fair"""
         self.patience: float | None = None
-        """how long its delivery may go on without progress"""
+        """seconds for which the delivery may run without progress; ``None`` means without limit"""
         self.alive: Span = (0.0, 0.0)
-        """when its delivery was last heard of"""
+        """time of the delivery, or of its last progress"""
         self.loose = False
-        """it expired when it might have been lost: the loss may have been counted"""
+        """whether the entry expired when it may already have been lost, so that the store may have counted the loss"""
         self._since: Span = (0.0, 0.0)
         self._number = 0
         self._by_time = False
 
     @property
     def name(self) -> str:
-        """How it appears in messages."""
+        """``key/id`` of the task, for messages."""
         return f"{self.task.key}/{self.task.id}"
 
     def inherit(self, old: Entry, *, life: bool) -> None:
-        """Follow ``old``: as a new entry in the same life, or in a new ``life`` in which old receipts mean nothing."""
+        """Take over the history of an earlier entry; in a new ``life``, attempts restart and old receipts are stale."""
         self.settled = [*old.settled, ("", "")] if life else old.settled
         if not life:
             self.attempt, self.handed, self.priors = old.attempt, old.handed, old.priors
             self.tokens = old.tokens
 
     def offer(self, span: Span, number: int) -> None:
-        """Become available, at some moment of ``span``."""
+        """Become available at some moment within ``span``."""
         self.state, self.due, self.returned = State.WAITING, 0.0, False
         self.uncounted = False
         self._since, self._number, self._by_time = span, number, False
 
     def schedule(self, at: float, span: Span, number: int) -> None:
-        """Become available at a time; at once where that has passed."""
+        """Become available at the time ``at``, or at once if that time has passed."""
         self.state, self.due, self.returned = State.SCHEDULED, at, False
         self._since = (max(at, span[0]), max(at, span[1]))
         self._number, self._by_time = number, True
 
     def deliver(self, delivery: Delivery, patience: float | None) -> None:
-        """Go in flight, for so long without progress."""
+        """Record a delivery, which may run for ``patience`` seconds without progress."""
         self.state, self.receipt, self.handed = State.IN_FLIGHT, delivery.receipt, delivery.attempt
         self.fresh, self.holds, self.uncounted = False, True, False
         self.patience, self.alive = patience, (delivery.delivered_at, delivery.delivered_at)
 
     def surely_available(self, span: Span) -> bool:
-        """Whether every correct store would deliver it throughout ``span``."""
+        """Return whether every correct store would deliver the entry at any moment of ``span``."""
         due = self.state is State.WAITING or (self.state is State.SCHEDULED and self.due <= span[0])
         return due and (self.task.deadline is None or self.task.deadline > span[1])
 
     def maybe_available(self, span: Span) -> bool:
-        """Whether a correct store may have delivered it."""
+        """Return whether a correct store may have delivered the entry during ``span``."""
         return self.state is State.WAITING or (
             self.state is State.SCHEDULED and self.due <= span[1]
         )
 
     def surely_scheduled(self, span: Span) -> bool:
-        """Whether it is not due yet."""
+        """Return whether the entry is scheduled for a time after ``span``."""
         return self.state is State.SCHEDULED and self.due > span[1]
 
     def maybe_late(self, span: Span) -> bool:
-        """Whether it lives and its deadline may have passed."""
+        """Return whether the entry is live and its deadline may have passed."""
         deadline = self.task.deadline
         return self.state.live and deadline is not None and deadline <= span[1]
 
     def surely_late(self, span: Span) -> bool:
-        """Whether it lives although its deadline has passed."""
+        """Return whether the entry is live although its deadline has certainly passed."""
         deadline = self.task.deadline
         return self.state.live and deadline is not None and deadline <= span[0]
 
     def maybe_hung(self, span: Span) -> bool:
-        """Whether it runs and may have done so for too long."""
+        """Return whether the entry is in flight and may have exceeded its processing time."""
         running = self.state is State.IN_FLIGHT and self.patience is not None
         return running and self.alive[0] + (self.patience or 0) <= span[1]
 
     def surely_hung(self, span: Span) -> bool:
-        """Whether it runs and has done so for too long."""
+        """Return whether the entry is in flight and has certainly exceeded its processing time."""
         running = self.state is State.IN_FLIGHT and self.patience is not None
         return running and self.alive[1] + (self.patience or 0) <= span[0]
 
     def maybe_forgotten(self, span: Span, window: Span) -> bool:
-        """Whether a correct store may have forgotten it, by a ``window`` of so long or so long."""
+        """Return whether a correct store may have forgotten the entry, if ``window[0]`` is its dedupe window."""
         return self.state in _ENDED and span[1] >= self.end[0] + window[0]
 
     def surely_forgotten(self, span: Span, window: Span) -> bool:
-        """Whether its id must be free again."""
+        """Return whether the dedupe window has certainly ended, so that the id is free again."""
         return self.state in _ENDED and span[0] > self.end[1] + window[1]
 
     def precedes(self, other: Entry) -> bool:
-        """Whether, of two available entries of one lane, this one must be delivered first (law 4)."""
+        """Return whether this entry must be delivered before ``other``, which is in the same lane (law 4)."""
         if self.returned != other.returned:
             return self.returned and other.task.ordering_key is None
         return self.earlier(other)
 
     def earlier(self, other: Entry) -> bool:
-        """Whether this one became available before."""
+        """Return whether this entry certainly became available before ``other``."""
         if self._since[1] < other._since[0]:
             return True
         comparable = self._by_time == other._by_time and not (
@@ -135,19 +134,19 @@ class Entry:
         return comparable and self._number < other._number
 
     def shares(self, other: Entry) -> bool:
-        """Whether it is another one of the same entity."""
+        """Return whether ``other`` is another entry with the same ordering key in the same queue."""
         entity = self.task.ordering_key
         own = entity is not None and entity == other.task.ordering_key
         return own and self is not other and self.task.key == other.task.key
 
     def maybe_holds_up(self, other: Entry, span: Span) -> bool:
-        """Whether another one of its entity may have to wait for this one."""
+        """Return whether ``other``, which has the same ordering key, may have to wait for this entry."""
         if not self.shares(other) or other.holds or not self.state.live:
             return False
         return self.holds is not False or (self.maybe_available(span) and not other.earlier(self))
 
     def surely_holds_up(self, other: Entry, span: Span) -> bool:
-        """Whether another one of its entity must not be delivered before this one has ended."""
+        """Return whether ``other``, which has the same ordering key, must wait until this entry has ended."""
         if not self.shares(other) or self.maybe_late(span) or self.maybe_hung(span):
             return False
         if self.holds:
@@ -155,12 +154,12 @@ class Entry:
         return other.holds is False and self.surely_available(span) and self.earlier(other)
 
     def check(self, status: TaskStatus, span: Span) -> None:
-        """Compare with what the store says."""
+        """Compare the entry with the status that the store reports."""
         allowed = {self.state}
         if self.state is State.SCHEDULED and self.due <= span[1]:
             allowed.add(State.WAITING)
         assert status.state in allowed, (
-            f"{self.name} is {status.state}, it must be {self.state} (law 1)"
+            f"wrong state of {self.name}: expected {self.state}, got {status.state} (law 1)"
         )
         if self.attempt is None:
             self.attempt = status.attempt
@@ -169,5 +168,5 @@ class Entry:
         self.loose = False
         results, true = (status.attempt, status.losses), (self.attempt, self.losses)
         assert results == true, (
-            f"{self.name} has (attempt, losses) {results}, it must be {true} (law 3)"
+            f"wrong (attempt, losses) of {self.name}: expected {true}, got {results} (law 3)"
         )

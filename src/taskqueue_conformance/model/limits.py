@@ -1,4 +1,4 @@
-"""The limits of one queue of the model: what they forbid, and what they do not."""
+"""The limits of one queue of the model: which answers and deliveries they allow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from taskqueue_core.rate_limit import Bucket, RateLimit, bucket_after
 from taskqueue_core.tasks import Confirmation, Published, Refusal
 
 _SLACK = 1e-3
-"""of a token or a second: what a store may round"""
+"""rounding error that a store may make, in tokens or seconds"""
 
 
 class _Tokens:
-    """The least and the most tokens that there may be."""
+    """Lower and upper bound of the number of tokens in the bucket of a rate limit."""
 
     def __init__(self) -> None:
         self.limit: RateLimit | None = None
@@ -45,16 +45,15 @@ class _Tokens:
 
 
 class Limits:
-    """Settings in force, and the tokens of the queue and of each tenant."""
+    """The current settings of a queue, and the tokens of the queue and of each tenant."""
 
     def __init__(self) -> None:
-        """Start without limits."""
         self.settings = QueueSettings()
         self._tokens = _Tokens()
         self._of_tenants: dict[str | None, _Tokens] = {}
 
     def configured(self, settings: QueueSettings, span: Span) -> None:
-        """Record new settings, in force since some moment of ``span``."""
+        """Record new settings, which took effect at some moment within ``span``."""
         self._tokens.configured(settings.rate_limit, span)
         if settings.tenant_rate_limit is None:
             self._of_tenants = {}
@@ -62,10 +61,12 @@ class Limits:
             tokens.configured(settings.tenant_rate_limit, span)
         self.settings = settings
 
-    # publish
-
     def answers(self, waiting: Span, of_tenant: Span) -> set[Published]:
-        """Return what a new task may be answered where so many, at least and at most, were never delivered."""
+        """Return the answers that a new task may get.
+
+        ``waiting`` and ``of_tenant`` are the least and the greatest number of tasks that were never delivered, of the
+        queue and of the task's tenant.
+        """
         allowed = set()
         if not (self._full(waiting[0], of_tenant[0])):
             allowed.add(Published.ACCEPTED)
@@ -74,7 +75,7 @@ class Limits:
         return allowed
 
     def check_refusal(self, answer: Confirmation, waiting: Span, of_tenant: Span) -> None:
-        """Fail if the refusal of a new task is not allowed."""
+        """Fail if the refusal of a new task is not allowed, or lacks its reason, delay or depth."""
         settings, allowed = self.settings, set()
         if settings.intake_paused:
             allowed.add(Refusal.INTAKE_PAUSED)
@@ -85,12 +86,12 @@ class Limits:
                 allowed.add(Refusal.TENANT_FULL)
         assert answer.code in allowed, f"refused as {answer.code}, allowed: {allowed} (law 6)"
         assert answer.reason, "refused without a reason (law 6)"
-        assert answer.retry_after, "refused without a word on when to try again (law 6)"
+        assert answer.retry_after, "refused without a delay to retry after (law 6)"
         if answer.code is not Refusal.INTAKE_PAUSED:
             least, most = of_tenant if answer.code is Refusal.TENANT_FULL else waiting
             assert answer.depth is not None
             assert least <= answer.depth <= most, (
-                f"{answer.depth} tasks count, it must be {least} to {most} (law 6)"
+                f"wrong depth: expected {least} to {most}, got {answer.depth} (law 6)"
             )
 
     def _full(self, waiting: float, of_tenant: float) -> bool:
@@ -101,14 +102,15 @@ class Limits:
             or of_tenant >= (settings.tenant_capacity or math.inf)
         )
 
-    # deliver
-
     def handed_out(
         self, name: str, tenant: str | None, at: float, in_flight: int, of_tenant: int
     ) -> None:
-        """Record a delivery at a time when at least so many others were in flight."""
+        """Record a delivery, and fail if a limit forbids it.
+
+        At least ``in_flight`` other tasks of the queue, and ``of_tenant`` of the same tenant, were in flight.
+        """
         settings = self.settings
-        assert not settings.paused, f"{name} was delivered of a paused queue (law 5)"
+        assert not settings.paused, f"{name} was delivered from a paused queue (law 5)"
         for bound, running, whose in (
             (settings.max_inflight, in_flight, "of the queue"),
             (settings.tenant_max_inflight, of_tenant, f"of the tenant {tenant!r}"),
@@ -121,27 +123,27 @@ class Limits:
         self._of_tenant(tenant).take(name, at)
 
     def may_want_place(self, in_flight: int, of_tenant: int) -> bool:
-        """Whether nothing of a tenant need be delivered for now, however many tokens there are."""
+        """Return whether a pause or an in-flight limit may prevent deliveries of the tenant's tasks."""
         bound = self.settings.max_inflight
         full = bound > 0 and in_flight >= bound
         return self.settings.paused or full or self.may_want_own_place(of_tenant)
 
     def may_want_own_place(self, of_tenant: int) -> bool:
-        """Whether nothing of a tenant need be delivered while it has so many in flight."""
+        """Return whether ``tenant_max_inflight`` prevents deliveries while ``of_tenant`` tasks are in flight."""
         bound = self.settings.tenant_max_inflight
         return bound > 0 and of_tenant >= bound
 
     def opens_at(self, now: float, tenant: str | None) -> float | None:
-        """Return when there is a token for sure; ``None``: there is one since ``now`` at the latest."""
+        """Return when queue and tenant certainly have a token each; ``None`` means now."""
         times = [self._tokens.opens_at(now), self._of_tenant(tenant).opens_at(now)]
         return max((time for time in times if time is not None), default=None)
 
     def own_opens_at(self, now: float, tenant: str | None) -> float | None:
-        """Return when the tenant has a token of its own for sure; ``None``: it has one."""
+        """Return when the tenant certainly has a token of its own; ``None`` means now."""
         return self._of_tenant(tenant).opens_at(now)
 
     def _of_tenant(self, tenant: str | None) -> _Tokens:
-        """Return a tenant's tokens: until it has taken one it has all."""
+        """Return the tokens of a tenant; before its first delivery it has a full bucket."""
         if tenant not in self._of_tenants:
             tokens = _Tokens()
             tokens.configured(self.settings.tenant_rate_limit, (0.0, 0.0))

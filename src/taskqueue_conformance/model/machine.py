@@ -1,6 +1,6 @@
 """Random histories: a Hypothesis state machine calls the backend and compares it with the model.
 
-A failure prints the shortest history that shows it, a call a line, with what the backend answered.
+A failure prints the shortest history that reproduces it, one call per line, with the backend's answers.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from taskqueue_core.tasks import Delivery, Settled, State
 
 
 class QueueMachine(Moves):
-    """Publishers, three subscriptions of two workers, an operator, and time. Its unit of time is half of ``short``.
+    """State machine of publishers, three subscriptions of two workers, an operator, and a clock.
 
-    What is drawn never depends on what the backend answered, for on a store with a clock of its own the same history
-    may be answered otherwise the second time. So a rule that finds nothing to act on does nothing.
+    A unit of time is half of ``short``. The random values never depend on the backend's answers, because a store with
+    its own clock may answer differently when a history is replayed. Therefore a rule that finds nothing to act on does
+    nothing.
     """
 
     @initialize(
@@ -50,7 +51,7 @@ class QueueMachine(Moves):
     def open(
         self, limits: tuple[dict[str, Any], ...], arranged: tuple[dict[str, Any], ...]
     ) -> None:
-        """Set short windows, limits and orders, where settings can be set, and open the subscriptions."""
+        """Configure short windows and the given limits and orders, as far as supported, and open the subscriptions."""
         self.model = Model(self.run(self.prepare()))
         for key, limit, order in zip(KEYS, limits, arranged, strict=True):
             if self.has(Capability.FLOW):
@@ -61,7 +62,7 @@ class QueueMachine(Moves):
 
     @rule(key=keys, chosen=batches, fields=tasks)
     def publish(self, key: str, chosen: list[str], fields: dict[str, Any]) -> None:
-        """Publish tasks: fresh ones, known ones, ones with another payload."""
+        """Publish tasks: new ones, duplicates, and known ids with another payload."""
         dates = {name: self.at(fields[name]) for name in ("not_before", "deadline")}
         entity = fields["ordering_key"] if self.has(Capability.ORDER) else None
         values = {**fields, **dates, "ordering_key": entity}
@@ -73,7 +74,7 @@ class QueueMachine(Moves):
 
     @rule(owner=owners, limit=st.integers(1, 4))
     def receive(self, owner: int, limit: int) -> None:
-        """Receive what is there."""
+        """Receive available tasks without waiting."""
         answer, span = self.timed(self.subscriptions[owner].receive(limit, 0))
         self.model.received(owner, KEYS, limit, answer, span)
         matches = [name_of(delivery) for delivery in answer.deliveries]
@@ -85,33 +86,33 @@ class QueueMachine(Moves):
     def publish_and_receive(
         self, *, key: str, chosen: list[str], fields: dict[str, Any], owner: int, limit: int
     ) -> None:
-        """Publish tasks, and receive right after."""
+        """Publish tasks, and receive immediately afterwards."""
         self.publish(key, chosen, fields)
         self.receive(owner, limit)
 
     @rule(served=st.lists(owners, min_size=2, max_size=6))
     def serve(self, served: list[int]) -> None:
-        """Receive one by one."""
+        """Receive one task at a time, through several subscriptions in turn."""
         for owner in served:
             self.receive(owner, 1)
 
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def ack(self, owner: int, chosen: list[int]) -> None:
-        """Ack deliveries, current or not."""
-        if deliveries := self.chosen(*chosen):
+        """Ack deliveries, whose receipts may be stale."""
+        if deliveries := self.latest(self.deliveries, *chosen):
             self.settle("ack", deliveries, self.subscriptions[owner].ack(*deliveries))
 
     @rule(owner=owners, chosen=st.lists(places, min_size=1, max_size=3))
     def redeliver(self, owner: int, chosen: list[int]) -> None:
-        """Release deliveries."""
-        if deliveries := self.chosen(*chosen):
+        """Release deliveries, whose receipts may be stale."""
+        if deliveries := self.latest(self.deliveries, *chosen):
             self.settle("redeliver", deliveries, self.subscriptions[owner].redeliver(*deliveries))
 
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(teller=tellers, index=places)
     def lose(self, teller: int | None, index: int) -> None:
-        """Redeliver a delivery as lost: only its owner may."""
-        for delivery in self.chosen(index):
+        """Report a delivery as lost, which only the subscription that owns it may do."""
+        for delivery in self.latest(self.deliveries, index):
             owner = self.model.owners[delivery.receipt]
             teller = owner if teller is None else teller
             call = self.subscriptions[teller].redeliver(delivery, lost=True)
@@ -120,19 +121,19 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(owner=owners, index=places)
     def dead_letter(self, owner: int, index: int) -> None:
-        """Bury a delivery."""
+        """Make a delivery a dead letter; its receipt may be stale."""
 
         async def bury(delivery: Delivery) -> tuple[Settled, ...]:
             return (await self.bench.bury(self.subscriptions[owner], delivery),)
 
-        for delivery in self.chosen(index):
+        for delivery in self.latest(self.deliveries, index):
             self.settle("dead_letter", [delivery], bury(delivery))
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
     @rule(index=places, delay=st.integers(0, 3))
     def retry(self, index: int, delay: int) -> None:
-        """Schedule a retry that settles a delivery, current or not."""
-        for delivery in self.chosen(index):
+        """Schedule a retry that settles a delivery, whose receipt may be stale."""
+        for delivery in self.latest(self.deliveries, index):
             self.schedule(delivery.task, delay, None, delivery)
 
     @precondition(lambda self: self.bench.backend.capabilities.atomic_retry)
@@ -143,7 +144,7 @@ class QueueMachine(Moves):
         token=st.sampled_from([None, None, "a", "attempt:1"]),
     )
     def retry_from_afar(self, key: str, name: str, delay: int, token: str | None) -> None:
-        """Schedule a retry with no delivery in hand, of a live, a dead, an ended or an unheard-of task."""
+        """Schedule a retry without a delivery, of a task that is live, dead, ended or unknown."""
         entry = self.model.entries.get((key, name))
         task = self.bench.task(name, key=key, payload=1) if entry is None else entry.task
         if entry is None or self.model.surely_known(entry, self.span()):
@@ -152,7 +153,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(key=keys, chosen=st.lists(names, max_size=2, unique=True))
     def redrive(self, key: str, chosen: list[str]) -> None:
-        """Redrive some dead tasks, or all."""
+        """Redrive some dead letters of a queue, or all of them."""
         if not self.any(State.DEAD):
             return
         moved, span = self.timed(self.bench.dead_letters.redrive(key, *chosen))
@@ -162,7 +163,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.DEAD_LETTERS))
     @rule(key=keys, chosen=st.lists(names, max_size=2, unique=True))
     def discard(self, key: str, chosen: list[str]) -> None:
-        """Discard some dead tasks, or all."""
+        """Discard some dead letters of a queue, or all of them."""
         if not self.any(State.DEAD):
             return
         moved, span = self.timed(self.bench.dead_letters.discard(key, *chosen))
@@ -173,7 +174,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.CONTROL))
     @rule(key=keys, name=names)
     def cancel(self, key: str, name: str) -> None:
-        """Cancel a task."""
+        """Cancel a task, which may have ended or be unknown."""
         if not self.model.entries:
             return
         answer, span = self.timed(self.bench.control.cancel(key, name))
@@ -187,7 +188,7 @@ class QueueMachine(Moves):
 
     @rule(owner=owners)
     def close(self, owner: int) -> None:
-        """Close a subscription and open another in its place."""
+        """Close a subscription, and open another one for the same worker."""
         self.run(self.subscriptions[owner].close())
         self.model.closed(owner)
         self.subscriptions[owner] = self.bench.subscribe(*KEYS, consumer=WORKERS[owner])
@@ -196,9 +197,9 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.HANDOVER))
     @rule(owner=owners, position=places)
     def adopt(self, owner: int, position: int) -> None:
-        """Adopt a delivery, one's own worker's or another's, current or not."""
+        """Adopt a delivery of the same or of another worker; its receipt may be stale."""
         same = [index for index, worker in enumerate(WORKERS) if worker == WORKERS[owner]]
-        for delivery in self.chosen(position):
+        for delivery in self.latest(self.deliveries, position):
             call = self.bench.adopt(self.subscriptions[owner], delivery.receipt)
             (answer,), span = self.timed(call)
             self.model.adopted(owner, same, delivery, answer, span)
@@ -207,7 +208,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.FLOW))
     @rule(key=keys, limits=st.fixed_dictionaries({}, optional=bounds | pauses))
     def limit(self, key: str, limits: dict[str, Any]) -> None:
-        """Limit the flow of a queue, or lift some of its limits."""
+        """Change some limits of a queue."""
         if patience := limits.get("max_processing_time"):
             limits = {**limits, "max_processing_time": patience * self.unit}
         settings, span = self.timed(self.bench.configure(key, **limits))
@@ -217,7 +218,7 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.ORDER))
     @rule(key=keys, arranged=arrangements)
     def arrange(self, key: str, arranged: dict[str, Any]) -> None:
-        """Change who is next in a queue."""
+        """Change the order of a queue, and the settings that depend on it."""
         settings, span = self.timed(self.bench.configure(key, **arranged))
         self.model.configured(key, settings, span)
         self.done("in force")
@@ -225,22 +226,22 @@ class QueueMachine(Moves):
     @precondition(lambda self: self.has(Capability.CONTROL))
     @rule(index=places)
     def progress(self, index: int) -> None:
-        """Report progress of a delivery, current or not."""
-        for delivery in self.chosen(index):
+        """Report progress of a delivery, whose receipt may be stale."""
+        for delivery in self.latest(self.deliveries, index):
             answer, span = self.timed(self.bench.control.progress(delivery, 0.5))
             self.model.progressed(delivery, span, answer=answer)
             self.done(f"{name_of(delivery)} {'noted' if answer else 'not noted'}")
 
     @rule(units=st.integers(1, 7))
     def advance(self, units: int) -> None:
-        """Let time pass."""
+        """Advance the store's clock."""
         self.run(self.bench.advance(units * self.unit))
         self.done("")
 
     @precondition(lambda self: self.has(Capability.CONTROL))
     @rule(units=st.integers(0, 5))
     def maintain(self, units: int) -> None:
-        """Let time pass or not, and do the maintenance until nothing is left to do."""
+        """Advance the store's clock by 0 or more units, and run maintenance until it finds nothing to do."""
         if not self.model.entries:
             return
         self.run(self.bench.advance(units * self.unit))
@@ -254,13 +255,13 @@ class QueueMachine(Moves):
                 break
         self.model.maintained(span)
         late = [entry.name for entry in self.model.entries.values() if entry.surely_late(span)]
-        assert not late, f"maintenance left {late} alive after their deadlines (law 8)"
+        assert not late, f"maintenance did not expire {late} after their deadlines (law 8)"
         self.done(f"{expired} expired")
 
 
 class MachineSuite(Harness):
-    """Random histories against the model."""
+    """Random histories of two queues, compared with the model."""
 
     def test_machine(self) -> None:
-        """No history of calls, limits and time breaks a law (laws 1, 2, 3, 4, 5, 6, 7, 8, 9, 10; C26, D5)."""
+        """Random histories of calls and settings break no law (laws 1, 2, 3, 4, 5, 6, 7, 8, 9, 10; C26, D5)."""
         play(QueueMachine, self, 50)

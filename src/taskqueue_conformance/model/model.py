@@ -1,8 +1,8 @@
-"""A backend as plain dictionaries: what the state machine compares the real one with.
+"""A model of a backend in plain dictionaries, with which the state machine compares a real backend.
 
-The model does not predict; it follows. Each method takes the backend's answer, fails if no correct backend could give
-it, and records the consequences. ``span`` is the store's time before and after the call: an event within it may count
-as before or after the call.
+The model predicts nothing. Each method takes an answer of the backend, fails if no correct backend could give it, and
+records the consequences. ``span`` is the store's time before and after the call; an event within it may count as
+before or after the call.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from taskqueue_core.tasks import (
 
 
 class Model(Shelf):
-    """Every task that was ever published, and the counts of entries that ended in earlier lives."""
+    """Every task that was published, and the final states of earlier entries with the same ids."""
 
     def __init__(self, settings: QueueSettings | None) -> None:
-        """Know the settings of all queues, or nothing of them."""
+        """Start without entries; ``settings`` apply to all queues, and are ``None`` if they are unknown."""
         super().__init__()
         self.owners: dict[str, int] = {}
         self._settings = settings
@@ -42,10 +42,8 @@ class Model(Shelf):
         self._issued: set[str] = set()
         self._numbers = 0
 
-    # publish
-
     def published(self, task: Task, answer: Confirmation, span: Span) -> None:
-        """Record a publish."""
+        """Record the answer to the publish of a task."""
         entry = self.entries.get((task.key, task.id))
         limits = self.limits[task.key]
         waiting = self.waiting(task, span), self.waiting(task, span, of_tenant=True)
@@ -78,7 +76,7 @@ class Model(Shelf):
         token: str | None,
         settles: Delivery | None,
     ) -> None:
-        """Record a scheduled retry; the answer ``None`` means `LeaseLost`."""
+        """Record the answer to ``schedule_retry``; ``None`` means that it raised `LeaseLost`."""
         entry = self.entries.get((task.key, task.id))
         name = token or f"attempt:{settles.attempt if settles else entry.handed if entry else 0}"
         stale = settles is not None and (entry is None or entry.receipt != settles.receipt)
@@ -108,12 +106,10 @@ class Model(Shelf):
             entry.losses, entry.fresh = 0, False
             entry.schedule(at, span, self._number())
 
-    # deliver
-
     def received(
         self, owner: int, keys: Iterable[str], limit: int, answer: Received, span: Span
     ) -> None:
-        """Record a receive of a subscription over ``keys``."""
+        """Record the answer to a receive of a subscription to ``keys``."""
         held_up = self.held_up_by(answer.expired, span)
         self.expired(answer.expired, span)
         assert len(answer.deliveries) <= limit, "more deliveries than the limit"
@@ -132,7 +128,7 @@ class Model(Shelf):
             due = min((self.known_at(entry, span) for entry in entries), default=inf)
             value = answer.due_at
             assert due == inf or (value is not None and value <= due), (
-                f"due_at is {value}, not {due}"
+                f"wrong due_at: expected at most {due}, got {value}"
             )
 
     def _delivered(
@@ -141,7 +137,7 @@ class Model(Shelf):
         entry = self.entries.get((delivery.task.key, delivery.task.id))
         assert entry is not None, f"{delivery.task.id} was never published (law 7)"
         at = delivery.delivered_at
-        if entry.maybe_hung(span):  # the receive itself may take it back
+        if entry.maybe_hung(span):  # the receive may have ended the overdue delivery first
             self._lose(entry, span)
         assert entry.maybe_available(span), (
             f"{entry.name} is {entry.state} and was delivered (laws 2, 8)"
@@ -158,7 +154,7 @@ class Model(Shelf):
         entry.attempt = delivery.attempt if entry.attempt is None else entry.attempt
         results, true = (delivery.attempt, delivery.losses), (entry.attempt, entry.losses)
         assert results == true, (
-            f"{entry.name} has (attempt, losses) {results}, it must be {true} (law 3)"
+            f"wrong (attempt, losses) of {entry.name}: expected {true}, got {results} (law 3)"
         )
         assert delivery.prior in entry.priors, f"{entry.name} has prior {delivery.prior}"
         self.check_order(entry, span, held_up)
@@ -180,12 +176,12 @@ class Model(Shelf):
         answer: Delivery | None,
         span: Span,
     ) -> None:
-        """Record that a subscription adopted a delivery of one of ``rivals`` (of the same worker), or did not."""
+        """Record an adoption or its refusal; ``rivals`` are the subscriptions of the same worker."""
         entry = self._held(delivery)
         right = entry is not None and self.owners[delivery.receipt] in rivals
         if not (entry is not None and entry.maybe_late(span)):
             assert (answer is not None) is right, (
-                f"adopt answered {answer}, right to it: {right} (law 2)"
+                f"adopt answered {answer}, the subscription may adopt: {right} (law 2)"
             )
         if answer is not None:
             assert (answer.task, answer.receipt, answer.attempt, answer.losses) == (
@@ -197,7 +193,7 @@ class Model(Shelf):
             self.owners[delivery.receipt] = owner
 
     def progressed(self, delivery: Delivery, span: Span, *, answer: bool) -> None:
-        """Record progress of a delivery, current or not."""
+        """Record a progress report; ``answer`` is whether the backend accepted its receipt."""
         entry = self._held(delivery)
         if entry is None or not entry.maybe_late(span):
             assert answer is (entry is not None), (
@@ -206,12 +202,10 @@ class Model(Shelf):
         if answer and entry is not None:
             entry.alive = span
 
-    # settle
-
     def settled(
         self, verb: str, delivery: Delivery, answer: Settled, span: Span, *, foreign: bool = False
     ) -> None:
-        """Record a settlement; the caller of a ``foreign`` one does not own the delivery."""
+        """Record a settlement; with ``foreign``, the caller does not own the delivery."""
         entry = None if foreign else self._held(delivery)
         if entry is None:
             self._settled_before(verb, delivery, answer, span)
@@ -252,16 +246,14 @@ class Model(Shelf):
             )
 
     def closed(self, owner: int) -> None:
-        """Record the close of a subscription."""
+        """Record the close of a subscription, which releases its deliveries."""
         for entry in self.entries.values():
             if entry.receipt is not None and self.owners[entry.receipt] == owner:
                 self._release(entry, "redeliver")
                 entry.settled.append(("", ""))
 
-    # operate
-
     def redriven(self, entries: Iterable[Entry], span: Span) -> None:
-        """Record that dead entries were redriven together: the contract promises no order among them."""
+        """Record that dead letters were redriven together; the contract promises no order among them."""
         number = self._number()
         for entry in entries:
             spent = entry.attempt or 0
@@ -274,7 +266,7 @@ class Model(Shelf):
         self._end(entry, state, span, None)
 
     def expired(self, reports: Iterable[Expired], span: Span) -> None:
-        """Record entries that were reported as expired."""
+        """Record the entries that were reported as expired."""
         for report in reports:
             entry = self.entries.get((report.key, report.task_id))
             assert entry is not None, f"{report} was never published"
@@ -287,7 +279,7 @@ class Model(Shelf):
             entry.owed = False
 
     def configured(self, key: str, settings: QueueSettings, span: Span) -> None:
-        """Record new settings."""
+        """Record new settings of a queue."""
         limits = self.limits[key]
         if limits.settings.order is not settings.order:
             for entry in self.entries.values():
@@ -296,7 +288,7 @@ class Model(Shelf):
         self.turns[key].reset()
 
     def maintained(self, span: Span) -> None:
-        """Record complete maintenance: it took back every delivery that had hung."""
+        """Record complete maintenance, which has ended every delivery that exceeded its processing time."""
         for entry in self.entries.values():
             if entry.surely_hung(span):
                 self._lose(entry, span)
@@ -304,7 +296,7 @@ class Model(Shelf):
     def check(
         self, key: str, ledger: Ledger, matches: dict[str, TaskStatus | None], span: Span
     ) -> None:
-        """Compare the ledger and the statuses of a queue's tasks, read one after the other."""
+        """Compare a queue's ledger and the statuses of its tasks, which were read one after the other."""
         counts: Counter[str] = Counter(
             {state.value: n for state, n in self._past.get(key, Counter()).items()}
         )
@@ -313,7 +305,7 @@ class Model(Shelf):
                 status = matches[task_id]
                 if status is None:
                     assert entry.maybe_forgotten(span, self._window), (
-                        f"{entry.name} is not known any more (law 1)"
+                        f"{entry.name} was forgotten too early (law 1)"
                     )
                 else:
                     if entry.maybe_hung(span) and status.state in (State.WAITING, State.DEAD):
@@ -322,14 +314,12 @@ class Model(Shelf):
                 counts[(status.state if status else entry.state).value] += 1
         counts["published"] = counts.total()
         assert ledger == Ledger(**counts), (
-            f"the ledger is {ledger}, the tasks say {dict(counts)} (law 1)"
+            f"wrong ledger: expected {dict(counts)}, got {ledger} (law 1)"
         )
 
     def surely_known(self, entry: Entry, span: Span) -> bool:
-        """Whether every correct store still remembers the task."""
+        """Return whether every correct store still knows the task."""
         return not entry.maybe_forgotten(span, self._window)
-
-    # steps
 
     def _number(self) -> int:
         self._numbers += 1
@@ -353,7 +343,7 @@ class Model(Shelf):
         entry.state, entry.returned, entry.uncounted = State.WAITING, True, False
 
     def _lose(self, entry: Entry, span: Span) -> None:
-        """Record that a hung delivery was taken back from its consumer."""
+        """Record that a delivery exceeded its processing time, and was ended and counted as lost."""
         entry.losses += 1
         entry.settled.append(("", ""))
         if self._settings is not None and entry.losses > self._settings.max_losses:

@@ -1,4 +1,4 @@
-"""The steps that the rules of the state machine share."""
+"""Helper methods that the rules of the queue state machine share."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _MAX_LOSSES = 2
 
 
 class Moves(BackendMachine):
-    """A backend with its model, and the calls that are held against each other."""
+    """State machine base with a backend, its model, and methods that compare their answers."""
 
     def __init__(self) -> None:
-        """Open a backend, and an empty model."""
         super().__init__()
         self.unit = self.bench.short / 2
         self.slack = 0.0 if self.harness.manual_clock else self.unit / 5
@@ -35,7 +34,7 @@ class Moves(BackendMachine):
         self.model = Model(None)
 
     async def prepare(self) -> QueueSettings | None:
-        """Set short windows where settings can be set."""
+        """Configure a short dedupe window and few allowed losses; return ``None`` if the backend lacks ``control``."""
         if not self.has(Capability.CONTROL):
             return None
         chosen = QueueSettings(max_losses=_MAX_LOSSES, dedupe_window=_WINDOW * self.unit)
@@ -51,7 +50,7 @@ class Moves(BackendMachine):
         *,
         foreign: bool = False,
     ) -> None:
-        """Settle deliveries, and compare the answers with the model."""
+        """Settle deliveries, and compare the answers with the model; ``foreign`` if the caller does not own them."""
         start, _ = self.span()
         try:
             answers = self.run(call)
@@ -67,11 +66,6 @@ class Moves(BackendMachine):
         pairs = zip(chosen, answers, strict=True)
         self.done(", ".join(f"{name_of(delivery)} {answer}" for delivery, answer in pairs))
 
-    def chosen(self, *indexes: int) -> list[Delivery]:
-        """Return deliveries by their places."""
-        count = len(self.deliveries)
-        return [self.deliveries[-1 - index % count] for index in indexes] if count else []
-
     def schedule(self, task: Task, delay: int, token: str | None, settles: Delivery | None) -> None:
         """Schedule a retry, and compare the answer with the model."""
         publisher, at = self.bench.backend.publisher, self.bench.now + delay * self.unit
@@ -81,14 +75,14 @@ class Moves(BackendMachine):
             call = publisher.schedule_retry(task, at, error="failed", token=token, settles=settles)
             answer = self.run(call).status
         except LeaseLost:
-            assert settles is not None, "LeaseLost without a delivery in hand"
+            assert settles is not None, "LeaseLost was raised although no delivery was given"
         span = (start, self.span()[1])
         self.model.retried(task, at, answer, span, token=token, settles=settles)
         about = name_of(settles) if settles else f"{task.key}/{task.id}"
         self.done(f"{about} {answer or 'lease_lost'}")
 
     def the_dead(self, key: str, chosen: Sequence[str], moved: int) -> list[Entry]:
-        """Return the dead of those that were chosen, or of all; so many must have ``moved``."""
+        """Return the dead entries among ``chosen``, or all of the queue; fail unless there are ``moved`` of them."""
         entries = [self.model.entries.get((key, name)) for name in chosen]
         if not chosen:
             entries = [entry for entry in self.model.entries.values() if entry.task.key == key]
@@ -97,11 +91,11 @@ class Moves(BackendMachine):
         return dead
 
     def any(self, *states: State) -> bool:
-        """Whether there is an entry in one of the states."""
+        """Return whether an entry is in one of the states."""
         return any(entry.state in states for entry in self.model.entries.values())
 
     def done(self, answer: str) -> None:
-        """Print what was answered above the call, and compare the store's accounts with the model's."""
+        """Log the answer of a call with the history, and compare the store's ledgers and statuses with the model."""
         note(f"# {self.bench.now:.3f}: {answer}")
         for key in KEYS if self.has(Capability.CONTROL) else ():
             known = [task_id for queue, task_id in self.model.entries if queue == key]
@@ -112,25 +106,25 @@ class Moves(BackendMachine):
             self.model.check(key, ledger, dict(zip(known, statuses, strict=True)), span)
 
     def at(self, units: int | None) -> float | None:
-        """Return the time in so many units."""
+        """Return the store's time that is ``units`` from now, or ``None``."""
         return None if units is None else self.bench.now + units * self.unit
 
     def has(self, capability: Capability) -> bool:
-        """Whether the backend declares it."""
+        """Return whether the backend declares ``capability``."""
         return has(self.bench.backend, capability)
 
     def span(self) -> Span:
-        """Return the store's time, as a span."""
+        """Return the store's current time as a span, widened by the imprecision of a real clock."""
         now = self.bench.now
         return now - self.slack, now + self.slack
 
     def timed(self, call: Coroutine[Any, Any, T]) -> tuple[T, Span]:
-        """Run a call to its end; return the store's time before and after, too."""
+        """Run a call; return its answer, and the store's time before and after it."""
         start, _ = self.span()
         answer = self.run(call)
         return answer, (start, self.span()[1])
 
 
 def name_of(delivery: Delivery) -> str:
-    """Name a delivery."""
+    """Return the task and the attempt of a delivery, for messages."""
     return f"{delivery.task.key}/{delivery.task.id} attempt {delivery.attempt}"

@@ -1,4 +1,4 @@
-"""Which entries of the model may be delivered, and which must come first."""
+"""The entries of the model: which may be delivered, and which must be delivered first."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from taskqueue_core.tasks import Expired, State, Task
 
 
 class Shelf:
-    """Every entry, with the limits and the turns of each queue."""
+    """All entries of the model, and for each queue its limits and the turns of its tenants."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.entries: dict[tuple[str, str], Entry] = {}
         self.limits: dict[str, Limits] = defaultdict(Limits)
         self.turns: dict[str, Turns] = defaultdict(Turns)
 
     def check_order(self, entry: Entry, span: Span, held_up: Sequence[Entry] = ()) -> None:
-        """Compare a delivery with every entry that could have been delivered instead, except for those ``held_up``."""
+        """Fail if another available entry must be delivered before ``entry``; those in ``held_up`` are not compared."""
         rivals = [other for other in self.entries.values() if other.shares(entry)]
         first = [other.name for other in rivals if other.surely_holds_up(entry, span)]
-        assert not first, f"{entry.name} was delivered, {first} of its entity is first (law 4)"
+        assert not first, f"{entry.name} was delivered before {first} with its ordering key (law 4)"
         for other in rivals:
             other.holds = other.holds or False
         entries = [
@@ -58,13 +57,13 @@ class Shelf:
         ]
 
     def in_flight(self, task: Task, *, of_tenant: bool = False) -> list[Entry]:
-        """Return what runs in a task's queue, or of its tenant there."""
+        """Return the entries in flight in a task's queue, or only those of the task's tenant."""
         entries = (entry for entry in self.entries.values() if entry.task.key == task.key)
         running = [entry for entry in entries if entry.state is State.IN_FLIGHT]
         return [e for e in running if not of_tenant or e.task.tenant == task.tenant]
 
     def waiting(self, task: Task, span: Span, *, of_tenant: bool = False) -> Span:
-        """Return how many tasks count against the capacity, or the tenant's, at least and at most."""
+        """Return the least and the greatest number of tasks that count against the capacity of queue or tenant."""
         entries = [entry for entry in self.entries.values() if entry.task.key == task.key]
         fresh = [e for e in entries if e.fresh and e.state in (State.WAITING, State.SCHEDULED)]
         if of_tenant:
@@ -73,13 +72,13 @@ class Shelf:
         return len(surely), len(fresh)
 
     def surely_free(self, entry: Entry, span: Span) -> bool:
-        """Whether it is available and no other of its entity may hold it up."""
+        """Return whether the entry is available, and certainly not blocked by its ordering key."""
         return entry.surely_available(span) and not any(
             other.maybe_holds_up(entry, span) for other in self.entries.values()
         )
 
     def has_own_room(self, other: Entry, entry: Entry, span: Span) -> bool:
-        """Whether the tenant of ``other`` could have been served for sure when ``entry`` was."""
+        """Return whether the tenant of ``other`` was certainly within its limits when ``entry`` was delivered."""
         limits, task = self.limits[other.task.key], other.task
         if task.tenant == entry.task.tenant:
             return True
@@ -87,7 +86,7 @@ class Shelf:
         return not full and limits.own_opens_at(span[0], task.tenant) is None
 
     def opens_at(self, entry: Entry, span: Span) -> float | None:
-        """Return when its queue may be had for sure, but for limits that only an event lifts; ``None``: now."""
+        """Return when limits certainly allow the entry: ``None`` means now, infinity never by time alone."""
         limits = self.limits[entry.task.key]
         task = entry.task
         own = self.in_flight(task, of_tenant=True)
@@ -96,7 +95,7 @@ class Shelf:
         return limits.opens_at(span[0], task.tenant)
 
     def known_at(self, entry: Entry, span: Span) -> float:
-        """Return the latest time that an empty answer may tell for an entry that time alone brings."""
+        """Return the latest ``due_at`` that an empty answer may contain while this entry exists."""
         opens_at = self.opens_at(entry, span)
         if self.surely_free(entry, span):
             return inf if opens_at is None else opens_at

@@ -1,4 +1,4 @@
-"""The order of tenants and priorities in one queue of the model: which deliveries no order allows."""
+"""The order of tenants and priorities in one queue of the model, and checks that hold for every order."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from taskqueue_conformance.model.entries import Entry
 from taskqueue_core.capabilities import Order, QueueSettings
 
 _SLACK = 1e-3
-"""of a delivery: what a store may round"""
+"""rounding error that a store may make, in deliveries"""
 _ROUNDS = 2
-"""so many turns a tenant may have while another one waits: one, and one that was to come before the other joined"""
+"""maximum number of turns of a tenant while another one waits: one turn, and one that was due before the other
+joined"""
 
 
 class Turns:
-    """What each tenant has had while others waited, and what the lowest priority may have coming to it at most."""
+    """The number of turns that each tenant had while others waited, and the largest floor share that may be left."""
 
     def __init__(self) -> None:
-        """Start with nothing delivered."""
         self._turns: dict[tuple[int, str | None], Counter[str | None]] = {}
-        """by priority and by the tenant that waits: who had a turn since"""
+        """per priority and waiting tenant: number of turns of each other tenant since it began to wait"""
         self._owed = 1.0
 
     def reset(self) -> None:
-        """Forget all turns: a tenant may have left and joined again, or the order has changed."""
+        """Forget all turns, because a tenant may have left and joined again, or the order has changed."""
         self._turns = {}
 
     def served(self, entry: Entry, others: Sequence[Entry], settings: QueueSettings) -> None:
-        """Record a delivery at a time when ``others`` were certainly available."""
+        """Check and record a delivery at a time when the entries ``others`` were certainly available."""
         for other in others:
             alike = other.task.tenant == entry.task.tenant or settings.order is Order.FIFO
             if alike and other.task.priority == entry.task.priority:
@@ -44,8 +44,8 @@ class Turns:
         self._owed = min(1.0, self._owed + share)
         higher = [other.name for other in others if other.task.priority > priority]
         if higher:
-            assert share, f"{entry.name} was delivered before {higher}, which is higher (law 4)"
-            assert self._owed > 1 - _SLACK, f"{entry.name} has more than its share (law 4)"
+            assert share, f"{entry.name} was delivered before {higher} of higher priority (law 4)"
+            assert self._owed > 1 - _SLACK, f"{entry.name} exceeds the floor share (law 4)"
             self._owed -= 1
             lower = [other.name for other in others if other.task.priority < priority]
             assert not lower, f"{entry.name} has the share of the lowest, {lower} (law 4)"
@@ -63,5 +63,5 @@ class Turns:
             turns = self._turns.setdefault((priority, client), Counter())
             turns[tenant] += 1
             assert turns[tenant] <= _ROUNDS, (
-                f"{entry.name}: {turns[tenant]} turns of {tenant!r} while {client!r} waits (law 4)"
+                f"{entry.name}: {tenant!r} had {turns[tenant]} turns while {client!r} waited (law 4)"
             )

@@ -1,1 +1,1 @@
-"""The tests of slots."""
+"""Tests of the capability ``slots``, and an independent model of a slot pool."""

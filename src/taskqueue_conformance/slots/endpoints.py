@@ -1,11 +1,10 @@
-"""The capability ``slots``, part two: registering, changing and removing endpoints, and the order of their slots."""
+"""The capability ``slots``: registering, changing and removing endpoints, and the order in which slots are granted."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import msgspec
 import pytest
 
 from taskqueue_conformance.bench import Bench
@@ -14,270 +13,251 @@ from taskqueue_conformance.slots.helpers import (
     LONG,
     MODEL,
     OTHER_MODEL,
-    add,
-    endpoint,
-    glance,
-    inspect_pool,
-    report_observation,
-    running,
-    serve,
-    take,
+    check_fields,
+    lost_lease,
 )
 from taskqueue_core.backend import Capability
-from taskqueue_core.capabilities import Seen, slots_of
+from taskqueue_core.capabilities import Seen
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS
 
-LOST = {"token": "0ld.1.abc"}
-"""the token of a pool that is no more"""
-
 
 class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
-    """`SlotPool.register`, what changes an endpoint, ``inspect_pool``, ``configure``, and the order of ``acquire``."""
+    """Tests of `SlotPool.register`, of other changes of endpoints, and of the order of `SlotPool.acquire`."""
 
     async def test_registered(self, bench: Bench) -> None:
-        """Registered endpoints are listed by model, in the order of registration (C12; OPEN-C5)."""
+        """Registered endpoints are listed by model, then in the order of registration (C12; OPEN-C5)."""
         names = [("b", "s-1"), (MODEL, "s1"), (MODEL, "s-2 {x}"), ("b", "s0"), (OTHER_MODEL, "s1")]
         for model, server in names:
-            made = endpoint(server, slots=3, model=model, priority=7, together=9)
-            result = await bench.slots.register(made)
-            assert result.endpoint == made
-            assert (result.healthy, result.held, result.free, result.last_model) == (
-                False,
-                0,
-                3,
-                None,
-            )
-        view = await inspect_pool(bench)
+            fields: dict[str, Any] = {
+                "model": model,
+                "url": "http://x",
+                "priority": 7,
+                "together": 9,
+            }
+            result = await bench.pool.add(server, 3, **fields)
+            check_fields(result.endpoint, server=server, slots=3, reports=True, **fields)
+            check_fields(result, healthy=False, held=0, free=3, last_model=None)
+        view = await bench.pool.inspect()
         matches = [(info.endpoint.model, info.endpoint.server) for info in view.endpoints]
         assert matches == sorted(names, key=lambda name: name[0])
-        of_model = await inspect_pool(bench, MODEL)
-        assert [info.endpoint.server for info in of_model.endpoints] == ["s1", "s-2 {x}"]
-        assert of_model.epoch == view.epoch
+        assert await bench.pool.servers(MODEL) == ["s1", "s-2 {x}"]
+        assert (await bench.pool.inspect(MODEL)).epoch == view.epoch
 
     async def test_names_of_any_spelling(self, bench: Bench) -> None:
-        """Models and servers of any printable name are kept apart and do all that others do (OPEN-C5; fault H7)."""
+        """Models and servers with any printable name work, and are never confused (OPEN-C5; fault H7)."""
         for name in ("a-b", "a-b-c", "{a}", "a:b", "a/b", "ä b", "*", "猫", "%s", "a\\b", "'"):
-            await _all_that_others_do(bench, name)
+            await bench.pool.serve(name, model=name)
+            await bench.pool.serve(f"{name}x", model=f"{name}x")
+            (lease,) = await bench.pool.take(model=name)
+            assert (lease.model, lease.server) == (name, name)
+            bound = await bench.pool.assign(lease, "job-1")
+            assert (bound.model, bound.server) == (name, name)
+            assert await bench.slots.acquire(name, "h1", ttl=LONG, limit=5) == ()
+            assert await bench.slots.release(lease) == (True,)
+            await bench.slots.configure(name, b"{}")
+            assert await bench.slots.documents() == {name: b"{}"}
+            assert await bench.slots.drain(name, name)
+            assert await bench.slots.remove(name, name)
+            assert await bench.pool.servers() == [f"{name}x"]
+            assert await bench.slots.remove(f"{name}x", f"{name}x")
+            await bench.slots.configure(name, None)
 
     async def test_new_ones_are_looked_at_first(self, bench: Bench) -> None:
-        """A server that reports what it runs gets no jobs before it was seen; one that does not, at once (C12)."""
-        await add(bench, "s1")
-        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
-        assert not (await glance(bench)).usable
-        assert await report_observation(bench, 0) == []
-        assert (await glance(bench)).usable
-        await add(bench, "s2", reports=False)
-        assert (await glance(bench, "s2")).healthy
-        assert {lease.server for lease in await take(bench, 2)} == {"s1", "s2"}
+        """An endpoint gets no jobs before its first report, or at once with ``reports=False`` (C12)."""
+        await bench.pool.add("s1")
+        await bench.pool.none_free()
+        await bench.pool.expect(usable=False)
+        assert await bench.pool.report(0) == []
+        await bench.pool.expect(usable=True)
+        await bench.pool.add("s2", reports=False)
+        await bench.pool.expect("s2", healthy=True)
+        assert {lease.server for lease in await bench.pool.take(2)} == {"s1", "s2"}
 
     async def test_changed(self, bench: Bench) -> None:
-        """An endpoint registered again is changed; leases, health and its place in the order stay (C12)."""
-        await serve(bench, "s1")
-        await serve(bench, "s2")
-        await bench.slots.release(*await take(bench, 2))
-        (lease,) = await take(bench)
-        result = await add(bench, "s1", slots=2, url="http://elsewhere.example/")
-        assert (result.healthy, result.held, result.free) == (True, 1, 1)
-        (retained,) = await bench.slots.renew(lease, ttl=LONG)
-        assert retained is not None
-        assert retained.url == "http://elsewhere.example/"
-        view = await inspect_pool(bench)
-        assert [info.endpoint.server for info in view.endpoints] == ["s1", "s2"]
+        """Registering an endpoint again changes it, and keeps its leases, health and position (C12)."""
+        await bench.pool.serve("s1")
+        await bench.pool.serve("s2")
+        await bench.slots.release(*await bench.pool.take(2))
+        (lease,) = await bench.pool.take()
+        result = await bench.pool.add("s1", slots=2, url="http://elsewhere.example/")
+        check_fields(result, healthy=True, held=1, free=1)
+        assert (await bench.pool.renew(lease)).url == "http://elsewhere.example/"
+        assert await bench.pool.servers() == ["s1", "s2"]
 
     async def test_reports_that_end(self, bench: Bench) -> None:
-        """Where a server stops to report, what ran out there is free at once, and the rest by its time (C12, C18)."""
-        await serve(bench, slots=2)
-        over, _ = await running(bench, "job-1", "job-2", ttl=bench.short)
+        """If an endpoint stops reporting, expired leases end at once, others when they expire (C12, C18)."""
+        over, _ = await bench.pool.serving("job-1", "job-2", slots=2, ttl=bench.short)
         await bench.advance(bench.short)
-        await bench.slots.renew(over, ttl=LONG)
-        result = await add(bench, slots=2, reports=False)
-        assert (result.held, result.overdue) == (1, 0)
-        (lease,) = (await inspect_pool(bench)).leases
-        assert lease.job == "job-1"
+        await bench.pool.renew(over)
+        check_fields(await bench.pool.add(slots=2, reports=False), held=1, overdue=0)
+        assert await bench.pool.jobs() == ["job-1"]
 
     async def test_slots_that_are_taken_away(self, bench: Bench) -> None:
-        """Lowered slots end no lease: what runs goes on, and no more is given until it fits (fault H7)."""
-        await serve(bench, slots=3)
-        leases = await running(bench, "job-1", "job-2", "job-3")
-        result = await add(bench, slots=1)
-        assert (result.held, result.free) == (3, 0)
+        """Reducing the slots ends no lease; new ones are granted once enough have ended (fault H7)."""
+        leases = await bench.pool.serving("job-1", "job-2", "job-3", slots=3)
+        check_fields(await bench.pool.add(slots=1), held=3, free=0)
         for lease in leases[:2]:
-            assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
+            await bench.pool.renew(lease)
             assert await bench.slots.release(lease) == (True,)
-            assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
+            await bench.pool.none_free()
         await bench.slots.release(leases[2])
         assert len(await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=3)) == 1
 
     async def test_drained(self, bench: Bench) -> None:
-        """A draining endpoint gets no more jobs, what it runs goes on, and it can be taken back (C12; fault H7)."""
-        await serve(bench, slots=2)
-        (lease,) = await running(bench, "job-1")
+        """A draining endpoint gets no new jobs, its jobs continue, and draining can be undone (C12; fault H7)."""
+        (lease,) = await bench.pool.serving("job-1", slots=2)
         assert await bench.slots.drain(MODEL, "s1")
-        result = await glance(bench)
-        assert (result.draining, result.usable, result.healthy) == (True, False, True)
-        assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
-        assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
+        await bench.pool.expect(draining=True, usable=False, healthy=True)
+        await bench.pool.none_free()
+        await bench.pool.renew(lease)
         assert await bench.slots.drain(MODEL, "s1", draining=False)
-        assert (await glance(bench)).usable
-        await take(bench)
+        await bench.pool.expect(usable=True)
+        await bench.pool.take()
         assert not await bench.slots.drain(MODEL, "s9")
         assert not await bench.slots.drain(OTHER_MODEL, "s1")
 
     async def test_removed(self, bench: Bench) -> None:
-        """A removed endpoint is forgotten at once where it holds nothing, else with its last lease (fault H7)."""
-        await serve(bench, slots=2)
-        lease, two = await running(bench, "job-1", "job-2")
+        """A removed endpoint is deleted at once if it has no lease, else with its last lease (fault H7)."""
+        lease, two = await bench.pool.serving("job-1", "job-2", slots=2)
         await bench.slots.release(two)
         assert await bench.slots.remove(MODEL, "s1")
-        result = await glance(bench)
-        assert (result.removed, result.usable, result.held) == (True, False, 1)
-        assert await bench.slots.acquire(MODEL, "h2", ttl=LONG) == ()
-        assert (await bench.slots.renew(lease, ttl=LONG))[0] is not None
+        await bench.pool.expect(removed=True, usable=False, held=1)
+        await bench.pool.none_free()
+        await bench.pool.renew(lease)
         assert await bench.slots.remove(MODEL, "s1")
         assert await bench.slots.release(lease) == (True,)
-        assert (await inspect_pool(bench)).endpoints == ()
+        assert await bench.pool.servers() == []
         assert not await bench.slots.remove(MODEL, "s1")
-        assert not (await add(bench)).healthy, "it is a new one"
+        assert not (await bench.pool.add()).healthy, "a new endpoint is unhealthy"
         assert await bench.slots.remove(MODEL, "s1")
-        assert (await inspect_pool(bench)).endpoints == ()
+        assert await bench.pool.servers() == []
 
     async def test_removed_and_run_out(self, bench: Bench) -> None:
-        """A removed endpoint is forgotten when time ends its last lease, too (fault H7)."""
-        await add(bench, reports=False)
-        await running(bench, "job-1", ttl=bench.short)
+        """A removed endpoint is deleted when its last lease expires (fault H7)."""
+        await bench.pool.serving("job-1", ttl=bench.short, reports=False)
         await bench.slots.remove(MODEL, "s1")
-        assert (await glance(bench)).held == 1
+        await bench.pool.expect(held=1)
         await bench.advance(bench.short)
-        assert (await inspect_pool(bench)).endpoints == ()
+        assert await bench.pool.servers() == []
 
     async def test_back_in_use(self, bench: Bench) -> None:
-        """What is registered again while it drains, or is removed and holds a slot, is in use again (C12)."""
-        await serve(bench, slots=2)
-        (lease,) = await running(bench, "job-1")
+        """Registering a draining or removed endpoint again puts it back in use (C12)."""
+        (lease,) = await bench.pool.serving("job-1", slots=2)
         await bench.slots.drain(MODEL, "s1")
         await bench.slots.remove(MODEL, "s1")
-        result = await add(bench, slots=2)
-        assert (result.draining, result.removed, result.usable, result.held) == (
-            False,
-            False,
-            True,
-            1,
-        )
-        await bench.slots.release(lease, *await take(bench))
-        assert (await glance(bench)).free == 2
+        result = await bench.pool.add(slots=2)
+        check_fields(result, draining=False, removed=False, usable=True, held=1)
+        await bench.slots.release(lease, *await bench.pool.take())
+        await bench.pool.expect(free=2)
 
     async def test_resting(self, bench: Bench) -> None:
-        """A resting endpoint gets no jobs before its time, which may be changed and ended (C2; fault H8)."""
-        await serve(bench)
+        """A paused endpoint gets no jobs until a given time, which can be changed or ended (C2; fault H8)."""
+        await bench.pool.serve()
         assert await bench.slots.rest(MODEL, "s1", LONG)
-        result = await glance(bench)
+        result = await bench.pool.endpoint()
         assert result.usable
         assert result.resting_until is not None
         assert abs(result.resting_until - bench.now - LONG) < LONG / 10
-        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
+        await bench.pool.none_free()
         assert await bench.slots.rest(MODEL, "s1", bench.short)
         await bench.advance(bench.short)
-        await bench.slots.release(*await take(bench))
-        assert (await glance(bench)).resting_until is None
+        await bench.slots.release(*await bench.pool.take())
+        await bench.pool.expect(resting_until=None)
         await bench.slots.rest(MODEL, "s1", LONG)
         assert await bench.slots.rest(MODEL, "s1", 0)
-        await take(bench)
+        await bench.pool.take()
         assert not await bench.slots.rest(MODEL, "s9", 1)
 
     async def test_a_rest_outlasts_a_registration(self, bench: Bench) -> None:
-        """An endpoint that is registered again rests on."""
-        await serve(bench)
+        """Registering a paused endpoint again does not end its pause."""
+        await bench.pool.serve()
         await bench.slots.rest(MODEL, "s1", LONG)
-        await add(bench)
-        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
+        await bench.pool.add()
+        await bench.pool.none_free()
 
     async def test_higher_priorities_first(self, bench: Bench) -> None:
-        """The slots of an endpoint of higher priority are given first, until there are no more (B9)."""
+        """Slots of endpoints with a higher priority are granted first (B9)."""
         for server, priority in (("low", 1), ("high", 9), ("middle", 5)):
-            await serve(bench, server, 2, priority=priority)
-        given = [lease.server for lease in await take(bench, 6)]
+            await bench.pool.serve(server, 2, priority=priority)
+        given = [lease.server for lease in await bench.pool.take(6)]
         assert given == ["high", "high", "middle", "middle", "low", "low"]
 
     async def test_the_least_used_first(self, bench: Bench) -> None:
-        """Among equals the one of which the fewest slots are held comes first, then the one registered first (B9)."""
+        """At equal priority, the endpoint with the fewest leases is first, then the earlier one (B9)."""
         for server in ("c", "a", "b"):
-            await serve(bench, server, 2)
-        leases = await take(bench, 3)
+            await bench.pool.serve(server, 2)
+        leases = await bench.pool.take(3)
         assert [lease.server for lease in leases] == ["c", "a", "b"]
         await bench.slots.release(leases[1])
-        (next_one,) = await take(bench)
+        (next_one,) = await bench.pool.take()
         assert next_one.server == "a"
 
     async def test_where_the_model_is_loaded(self, bench: Bench) -> None:
-        """The server that ran the model last comes first in its priority; a lease shows a switch (A18, A19)."""
+        """At equal priority, the server that ran the model last is first; a lease shows a switch (A18, A19)."""
         for server in ("s1", "s2"):
-            await serve(bench, server, 4)
-            await serve(bench, server, 4, model=OTHER_MODEL)
-        (first,) = await running(bench, "job-1")
-        (second,) = await running(bench, "job-2")
-        assert [first.server, second.server] == ["s1", "s1"], "the model is loaded there"
-        assert [first.switched, second.switched] == [False, False]
+            await bench.pool.serve(server, 4)
+            await bench.pool.serve(server, 4, model=OTHER_MODEL)
+        first_two = [*await bench.pool.running("job-1"), *await bench.pool.running("job-2")]
+        for lease in first_two:
+            assert (lease.server, lease.switched) == ("s1", False), "s1 ran the model last"
         await bench.slots.drain(OTHER_MODEL, "s1")
-        (other,) = await running(bench, "job-1", model=OTHER_MODEL)
+        (other,) = await bench.pool.running("job-1", model=OTHER_MODEL)
         assert (other.server, other.switched) == ("s2", False)
         await bench.slots.drain(OTHER_MODEL, "s1", draining=False)
         await bench.slots.drain(OTHER_MODEL, "s2")
-        (switch,) = await running(bench, "job-2", model=OTHER_MODEL)
+        (switch,) = await bench.pool.running("job-2", model=OTHER_MODEL)
         assert (switch.server, switch.switched) == ("s1", True)
-        (lease,) = await bench.slots.renew(switch, ttl=LONG)
-        assert lease is not None
-        assert lease.switched
-        assert (await glance(bench, "s1")).last_model == OTHER_MODEL
-        (back,) = await take(bench)
-        assert (back.server, back.switched) == ("s2", True), "loaded nowhere: the least used"
+        assert (await bench.pool.renew(switch)).switched
+        await bench.pool.expect(last_model=OTHER_MODEL)
+        (back,) = await bench.pool.take()
+        assert (back.server, back.switched) == ("s2", True), "the least used server is first"
 
     async def test_a_slot_without_a_job_loads_nothing(self, bench: Bench) -> None:
-        """A slot that was taken and given back without a job switches no model (A18, A19)."""
-        await serve(bench, slots=2)
-        await serve(bench, slots=2, model=OTHER_MODEL)
-        await running(bench, "job-1")
-        (idle,) = await take(bench, model=OTHER_MODEL)
-        assert idle.switched, "it would have to be loaded"
+        """A lease that is released without a job does not count as a switch of models (A18, A19)."""
+        await bench.pool.serve(slots=2)
+        await bench.pool.serve(slots=2, model=OTHER_MODEL)
+        await bench.pool.running("job-1")
+        (idle,) = await bench.pool.take(model=OTHER_MODEL)
+        assert idle.switched, "the server ran another model last"
         await bench.slots.release(idle)
-        (lease,) = await running(bench, "job-2")
+        (lease,) = await bench.pool.running("job-2")
         assert not lease.switched
-        assert (await glance(bench)).last_model == MODEL
+        await bench.pool.expect(last_model=MODEL)
 
     async def test_models_that_share_a_server(self, bench: Bench) -> None:
-        """What all models of a server may have together is kept over all of them (C2; B6)."""
-        await serve(bench, slots=3, together=4)
-        await serve(bench, slots=3, model=OTHER_MODEL, together=4)
-        await serve(bench, "s2", slots=1)
+        """``together`` limits the slots that all models of a server have in use (C2; B6)."""
+        await bench.pool.serve(slots=3, together=4)
+        await bench.pool.serve(slots=3, model=OTHER_MODEL, together=4)
+        await bench.pool.serve("s2", slots=1)
         await bench.slots.drain(MODEL, "s2")
-        leases = await take(bench, 3)
-        others = await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG, limit=3)
-        assert len(others) == 1
+        leases = await bench.pool.take(3)
+        assert len(await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG, limit=3)) == 1
         await bench.slots.release(leases[0])
         assert len(await bench.slots.acquire(OTHER_MODEL, "h1", ttl=LONG, limit=3)) == 1
-        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG) == ()
+        await bench.pool.none_free("h1")
 
     async def test_together_as_registered_last(self, bench: Bench) -> None:
-        """What was registered last, of whichever model, holds for the server; none lifts it (C12)."""
-        await serve(bench, slots=3, together=1)
-        await serve(bench, slots=3, model=OTHER_MODEL, together=2)
-        await take(bench, 2)
-        assert await bench.slots.acquire(MODEL, "h1", ttl=LONG, limit=3) == ()
-        await add(bench, slots=3)
-        await take(bench, 1)
-        await take(bench, 3, model=OTHER_MODEL)
+        """The value of ``together`` that was registered last applies; ``None`` removes the limit (C12)."""
+        await bench.pool.serve(slots=3, together=1)
+        await bench.pool.serve(slots=3, model=OTHER_MODEL, together=2)
+        await bench.pool.take(2)
+        await bench.pool.none_free("h1", limit=3)
+        await bench.pool.add(slots=3)
+        await bench.pool.take(1)
+        await bench.pool.take(3, model=OTHER_MODEL)
 
     async def test_forgotten_with_the_last_one(self, bench: Bench) -> None:
-        """With its last endpoint it is forgotten what a server had, and how many jobs it ran together (A19)."""
-        await serve(bench, slots=2, together=1)
-        await bench.slots.release(*await running(bench, "job-1"))
+        """With a server's last endpoint, its limit and its last model are forgotten (A19)."""
+        await bench.pool.serve(slots=2, together=1)
+        await bench.slots.release(*await bench.pool.running("job-1"))
         await bench.slots.remove(MODEL, "s1")
-        await serve(bench, slots=2, model=OTHER_MODEL)
-        leases = await take(bench, 2, model=OTHER_MODEL)
+        await bench.pool.serve(slots=2, model=OTHER_MODEL)
+        leases = await bench.pool.take(2, model=OTHER_MODEL)
         assert not any(lease.switched for lease in leases)
 
     async def test_documents_of_models(self, bench: Bench) -> None:
-        """A document is kept for each model, of which nothing need be registered, until it is taken away (C13)."""
+        """A document is stored for each model, registered or not, until it is deleted (C13)."""
         pool = bench.slots
         assert await pool.documents() == {}
         await pool.configure(MODEL, b'{"a": 1}')
@@ -293,11 +273,10 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
         assert (await pool.documents())[MODEL] == largest
 
     async def test_arguments_are_checked(self, bench: Bench) -> None:
-        """What is not acceptable is named, whatever the verb, and changes nothing."""
-        await serve(bench)
-        (lease,) = await running(bench, "job-1")
-        lost = msgspec.structs.replace(lease, server="", **LOST)
-        before, pool, wrong = await inspect_pool(bench), slots_of(bench.backend), "a\nb"
+        """Every method refuses invalid arguments, names the field, and changes nothing."""
+        (lease,) = await bench.pool.serving("job-1")
+        lost = lost_lease(lease, server="")
+        before, pool, wrong = await bench.pool.inspect(), bench.slots, "a\nb"
         many = [lease] * (LIMITS.batch + 1)
         calls: list[tuple[str, Any]] = [
             ("model", lambda: pool.drain("", "s1")),
@@ -337,29 +316,8 @@ class SlotServersSuite(Harness, needs=(Capability.SLOTS,)):
             ("settled", lambda: pool.reconcile(MODEL, "s1", Seen(active=0), settled=-1)),
         ]
         for field, call in calls:
-            with pytest.raises(InvalidInput) as error:
-                await call()
-            assert error.value.field == field
+            await bench.invalid(field, call())
         for models in ([], [""], [wrong], [f"m{n}" for n in range(LIMITS.keys + 1)]):
             with pytest.raises(InvalidInput):
                 pool.slot_signal(*models)
-        assert await inspect_pool(bench) == before
-
-
-async def _all_that_others_do(bench: Bench, name: str) -> None:
-    await serve(bench, name, model=name)
-    await serve(bench, f"{name}x", model=f"{name}x")
-    (lease,) = await take(bench, model=name)
-    assert (lease.model, lease.server) == (name, name)
-    (bound,) = await bench.slots.assign((lease, "job-1"), ttl=LONG)
-    assert bound is not None
-    assert (bound.model, bound.server) == (name, name)
-    assert await bench.slots.acquire(name, "h1", ttl=LONG, limit=5) == ()
-    assert await bench.slots.release(lease) == (True,)
-    await bench.slots.configure(name, b"{}")
-    assert await bench.slots.documents() == {name: b"{}"}
-    assert await bench.slots.drain(name, name)
-    assert await bench.slots.remove(name, name)
-    assert [i.endpoint.server for i in (await inspect_pool(bench)).endpoints] == [f"{name}x"]
-    assert await bench.slots.remove(f"{name}x", f"{name}x")
-    await bench.slots.configure(name, None)
+        assert await bench.pool.inspect() == before

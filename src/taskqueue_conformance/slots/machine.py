@@ -1,4 +1,4 @@
-"""Random histories of a pool of slots, compared with its model."""
+"""Random histories of a slot pool, compared with its model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from taskqueue_conformance.bench import check_pool
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.histories import BackendMachine, play
 from taskqueue_conformance.selection import needs
-from taskqueue_conformance.slots.helpers import MODEL, OTHER_MODEL
+from taskqueue_conformance.slots.helpers import MODEL, OTHER_MODEL, check_pool
 from taskqueue_conformance.slots.model import Held, SlotModel
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Endpoint, Permit, Seen, SlotLease
@@ -48,21 +47,18 @@ _seen = st.builds(
 
 
 class SlotMachine(BackendMachine):
-    """Dispatchers, an operator, servers and time. After each step the pool must look as the model does."""
+    """State machine of dispatchers, an operator, servers and a clock; it compares the pool after each step."""
 
     def __init__(self) -> None:
-        """Open a backend, and an empty model."""
         super().__init__()
         self.model = SlotModel(self.bench.now)
         self.given: list[SlotLease] = []
         self.fence = 0
         self.notes = 0
 
-    # the operator
-
     @initialize(fields=st.tuples(*[_fields] * len(_ENDPOINTS)))
     def open(self, fields: tuple[dict[str, Any], ...]) -> None:
-        """Register endpoints, and find them idle."""
+        """Register the endpoints, and report them as idle."""
         for (model, server), chosen in zip(_ENDPOINTS, fields, strict=True):
             self.register(model, server, chosen)
             self.reconcile(model, server, Seen(active=0), 0)
@@ -73,59 +69,41 @@ class SlotMachine(BackendMachine):
         fields=_fields,
     )
     def operate(self, endpoint: tuple[str, str], verb: str, fields: dict[str, Any]) -> None:
-        """Change an endpoint."""
+        """Change an endpoint in a random way."""
         model, server = endpoint
         if verb == "register":
             self.register(model, server, fields)
             self.reconcile(model, server, Seen(active=0), 0)
-        elif verb == "remove":
-            self.remove(model, server)
-        elif verb in ("rest", "end rest"):
-            self.rest(model, server, 3 if verb == "rest" else 0)
-        else:
-            self.drain(model, server, draining=verb == "drain")
+            return
+        slots, pause = self.bench.slots, 3 * self.bench.short
+        calls = {
+            "drain": lambda: slots.drain(model, server),
+            "take back": lambda: slots.drain(model, server, draining=False),
+            "remove": lambda: slots.remove(model, server),
+            "rest": lambda: slots.rest(model, server, pause),
+            "end rest": lambda: slots.rest(model, server, 0),
+        }
+        answer = self.run(calls[verb]())
+        position = self.model.endpoint(model, server)
+        assert answer is (position is not None)
+        if position is not None:
+            if verb in ("drain", "take back"):
+                position.draining = verb == "drain"
+            elif verb in ("rest", "end rest"):
+                position.rests_until = self.model.now + (pause if verb == "rest" else 0)
+            if verb in ("drain", "remove", "rest"):
+                self.model.clear(position)
+            if verb == "remove":
+                position.removed = True
+                self.model.forget(position)
+        self.check()
 
     def register(self, model: str, server: str, fields: dict[str, Any]) -> None:
-        """Register an endpoint, or change it."""
+        """Register or change an endpoint, and compare its state with the model."""
         made = Endpoint(model=model, server=server, url="http://x", **fields)
         endpoint = self.run(self.bench.slots.register(made))
         assert endpoint == self.model.expected_info(self.model.register(made))
         self.check()
-
-    def drain(self, model: str, server: str, *, draining: bool) -> None:
-        """Drain an endpoint, or take it back."""
-        answer = self.run(self.bench.slots.drain(model, server, draining=draining))
-        position = self.model.endpoint(model, server)
-        assert answer is (position is not None)
-        if position is not None:
-            position.draining = draining
-            if draining:
-                self.model.clear(position)
-        self.check()
-
-    def remove(self, model: str, server: str) -> None:
-        """Remove an endpoint."""
-        answer = self.run(self.bench.slots.remove(model, server))
-        position = self.model.endpoint(model, server)
-        assert answer is (position is not None)
-        if position is not None:
-            self.model.clear(position)
-            position.removed = True
-            self.model.forget(position)
-        self.check()
-
-    def rest(self, model: str, server: str, units: int) -> None:
-        """Have an endpoint rest."""
-        answer = self.run(self.bench.slots.rest(model, server, units * self.bench.short))
-        position = self.model.endpoint(model, server)
-        assert answer is (position is not None)
-        if position is not None:
-            position.rests_until = self.model.now + units * self.bench.short
-            if units:
-                self.model.clear(position)
-        self.check()
-
-    # dispatchers
 
     @rule(
         model=_models,
@@ -145,8 +123,8 @@ class SlotMachine(BackendMachine):
         releasing: list[int],
         idle: int | None,
     ) -> None:
-        """Take slots, and give some back for them."""
-        back, unit = self.chosen(*releasing), self.bench.short
+        """Release some leases, and acquire slots of a model."""
+        back, unit = self.latest(self.given, *releasing), self.bench.short
         patience = None if idle is None else idle * unit
         answer = self.run(
             self.bench.slots.acquire(
@@ -160,18 +138,18 @@ class SlotMachine(BackendMachine):
 
     @rule(model=_models, holder=_holders, jobs=st.lists(_jobs, min_size=1, max_size=2), ttl=_ttls)
     def start(self, model: str, holder: str, jobs: list[str], ttl: int) -> None:
-        """Take slots for jobs."""
+        """Acquire slots, and bind them to jobs."""
         self.acquire(model=model, holder=holder, ttl=1, limit=len(jobs), releasing=[], idle=None)
         leases = [lease for lease in self.given[-len(jobs) :] if lease.state is Permit.UNASSIGNED]
         self.bind(list(zip(leases, jobs, strict=False)), ttl)
 
     @rule(indexes=_several, jobs=st.permutations(["job-1", "job-2", "job-3"]), ttl=_ttls)
     def assign(self, indexes: list[int], jobs: list[str], ttl: int) -> None:
-        """Bind leases to jobs, good or not, some of which may have a slot."""
-        self.bind(list(zip(self.chosen(*indexes), jobs, strict=False)), ttl)
+        """Bind leases, which may be stale, to jobs, which may already have a slot."""
+        self.bind(list(zip(self.latest(self.given, *indexes), jobs, strict=False)), ttl)
 
     def bind(self, pairs: list[tuple[SlotLease, str]], ttl: int) -> None:
-        """Bind leases to jobs, one after another."""
+        """Bind leases to jobs, with one call per job."""
         until = ttl * self.bench.short
         for shown, job in pairs:
             answer = self.run(self.bench.slots.assign((shown, job), ttl=until))
@@ -180,23 +158,23 @@ class SlotMachine(BackendMachine):
 
     @rule(indexes=_several, ttl=_ttls)
     def detach(self, indexes: list[int], ttl: int) -> None:
-        """Detach leases."""
-        leases, until = self.chosen(*indexes), ttl * self.bench.short
+        """Detach leases, which may be stale."""
+        leases, until = self.latest(self.given, *indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.detach(*leases, ttl=until))
         self.compare_leases(answer, [self.model.detach(lease.token, until) for lease in leases])
 
     @rule(indexes=_several, ttl=_ttls)
     def renew(self, indexes: list[int], ttl: int) -> None:
-        """Renew leases."""
-        leases, until = self.chosen(*indexes), ttl * self.bench.short
+        """Renew leases, which may be stale."""
+        leases, until = self.latest(self.given, *indexes), ttl * self.bench.short
         answer = self.run(self.bench.slots.renew(*leases, ttl=until))
         expected = [self.model.renew(lease, until, lost=False)[0] for lease in leases]
         self.compare_leases(answer, expected)
 
     @rule(index=_places, job=st.none() | _jobs, ttl=_ttls)
     def renew_a_lost_one(self, index: int, job: str | None, ttl: int) -> None:
-        """Renew a lease of a pool that is no more, twice."""
-        for lease in self.chosen(index) * 2:
+        """Renew a lease of a pool that no longer exists twice, as after a lost answer."""
+        for lease in self.latest(self.given, index) * 2:
             state = Permit.ASSIGNED if job else Permit.UNASSIGNED
             token = f"l0st.1.{job}".replace("-", "")
             lost = msgspec.structs.replace(lease, token=token, job=job, state=state)
@@ -206,18 +184,16 @@ class SlotMachine(BackendMachine):
 
     @rule(indexes=_several)
     def release(self, indexes: list[int]) -> None:
-        """Release leases, good or not."""
-        leases = self.chosen(*indexes)
+        """Release leases, which may be stale."""
+        leases = self.latest(self.given, *indexes)
         answer = self.run(self.bench.slots.release(*leases))
         assert answer == tuple(self.model.release(lease.token) for lease in leases)
         self.check()
 
-    # servers
-
     @rule(index=_places, job=_jobs)
     def leave(self, index: int, job: str) -> None:
-        """Leave a note for a job, by its token or another one."""
-        for lease in self.chosen(index):
+        """Leave a note for a job with the token of a lease, which may be stale."""
+        for lease in self.latest(self.given, index):
             self.notes += 1
             results = (lease.model, lease.job or job, lease.token, b"%d" % self.notes)
             assert self.run(self.bench.slots.leave(*results)) == self.model.leave(*results)
@@ -227,14 +203,14 @@ class SlotMachine(BackendMachine):
     def looks(
         self, endpoint: tuple[str, str], observed: Seen, other: Seen | None, units: int
     ) -> None:
-        """Tell what a server said, twice, and what it did not say or said otherwise between."""
+        """Report an observation of a server twice, with a different one, or no answer, between the two."""
         for observation in (observed, *(() if other == observed else (other,)), observed):
             self.reconcile(*endpoint, observation, 1)
             if units:
                 self.advance(units)
 
     def reconcile(self, model: str, server: str, observed: Seen | None, settled: int) -> None:
-        """Tell what a server said."""
+        """Report an observation of a server, and compare the leases that end with the model."""
         spacing = settled * self.bench.short
         ended = self.run(self.bench.slots.reconcile(model, server, observed, settled=spacing))
         position = self.model.endpoint(model, server)
@@ -244,22 +220,15 @@ class SlotMachine(BackendMachine):
 
     @rule(units=st.integers(1, 3))
     def advance(self, units: int) -> None:
-        """Let time pass."""
+        """Advance the store's clock."""
         self.run(self.bench.advance(units * self.bench.short))
         self.check()
 
-    # what the rules are made of
-
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Return what a call answers, with the model at its time."""
+        """Run a call and return its answer; then set the model's time to the store's."""
         answer = self.runner.run(call)
         self.model.tick(self.bench.now)
         return answer
-
-    def chosen(self, *indexes: int) -> list[SlotLease]:
-        """Return leases that were given, the last ones first, good or not."""
-        count = len(self.given)
-        return [self.given[-1 - index % count] for index in indexes] if count else []
 
     def compare_leases(
         self,
@@ -268,17 +237,17 @@ class SlotMachine(BackendMachine):
         *,
         fresh: Iterable[Held | None] = (),
     ) -> None:
-        """Compare leases with the model's; those that are ``fresh`` have new tokens."""
+        """Compare returned leases with the model's; those in ``fresh`` must have new tokens."""
         new, answered, right = [id(item) for item in fresh], list(answer), list(expected)
-        assert len(answered) == len(right), f"{len(answered)} leases, it must be {len(right)}"
+        assert len(answered) == len(right), f"expected {len(right)} leases, got {len(answered)}"
         for lease, held in zip(answered, right, strict=True):
-            assert (lease is None) == (held is None), f"answered {lease}, it must be {held}"
+            assert (lease is None) == (held is None), f"wrong lease: expected {held}, got {lease}"
             if lease is None or held is None:
                 continue
             if id(held) in new:
-                assert lease.fence > self.fence, "the fence does not rise"
+                assert lease.fence > self.fence, "the fence must increase"
                 assert lease.token not in {lease.token for lease in self.given}, (
-                    "a token comes twice"
+                    "a token was issued twice"
                 )
                 self.fence, held.fence, held.token = lease.fence, lease.fence, lease.token
             assert (lease.token, lease.note) == (held.token, held.note)
@@ -303,11 +272,11 @@ class SlotMachine(BackendMachine):
 
 
 class SlotsMachineSuite(Harness, needs=(Capability.SLOTS,)):
-    """Random histories against the model."""
+    """Random histories of a slot pool, compared with the model."""
 
     @needs("manual_clock")
     def test_slot_machine(self) -> None:
-        """No history of calls, of what servers say and of time breaks a promise (B6, B8, C20, C22; faults H1, H4)."""
+        """Random histories of calls and reports break no promise of slots (B6, B8, C20, C22; faults H1, H4)."""
         play(SlotMachine, self, 40)
 
 

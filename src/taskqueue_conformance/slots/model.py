@@ -1,4 +1,4 @@
-"""What a pool of slots must answer, written as plainly as can be: everything is looked for in one list."""
+"""A model of a slot pool that is as simple as possible: every lookup searches plain lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LATE = 8
 
 @dataclass(eq=False)
 class Known:
-    """An endpoint."""
+    """A registered endpoint and its state."""
 
     endpoint: Endpoint
     well: bool = False
@@ -24,7 +24,7 @@ class Known:
 
 @dataclass(eq=False)
 class Held:
-    """A lease. Its token is what the backend says."""
+    """A lease of the model. Its token and fence are copied from the backend."""
 
     model: str
     server: str
@@ -44,7 +44,7 @@ class Held:
 
 @dataclass
 class SlotModel:
-    """A pool, and what each call makes of it. Time is set from outside."""
+    """The state of a pool, with a method for each call; `tick` sets the time."""
 
     now: float = 0.0
     places: list[Known] = field(default_factory=list)
@@ -53,30 +53,28 @@ class SlotModel:
     loaded: dict[str, str] = field(default_factory=dict)
     late: dict[tuple[str, str], list[bytes]] = field(default_factory=dict)
 
-    # what there is
-
     def endpoint(self, model: str, server: str) -> Known | None:
-        """Return an endpoint."""
+        """Return a registered endpoint, or ``None``."""
         named = ((p.endpoint.model, p.endpoint.server) for p in self.places)
         return dict(zip(named, self.places, strict=True)).get((model, server))
 
     def leases_of(self, position: Known) -> list[Held]:
-        """Return the leases of an endpoint, by fence."""
+        """Return the leases of an endpoint, ordered by fence."""
         name = (position.endpoint.model, position.endpoint.server)
         return sorted((o for o in self.leases if (o.model, o.server) == name), key=_fence)
 
     def find(self, token: str) -> Held | None:
-        """Return the lease of a good token."""
+        """Return the lease with a valid token, or ``None``."""
         return next((lease for lease in self.leases if token and lease.token == token), None)
 
     def of_job(self, model: str, job: str) -> Held | None:
-        """Return the lease that a job has."""
+        """Return the lease of a job, or ``None``."""
         return next(
             (lease for lease in self.leases if (lease.model, lease.job) == (model, job)), None
         )
 
     def room(self, position: Known) -> int:
-        """Return how many slots of an endpoint are free, for itself and for its server."""
+        """Return the number of free slots of an endpoint, within the limit of its server."""
         own = position.endpoint.slots - len(self.leases_of(position))
         server = position.endpoint.server
         together = self.together.get(server)
@@ -85,7 +83,7 @@ class SlotModel:
         return min(own, together - sum(lease.server == server for lease in self.leases))
 
     def gives(self, position: Known) -> bool:
-        """Whether an endpoint may get jobs."""
+        """Return whether an endpoint may get jobs."""
         well = position.well or not position.endpoint.reports
         return (
             well
@@ -95,7 +93,7 @@ class SlotModel:
         )
 
     def expected_info(self, position: Known) -> EndpointInfo:
-        """Return an endpoint as the pool must show it."""
+        """Return the state of an endpoint that the pool must show."""
         states = [item.state for item in self.leases_of(position)]
         over = [
             item for item in self.leases_of(position) if item.job and item.expires_at <= self.now
@@ -113,10 +111,8 @@ class SlotModel:
             last_model=self.loaded.get(position.endpoint.server),
         )
 
-    # what is done
-
     def tick(self, now: float) -> None:
-        """Let time end what it ends."""
+        """Set the time, and end the leases that expire by time alone."""
         self.now = now
         for lease in [lease for lease in self.leases if lease.expires_at <= now]:
             position = self.endpoint(lease.model, lease.server)
@@ -124,7 +120,7 @@ class SlotModel:
                 self.end(lease, reported=False)
 
     def end(self, lease: Held, *, reported: bool = True) -> None:
-        """End a lease; a note that its holder was not ``expected_info`` is late."""
+        """End a lease; store its note as late unless the end was ``reported`` to its holder."""
         self.leases.remove(lease)
         if not reported and lease.note is not None and lease.job is not None:
             self.put_aside(lease.model, lease.job, lease.note)
@@ -133,13 +129,13 @@ class SlotModel:
             self.forget(position)
 
     def clear(self, position: Known) -> None:
-        """End what has no job, for the endpoint may get none."""
+        """End the unassigned leases of an endpoint that may get no more jobs."""
         for lease in self.leases_of(position):
             if lease.job is None:
                 self.end(lease)
 
     def forget(self, position: Known) -> None:
-        """Forget an endpoint that was removed and holds nothing."""
+        """Delete an endpoint if it was removed and has no lease."""
         if position.removed and not self.leases_of(position):
             self.places.remove(position)
             server = position.endpoint.server
@@ -148,7 +144,7 @@ class SlotModel:
                 self.loaded.pop(server, None)
 
     def put_aside(self, model: str, job: str, note: bytes) -> None:
-        """Keep a late note."""
+        """Store a late note of a job; only the last `_LATE` notes are kept."""
         self.late.setdefault((model, job), []).append(note)
         del self.late[model, job][:-_LATE]
 
@@ -167,7 +163,7 @@ class SlotModel:
     def acquire(
         self, model: str, holder: str, ttl: float, limit: int, idle: float | None
     ) -> list[Held]:
-        """Take slots."""
+        """Acquire free slots, then idle slots of other holders if ``idle`` is given."""
         taken: list[Held] = []
         of_model = [item for item in self.places if item.endpoint.model == model]
         while len(taken) < limit:
@@ -204,7 +200,7 @@ class SlotModel:
         return made
 
     def assign(self, shown: SlotLease, job: str, ttl: float) -> tuple[Held | None, bool]:
-        """Bind a lease to a job; say whether its token is a new one."""
+        """Bind a lease to a job; return the lease, and whether its token is new."""
         lease, had, fresh = self.find(shown.token), self.of_job(shown.model, job), False
         if lease is None:
             lease = had if had is not None and had.via == shown.token else None
@@ -223,7 +219,7 @@ class SlotModel:
         return lease, fresh
 
     def detach(self, token: str, ttl: float) -> Held | None:
-        """Detach a lease."""
+        """Detach a lease; return ``None`` for a stale lease or one without a job."""
         lease = self.find(token)
         if lease is None or lease.job is None:
             return None
@@ -231,7 +227,7 @@ class SlotModel:
         return lease
 
     def renew(self, shown: SlotLease, ttl: float, *, lost: bool) -> tuple[Held | None, bool]:
-        """Renew a lease, of a ``lost`` pool or of this one; say whether its token is a new one."""
+        """Renew a lease of this pool or of a ``lost`` one; return the lease, and whether its token is new."""
         lease, fresh = self.find(shown.token), False
         position = self.endpoint(shown.model, shown.server)
         if lost and shown.job is not None:
@@ -248,14 +244,14 @@ class SlotModel:
         return lease, fresh
 
     def release(self, token: str) -> bool:
-        """Release a lease."""
+        """Release a lease; return False for a stale token."""
         lease = self.find(token)
         if lease is not None:
             self.end(lease)
         return lease is not None
 
     def leave(self, model: str, job: str, token: str, note: bytes) -> Left:
-        """Leave a note."""
+        """Leave a note for the holder of a job's lease; the note is late if the token is stale."""
         lease = self.of_job(model, job)
         if lease is None or lease.token != token:
             self.put_aside(model, job, note)
@@ -264,7 +260,7 @@ class SlotModel:
         return Left.TAKEN
 
     def reconcile(self, position: Known, observed: Seen | None, settled: float) -> list[Held]:
-        """Hold leases against what was seen; return those that end."""
+        """Compare the leases of an endpoint with its server's report; return the leases that end."""
         if observed is None:
             return self._silent(position)
         bound = [item for item in self.leases_of(position) if item.job]

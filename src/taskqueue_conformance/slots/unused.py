@@ -1,4 +1,4 @@
-"""The capability ``slots``, part five: what is held without a job where no job may go."""
+"""The capability ``slots``: unassigned leases end at once when their endpoint may get no more jobs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from typing import TypeVar
 
 from taskqueue_conformance.bench import Bench
 from taskqueue_conformance.harness import Harness
-from taskqueue_conformance.slots.helpers import (
-    LONG,
-    MODEL,
-    OTHER_MODEL,
-    add,
-    check_stale,
-    glance,
-    inspect_pool,
-    report_observation,
-    running,
-    serve,
-    take,
-)
+from taskqueue_conformance.slots.helpers import LONG, MODEL, OTHER_MODEL
 from taskqueue_core.backend import Capability
 from taskqueue_core.capabilities import Permit, SlotLease
 
@@ -27,73 +15,69 @@ T = TypeVar("T")
 
 
 class SlotUnusedSuite(Harness, needs=(Capability.SLOTS,)):
-    """Unassigned leases, and the verbs that have an endpoint get no jobs."""
+    """Tests of unassigned leases, with each method after which an endpoint gets no jobs."""
 
     async def test_drained_with_an_idle_slot(self, bench: Bench) -> None:
-        """A slot that waits for its job ends when its endpoint is drained, and no sooner (C12; fault H7)."""
+        """An unassigned lease ends when its endpoint is drained, not when draining ends (C12; fault H7)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.slots.drain(MODEL, "s1", draining=False), held)
         await _clears(bench, bench.slots.drain(MODEL, "s1"), held)
         await bench.slots.drain(MODEL, "s1", draining=False)
-        assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
+        assert {lease.server for lease in await bench.pool.take(4, "h2")} == {"s1", "s2"}
 
     async def test_removed_with_an_idle_slot(self, bench: Bench) -> None:
-        """A slot that waits for its job ends when its endpoint is removed; without jobs that is gone (fault H7)."""
+        """An unassigned lease ends when its endpoint is removed, which deletes an idle endpoint (fault H7)."""
         held = await _busy_and_idle(bench)
         await _clears(bench, bench.slots.remove(MODEL, "s1"), held)
-        assert (await glance(bench)).removed
+        await bench.pool.expect(removed=True)
         assert await bench.slots.release(held[0]) == (True,)
-        assert [info.endpoint.server for info in (await inspect_pool(bench, MODEL)).endpoints] == [
-            "s2"
-        ]
-        idle = await take(bench, 1, "h2")
+        assert await bench.pool.servers(MODEL) == ["s2"]
+        idle = await bench.pool.take(1, "h2")
         assert await bench.slots.remove(MODEL, "s2")
-        assert (await inspect_pool(bench, MODEL)).endpoints == ()
-        await check_stale(bench, *idle)
+        assert await bench.pool.servers(MODEL) == []
+        await bench.pool.check_stale(*idle)
         assert not await bench.slots.remove(MODEL, "s2")
 
     async def test_rested_with_an_idle_slot(self, bench: Bench) -> None:
-        """A slot that waits for its job ends when its endpoint is to rest, not when a rest ends (C2; fault H8)."""
+        """An unassigned lease ends when its endpoint is paused, not when the pause ends (C2; fault H8)."""
         held = await _busy_and_idle(bench)
         await _check_held(bench, bench.slots.rest(MODEL, "s1", 0), held)
         await _clears(bench, bench.slots.rest(MODEL, "s1", bench.short), held)
         await bench.advance(bench.short)
-        assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
+        assert {lease.server for lease in await bench.pool.take(4, "h2")} == {"s1", "s2"}
 
     async def test_silent_with_an_idle_slot(self, bench: Bench) -> None:
-        """A slot that waits for its job ends, untold, when its server does not answer (C23; fault H4)."""
+        """An unassigned lease ends without a report when its server does not answer (C23; fault H4)."""
         held = await _busy_and_idle(bench)
-        await _check_held(bench, report_observation(bench, 1, "job-1"), held)
-        assert await _clears(bench, report_observation(bench, None), held) == []
-        assert await report_observation(bench, 1, "job-1") == []
-        assert {lease.server for lease in await take(bench, 4, "h2")} == {"s1", "s2"}
+        await _check_held(bench, bench.pool.report(1, "job-1"), held)
+        assert await _clears(bench, bench.pool.report(None), held) == []
+        assert await bench.pool.report(1, "job-1") == []
+        assert {lease.server for lease in await bench.pool.take(4, "h2")} == {"s1", "s2"}
 
     async def test_silent_without_reports(self, bench: Bench) -> None:
-        """Where a server that does not report is silent, it gets jobs as before: what waits for them stays (C12)."""
-        await add(bench, reports=False)
-        (idle,) = await take(bench)
-        assert await report_observation(bench, None) == []
-        assert (await bench.slots.assign((idle, "job-1"), ttl=LONG))[0] is not None
+        """An endpoint with ``reports=False`` keeps its unassigned leases if its server does not answer (C12)."""
+        await bench.pool.add(reports=False)
+        (idle,) = await bench.pool.take()
+        assert await bench.pool.report(None) == []
+        await bench.pool.assign(idle, "job-1")
 
     async def test_several_idle_slots(self, bench: Bench) -> None:
-        """However many slots wait for jobs, of whichever holders, all of them end (C12; fault H7)."""
-        await serve(bench, slots=1300)
-        (lease,) = await running(bench, "job-1")
-        idle = [await take(bench, 600, holder) for holder in ("h1", "h2")]
+        """All unassigned leases of an endpoint end together, however many there are (C12; fault H7)."""
+        await bench.pool.serving("job-1", slots=1300)
+        idle = [await bench.pool.take(600, holder) for holder in ("h1", "h2")]
         await bench.slots.drain(MODEL, "s1")
-        assert [lease.fence for lease in (await inspect_pool(bench)).leases] == [lease.fence]
+        assert await bench.pool.jobs() == ["job-1"]
         for leases in idle:
             assert await bench.slots.renew(*leases, ttl=LONG) == (None,) * 600
 
 
 async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
-    """Hold a slot with a job and one without on a server; and others that stay as they are."""
-    await serve(bench, slots=3)
-    busy, idle = (await running(bench, "job-1"))[0], (await take(bench))[0]
-    await serve(bench, "s2", slots=3, priority=6)
-    await serve(bench, slots=1, model=OTHER_MODEL)
-    await take(bench, model=OTHER_MODEL)
-    (elsewhere,) = await take(bench)
+    """Return an assigned and an unassigned lease on ``s1``, after acquiring others elsewhere."""
+    busy, idle = (await bench.pool.serving("job-1", slots=3))[0], (await bench.pool.take())[0]
+    await bench.pool.serve("s2", slots=3, priority=6)
+    await bench.pool.serve(slots=1, model=OTHER_MODEL)
+    await bench.pool.take(model=OTHER_MODEL)
+    (elsewhere,) = await bench.pool.take()
     assert (busy.server, idle.server, elsewhere.server) == ("s1", "s1", "s2")
     return busy, idle
 
@@ -101,26 +85,23 @@ async def _busy_and_idle(bench: Bench) -> tuple[SlotLease, SlotLease]:
 async def _check_held(
     bench: Bench, call: Awaitable[object], held: tuple[SlotLease, SlotLease]
 ) -> None:
-    """Fail where a call ends what is held."""
-    before = (await inspect_pool(bench)).leases
+    """Fail if a call changes the leases of the pool."""
+    before = (await bench.pool.inspect()).leases
     await call
-    assert (await inspect_pool(bench)).leases == before
+    assert (await bench.pool.inspect()).leases == before
     assert None not in await bench.slots.renew(*held, ttl=LONG)
 
 
 async def _clears(bench: Bench, call: Awaitable[T], held: tuple[SlotLease, SlotLease]) -> T:
-    """Fail where a call does not end what is held without a job, or ends anything else."""
+    """Fail unless a call ends the unassigned lease in ``held``, and no other lease; return its answer."""
     busy, idle = held
-    before = (await inspect_pool(bench)).leases
+    before = (await bench.pool.inspect()).leases
     answer = await call
     assert answer is not False
-    after = (await inspect_pool(bench)).leases
+    after = (await bench.pool.inspect()).leases
     assert after == tuple(lease for lease in before if lease.fence != idle.fence)
-    endpoint = await glance(bench)
-    assert (endpoint.unassigned, endpoint.assigned) == (0, 1)
-    await check_stale(bench, idle)
-    (lease,) = await bench.slots.renew(busy, ttl=LONG)
-    assert lease is not None
-    assert lease.state is Permit.ASSIGNED
-    assert await bench.slots.acquire(MODEL, "h2", ttl=LONG, limit=0) == ()
+    await bench.pool.expect(unassigned=0, assigned=1)
+    await bench.pool.check_stale(idle)
+    assert (await bench.pool.renew(busy)).state is Permit.ASSIGNED
+    await bench.pool.none_free(limit=0)
     return answer

@@ -1,1 +1,1 @@
-"""The tests of the conformance kit, one file per topic."""
+"""The test suites of the conformance kit for queues, one module per topic."""

@@ -1,4 +1,4 @@
-"""The capability ``flow``, part one: which tasks a full queue refuses, and which never."""
+"""The capability ``flow``: which tasks a full queue refuses, and which it never refuses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.helpers import check_refused
 from taskqueue_core.backend import Capability
-from taskqueue_core.tasks import Confirmation, Published, Refusal
+from taskqueue_core.tasks import Delivery, Published, Refusal, Task
 
 
 class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
-    """``capacity`` and ``intake_paused``."""
+    """Tests of ``capacity`` and ``intake_paused``."""
 
     async def test_surplus_is_refused(self, bench: Bench) -> None:
         """A publish beyond the capacity is refused, with a reason, and stores nothing (law 6; B5, B13, OPEN-A2)."""
         await bench.limit(capacity=3)
-        answers = await _publish(bench, "t1", "t2", "t3", "t4", "t5")
+        answers = await bench.offer("t1", "t2", "t3", "t4", "t5")
         statuses = [answer.status for answer in answers]
         assert statuses == [Published.ACCEPTED] * 3 + [Published.REFUSED] * 2
         for answer in answers[3:]:
@@ -29,51 +29,39 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t4", "t5", "t6")
 
     async def test_refused_though_it_may_come_again(self, bench: Bench) -> None:
-        """After its window a task may come again; while it is refused the result of its first time stays (law 6)."""
+        """Refusing a task whose id was used before keeps the result of the earlier task (law 6)."""
         await bench.limit(capacity=1, dedupe_window=bench.short / 2, result_ttl=3600)
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
         await bench.advance(bench.short)
         await bench.publish("t2")
-        (answer,) = await _publish(bench, "t1")
+        (answer,) = await bench.offer("t1")
         check_refused(answer, Refusal.QUEUE_FULL, depth=1)
-        assert await bench.control.results(KEY, "t1") == (b"1",), (
-            "a refusal changes nothing (law 6)"
-        )
+        assert await bench.control.results(KEY, "t1") == (b"1",), "a refusal deleted it (law 6)"
 
     async def test_queues_do_not_share_it(self, bench: Bench) -> None:
-        """In one batch a full queue refuses its own tasks and no other's (law 6; B5)."""
+        """In a batch for two queues, the full queue refuses only its own tasks (law 6; B5)."""
         await bench.limit(capacity=1)
         positions = [KEY, OTHER, KEY, OTHER]
         tasks = [bench.task(f"t{n}", key=key) for n, key in enumerate(positions)]
-        answers = await bench.backend.publisher.publish(*tasks)
-        assert [(answer.key, answer.task_id) for answer in answers] == [
-            (task.key, task.id) for task in tasks
-        ]
-        assert [answer.status is Published.REFUSED for answer in answers] == [
-            False,
-            False,
-            True,
-            False,
-        ]
+        answers = await bench.offer(*tasks)
+        assert [(a.key, a.task_id) for a in answers] == [(task.key, task.id) for task in tasks]
+        refused = [answer.status is Published.REFUSED for answer in answers]
+        assert refused == [False, False, True, False]
 
     async def test_known_ids_have_their_answer(self, bench: Bench) -> None:
-        """A resent publish answers as before though the queue is full, or its intake paused (laws 6, 7; B13)."""
+        """A known id is a duplicate or conflict even if the queue is full or paused (laws 6, 7; B13)."""
         await bench.limit(capacity=2)
         await bench.publish("t1", "t2")
         for limits in ({}, {"intake_paused": True}, {"capacity": None}):
             await bench.limit(**limits)
-            tasks = [bench.task("t1"), bench.task("new"), bench.task("t2", payload="other")]
-            answers = await bench.backend.publisher.publish(*tasks)
-            assert [answer.status for answer in answers] == [
-                Published.DUPLICATE,
-                Published.REFUSED,
-                Published.CONFLICT,
-            ], "the id is looked up first (laws 6, 7)"
+            tasks = ("t1", "new", bench.task("t2", payload="other"))
+            expected = [Published.DUPLICATE, Published.REFUSED, Published.CONFLICT]
+            assert await bench.statuses(*tasks) == expected, "known ids come first (laws 6, 7)"
         await bench.expect(waiting=2)
 
     async def test_first_delivery_makes_room(self, bench: Bench) -> None:
-        """A task takes room until it is delivered, however long it runs then (law 6)."""
+        """A task counts against the capacity until its first delivery, not while it runs (law 6)."""
         await bench.limit(capacity=2)
         subscription, delivery = await bench.running("t1", "t2")
         await _has_room(bench, 1, of=2)
@@ -81,7 +69,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 0, of=2)
 
     async def test_cancelled_make_room(self, bench: Bench) -> None:
-        """Cancelling what waits or is scheduled makes room; cancelling what runs made it before (law 6)."""
+        """Cancelling a waiting or scheduled task frees capacity; a running one used none (law 6)."""
         await bench.limit(capacity=3)
         await bench.publish("running", "waiting")
         await bench.publish("scheduled", not_before=bench.now + 3600)
@@ -91,7 +79,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             await _has_room(bench, room, of=3)
 
     async def test_purged_make_room(self, bench: Bench) -> None:
-        """After a purge the whole room is there again, and not more (law 6)."""
+        """After a purge the whole capacity is free, and no more than that (law 6)."""
         await bench.limit(capacity=3)
         subscription, delivery = await bench.running("returned", "waiting")
         await subscription.redeliver(delivery)
@@ -100,7 +88,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 3, of=3)
 
     async def test_expired_make_room(self, bench: Bench) -> None:
-        """A task that expires before its first delivery makes room (laws 6, 8)."""
+        """A task that expires before its first delivery frees capacity (laws 6, 8)."""
         await bench.limit(capacity=2)
         subscription = bench.subscribe()
         for find in (lambda: subscription.receive(1, 0), bench.control.maintain):
@@ -113,7 +101,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert (await bench.control.ledger(KEY)).expired == 4
 
     async def test_scheduled_take_room(self, bench: Bench) -> None:
-        """A scheduled task takes room from its publish until it is delivered, due or not (laws 6, 8)."""
+        """A scheduled task counts against the capacity from its publish to its delivery (laws 6, 8)."""
         await bench.limit(capacity=2)
         await bench.publish("scheduled", not_before=bench.now + bench.short)
         await _has_room(bench, 1, of=2)
@@ -124,7 +112,7 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 2, of=2)
 
     async def test_releases_take_no_room(self, bench: Bench) -> None:
-        """What is released, lost or left by a closing consumer comes back to a full queue (laws 3, 6)."""
+        """Released and lost tasks, also those of a closed consumer, return to a full queue (laws 3, 6)."""
         await bench.limit(capacity=3)
         subscription, first, second, _ = await bench.all_running("t1", "t2", "t3")
         await _has_room(bench, 3, of=3)
@@ -138,22 +126,19 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 0, of=3)
 
     async def test_retries_take_no_room(self, bench: Bench) -> None:
-        """A retry is never refused, whatever its task's state, and takes no room (law 6)."""
+        """A retry is never refused, in whatever state the task is, and needs no capacity (law 6)."""
         await bench.limit(capacity=2)
-        retry = bench.backend.publisher.schedule_retry
-        done, running = await bench.publish("done", "running")
-        subscription = bench.subscribe()
-        deliveries = await bench.take(subscription, 2)
-        await subscription.ack(deliveries[0])
+        subscription, done, running = await bench.all_running("done", "running")
+        await subscription.ack(done)
         await _has_room(bench, 2, of=2)
         await bench.limit(intake_paused=True)
-        unknown = bench.task("unknown")
-        for task in (done, unknown):
-            answer = await retry(task, bench.now)
-            assert answer.status is Published.ACCEPTED, f"a retry answered {answer} (law 6)"
+        retries: list[tuple[Task, Delivery | None]]
+        retries = [(done.task, None), (bench.task("unknown"), None)]
         if bench.backend.capabilities.atomic_retry:
-            answer = await retry(running, bench.now, settles=deliveries[1])
-            assert answer.status is Published.ACCEPTED, f"a retry answered {answer} (law 6)"
+            retries.append((running.task, running))
+        for task, settles in retries:
+            answer = await bench.retry(task, settles=settles)
+            assert answer is Published.ACCEPTED, "a retry was refused (law 6)"
         await bench.limit(intake_paused=False)
         assert await bench.control.cancel(KEY, "unknown")
         await _has_room(bench, 0, of=2)
@@ -162,17 +147,17 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 2, of=2)
 
     async def test_retried_before_its_delivery(self, bench: Bench) -> None:
-        """A task that is retried before it was ever delivered takes room no more, like any retry (law 6)."""
+        """A task that is retried before its first delivery no longer needs capacity (law 6)."""
         await bench.limit(capacity=2)
         task, _ = await bench.publish("t1", "t2")
-        await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
+        await bench.retry(task, 3600)
         await _has_room(bench, 1, of=2)
         assert await bench.control.cancel(KEY, "t1")
         await _has_room(bench, 0, of=2)
 
     @needs(Capability.DEAD_LETTERS)
     async def test_redriven_take_no_room(self, bench: Bench) -> None:
-        """A redriven task comes back to a full queue (law 6)."""
+        """A redriven task returns to a full queue (law 6)."""
         await bench.limit(capacity=1)
         subscription, delivery = await bench.running("dead")
         await bench.bury(subscription, delivery)
@@ -183,10 +168,10 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await _has_room(bench, 1, of=1)
 
     async def test_capacity_changes(self, bench: Bench) -> None:
-        """A changed capacity acts on the next publish; what is there counts, and none of it is dropped (laws 6, 9)."""
+        """A new capacity applies to the next publish; waiting tasks count and are kept (laws 6, 9)."""
         await bench.publish("t1", "t2", "t3", "t4")
         await bench.limit(capacity=2)
-        (answer,) = await _publish(bench, "new")
+        (answer,) = await bench.offer("new")
         check_refused(answer, Refusal.QUEUE_FULL, depth=4)
         await bench.limit(capacity=5)
         await _has_room(bench, 1, of=5)
@@ -200,10 +185,10 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish(*(f"more{n}" for n in range(20)))
 
     async def test_intake_paused(self, bench: Bench) -> None:
-        """While the intake is paused new tasks are refused and the others delivered (laws 6, 9; B13)."""
+        """While the intake is paused, new tasks are refused and waiting ones delivered (laws 6, 9; B13)."""
         await bench.publish("t1")
         await bench.limit(intake_paused=True)
-        answers = await _publish(bench, "t2", "t3")
+        answers = await bench.offer("t2", "t3")
         for answer in answers:
             check_refused(answer, Refusal.INTAKE_PAUSED)
         subscription = await bench.subscribed("elsewhere", key=OTHER)
@@ -213,35 +198,30 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.publish("t2", "t3")
 
     async def test_publishers_side_by_side(self, bench: Bench) -> None:
-        """Many publishers at once fill a queue to its capacity and no further (laws 6, 10)."""
+        """Concurrent publishers fill a queue exactly to its capacity (laws 6, 10)."""
         await bench.limit(capacity=7)
-        answers = await asyncio.gather(*(_publish(bench, f"a{n}", f"b{n}") for n in range(10)))
+        answers = await asyncio.gather(*(bench.offer(f"a{n}", f"b{n}") for n in range(10)))
         accepted = [a for pair in answers for a in pair if a.status is Published.ACCEPTED]
         assert len(accepted) == 7
         await bench.expect(waiting=7)
 
     @needs("shared")
     async def test_capacity_on_every_replica(self, bench: Bench) -> None:
-        """Replicas fill one queue together, and a limit set on one holds on the other at once (laws 6, 9; F7)."""
+        """Replicas share a queue's capacity, and apply each other's settings at once (laws 6, 9; F7)."""
         other = await bench.replica()
         await bench.publish("before")
         await other.limit(capacity=5)
-        answers = await asyncio.gather(
-            *(
-                _publish(bench, f"{n}{m}")
-                for n, bench in enumerate((bench, other))
-                for m in range(5)
-            )
-        )
+        offers = [one.offer(f"{n}{m}") for n, one in enumerate((bench, other)) for m in range(5)]
+        answers = await asyncio.gather(*offers)
         accepted = [a for (a,) in answers if a.status is Published.ACCEPTED]
         assert len(accepted) == 4
         await bench.limit(capacity=None, intake_paused=True)
-        (answer,) = await _publish(other, "late")
+        (answer,) = await other.offer("late")
         check_refused(answer, Refusal.INTAKE_PAUSED)
 
     @needs("durable")
     async def test_capacity_survives(self, bench: Bench) -> None:
-        """A durable queue is bounded still when it is opened again, and knows how full it is (law 6; GOAL-AB)."""
+        """After a restart, a durable queue has the same capacity and depth (law 6; GOAL-AB)."""
         await bench.limit(capacity=3)
         await bench.publish("t1", "t2")
         await bench.one(bench.subscribe())
@@ -252,18 +232,14 @@ class CapacitySuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
 
 def _names(bench: Bench, count: int) -> list[str]:
-    """Return ids that no other call returns."""
+    """Return task ids that were not used before."""
     bench.numbers += count
     return [f"fresh{bench.numbers - n}" for n in range(count)]
 
 
-async def _publish(bench: Bench, *task_ids: str) -> tuple[Confirmation, ...]:
-    return await bench.backend.publisher.publish(*(bench.task(task_id) for task_id in task_ids))
-
-
 async def _has_room(bench: Bench, room: int, *, of: int) -> None:
-    """Publish as many tasks as there must be room for, and one more."""
-    *accepted, refused = await _publish(bench, *_names(bench, room + 1))
+    """Fail unless the queue, whose capacity is ``of``, accepts exactly ``room`` more tasks."""
+    *accepted, refused = await bench.offer(*_names(bench, room + 1))
     statuses = [answer.status for answer in accepted]
-    assert statuses == [Published.ACCEPTED] * room, f"there must be room for {room} (law 6)"
+    assert statuses == [Published.ACCEPTED] * room, f"{room} more tasks must be accepted (law 6)"
     check_refused(refused, Refusal.QUEUE_FULL, depth=of)

@@ -1,4 +1,4 @@
-"""Closing: what a subscription holds comes back at once. A backend closes everything it opened."""
+"""Closing: a closed subscription releases its deliveries at once, and a backend closes its subscriptions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from taskqueue_core.tasks import Received
 
 
 class ClosingSuite(Harness):
-    """`Subscription.close`, iteration, and the backend's own end."""
+    """Tests of `Subscription.close`, of iteration, and of `Backend.aclose`."""
 
     async def test_close_releases(self, bench: Bench) -> None:
-        """A closed subscription's deliveries are there at once, in order, not as lost (law 3; REV-E3, REV-E6)."""
+        """A closed subscription releases its deliveries at once, in order, without a loss (law 3; REV-E3, REV-E6)."""
         await bench.publish("t1", "t2", "t3")
         closed, other = bench.subscribe(), bench.subscribe(consumer="another")
         await bench.take(closed, 2)
         await closed.close()
         taken = await bench.take(other, 4)
-        assert ids(taken) == ["t1", "t2", "t3"], (
-            "close must release its deliveries, ahead of new tasks (law 4)"
-        )
+        assert ids(taken) == ["t1", "t2", "t3"], "released tasks must precede new ones (law 4)"
         assert {(delivery.attempt, delivery.losses) for delivery in taken} == {(1, 0)}
 
     async def test_close_leaves_others_alone(self, bench: Bench) -> None:
-        """Closing one subscription of a worker leaves another one's deliveries leased (law 2; REV-E5, REV-E6)."""
+        """Closing a subscription keeps deliveries of the worker's other ones (law 2; REV-E5, REV-E6)."""
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe()
         await bench.one(subscription)
@@ -39,30 +37,30 @@ class ClosingSuite(Harness):
         await bench.expect(done=1, in_flight=1)
 
     async def test_close_leaves_the_settled_alone(self, bench: Bench) -> None:
-        """What was settled before is not released by a close (law 2)."""
+        """Closing a subscription does not release deliveries that it has settled (law 2)."""
         subscription, first, second = await bench.all_running("t1", "t2")
         await subscription.ack(first)
         await subscription.redeliver(second)
         other = bench.subscribe(consumer="another")
         assert ids([await bench.one(other)]) == ["t2"]
         await subscription.close()
-        assert await bench.take(other) == [], "a close took what was another's (law 2)"
+        assert await bench.take(other) == [], "a settled delivery was released (law 2)"
 
     async def test_close_ends_a_waiting_receive(self, bench: Bench) -> None:
-        """A receive that waits ends with an empty answer when its subscription is closed."""
+        """A waiting receive returns empty when its subscription is closed."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(1, None))
         await subscription.close()
         assert (await bench.outcome(waiting)).deliveries == ()
 
     async def test_close_twice(self, bench: Bench) -> None:
-        """Closing is idempotent."""
+        """A subscription can be closed twice."""
         subscription = bench.subscribe()
         await subscription.close()
         await subscription.close()
 
     async def test_receive_after_close(self, bench: Bench) -> None:
-        """A closed subscription receives nothing any more and says so, with and without waiting."""
+        """A receive of a closed subscription raises `SubscriptionClosed`, whatever its timeout."""
         subscription = await bench.subscribed("t1")
         await subscription.close()
         for timeout in (0, None):
@@ -71,7 +69,7 @@ class ClosingSuite(Harness):
         await bench.expect(waiting=1)
 
     async def test_context_manager(self, bench: Bench) -> None:
-        """Leaving the ``async with`` block closes, after an error too."""
+        """Leaving the ``async with`` block closes the subscription, also after an error."""
         await bench.publish("t1")
         with suppress(ZeroDivisionError):
             async with bench.subscribe() as subscription:
@@ -82,7 +80,7 @@ class ClosingSuite(Harness):
         assert ids(await bench.take(bench.subscribe())) == ["t1"]
 
     async def test_iteration(self, bench: Bench) -> None:
-        """``async for`` gives deliveries one by one, waits for more, and ends with the close."""
+        """``async for`` yields deliveries one by one, waits for more, and ends when the subscription is closed."""
         subscription = bench.subscribe(KEY, OTHER)
         observed = []
 
@@ -93,15 +91,15 @@ class ClosingSuite(Harness):
 
         consumer = await bench.start(consume())
         await bench.publish("t1", "t2")
-        await bench.until(lambda: len(observed) == 2, "for the iteration to give what is there")
+        await bench.until(lambda: len(observed) == 2, "for two deliveries of waiting tasks")
         await bench.publish("t3", key=OTHER)
-        await bench.until(lambda: len(observed) == 3, "for the iteration to give what came later")
+        await bench.until(lambda: len(observed) == 3, "for a delivery of a later task")
         await subscription.close()
         await bench.outcome(consumer)
         assert observed == ["t1", "t2", "t3"]
 
     async def test_aclose(self, bench: Bench) -> None:
-        """Closing the backend closes its subscriptions, ends what waits, and is idempotent."""
+        """Closing the backend closes its subscriptions and ends waiting receives; it can be closed twice."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(1, None))
         await bench.backend.aclose()
@@ -111,11 +109,11 @@ class ClosingSuite(Harness):
             await subscription.receive(1, 0)
 
     async def test_aclose_unused(self, bench: Bench) -> None:
-        """A backend that was never used closes as well."""
+        """A backend that was never used can be closed."""
         await bench.backend.aclose()
 
     async def test_health(self, bench: Bench) -> None:
-        """Health is good while the backend is open, names it, and never raises, closed or not."""
+        """``health`` names the backend, is good while it is open, and never raises, also after the close."""
         health = await bench.backend.health()
         assert health.ok, f"a fresh backend is not healthy: {health}"
         assert health.backend, "health must name the backend"
@@ -123,7 +121,7 @@ class ClosingSuite(Harness):
         await bench.backend.health()
 
     async def test_capabilities_are_constant(self, bench: Bench) -> None:
-        """What the backend declares does not change while it is used."""
+        """The declared capabilities do not change while the backend is used."""
         declared = bench.backend.capabilities
         subscription = await bench.subscribed("t1")
         received: Received = await subscription.receive(1, 0)

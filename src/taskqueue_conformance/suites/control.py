@@ -1,4 +1,4 @@
-"""The capability ``control``, part one: settings, cancelling, workers, statistics, maintenance."""
+"""The capability ``control``: settings, cancelling, workers, statistics and maintenance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskqueue_core.tasks import Ledger, Settled, State
 
 
 class ControlSuite(Harness, needs=(Capability.CONTROL,)):
-    """`Control`."""
+    """Tests of `Control`."""
 
     async def test_queues_without_a_subscriber(self, bench: Bench) -> None:
         """Maintenance reports queues in which tasks wait and that have no subscriber (A21, OPEN-A3, OPEN-A4)."""
@@ -32,10 +32,10 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await subscription.close()
         assert (await bench.control.maintain()).unclaimed == (KEY,)
         assert await bench.control.cancel(KEY, "t1")
-        assert (await bench.control.maintain()).unclaimed == (), "nothing waits there any more"
+        assert (await bench.control.maintain()).unclaimed == (), "no task waits there"
 
     async def test_queues(self, bench: Bench) -> None:
-        """Queues exist from their first task, settings or subscription on, and are listed in order."""
+        """A queue is listed once it has a task, settings or a subscription; the list is sorted."""
         assert await bench.control.queues() == ()
         await bench.publish("t1", key="published")
         bench.subscribe("subscribed")
@@ -46,7 +46,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert list(queues) == sorted(queues)
 
     async def test_unknown_queue(self, bench: Bench) -> None:
-        """An unknown queue reads as empty, with the default settings, and nothing in it can be cancelled."""
+        """An unknown queue is empty, has the default settings, and contains nothing to cancel."""
         assert await bench.control.ledger("unknown") == Ledger()
         assert await bench.control.settings("unknown") == QueueSettings()
         stats = await bench.control.stats("unknown")
@@ -57,19 +57,17 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.purge("unknown") == 0
 
     async def test_settings(self, bench: Bench) -> None:
-        """Settings are kept whole, and their version grows by 1 with each change (law 9)."""
+        """All settings are stored, and their version grows by 1 with each change (law 9)."""
         wished = QueueSettings(max_losses=7, dedupe_window=11.5, result_ttl=0)
         confirmed = await bench.control.configure(KEY, wished)
         assert confirmed == wished.model_copy(update={"version": 1})
         assert await bench.control.settings(KEY) == confirmed
         again = await bench.control.configure(KEY, confirmed)
         assert again.version == 2
-        assert await bench.control.settings(OTHER) == QueueSettings(), (
-            "settings leaked into another queue"
-        )
+        assert await bench.control.settings(OTHER) == QueueSettings(), "both queues were changed"
 
     async def test_settings_conflict(self, bench: Bench) -> None:
-        """Settings decided on an old version are refused and change nothing."""
+        """A change that is based on an old version of the settings is refused, and changes nothing."""
         current = await bench.control.configure(KEY, QueueSettings(max_losses=1))
         for version in (0, 2):
             with pytest.raises(SettingsConflict):
@@ -77,7 +75,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.settings(KEY) == current
 
     async def test_settings_race(self, bench: Bench) -> None:
-        """Of many changes to one version exactly one wins (law 10)."""
+        """Of concurrent changes that are based on one version, exactly one is accepted (law 10)."""
         wishes = [QueueSettings(max_losses=n) for n in range(10)]
         answers = await asyncio.gather(
             *(bench.control.configure(KEY, wish) for wish in wishes), return_exceptions=True
@@ -87,11 +85,10 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.settings(KEY) == won[0]
 
     async def test_cancel(self, bench: Bench) -> None:
-        """A live task is cancelled wherever it is, and a running one's receipt ends (laws 1, 2)."""
+        """A live task can be cancelled in every state; the receipt of a running one is then stale (laws 1, 2)."""
         await bench.publish("running", "waiting")
-        subscription, delivery = await bench.running(
-            "scheduled", not_before=bench.now + bench.short
-        )
+        later = bench.now + bench.short
+        subscription, delivery = await bench.running("scheduled", not_before=later)
         for task_id in ("running", "waiting", "scheduled"):
             assert await bench.control.cancel(KEY, task_id), f"the {task_id} task was not cancelled"
             assert not await bench.control.cancel(KEY, task_id), "cancelled twice"
@@ -103,7 +100,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_cancel_what_is_not_live(self, bench: Bench) -> None:
-        """What has ended, is dead or was never there can't be cancelled (law 2)."""
+        """A task that has ended, is dead or is unknown cannot be cancelled (law 2)."""
         subscription, delivery = await bench.running("done", "dead")
         await subscription.ack(delivery)
         assert not await bench.control.cancel(KEY, "done")
@@ -114,7 +111,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(done=1, dead=1)
 
     async def test_purge(self, bench: Bench) -> None:
-        """Purging ends what waits and is scheduled, counted; what runs, and other queues, are left alone (law 1)."""
+        """A purge cancels waiting and scheduled tasks, not running ones or those of other queues (law 1)."""
         await bench.publish("running", "returned", *(f"t{n}" for n in range(20)))
         await bench.publish("scheduled", not_before=bench.now + bench.short)
         subscription = await bench.subscribed("other", key=OTHER)
@@ -129,12 +126,10 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert (await bench.control.ledger(OTHER)).waiting == 1
 
     async def test_workers(self, bench: Bench) -> None:
-        """Workers are known while a subscription is open; closing one of two keeps the other (REV-E5)."""
+        """A worker is listed while at least one of its subscriptions is open (REV-E5)."""
         await bench.publish("t1", "t2")
-        subscription, two = (
-            bench.subscribe(KEY, consumer="w"),
-            bench.subscribe(KEY, OTHER, consumer="w"),
-        )
+        subscription = bench.subscribe(KEY, consumer="w")
+        two = bench.subscribe(KEY, OTHER, consumer="w")
         alone = bench.subscribe(OTHER, consumer="alone")
         await bench.one(subscription)
         await bench.one(two)
@@ -146,21 +141,20 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert known["w"].since <= bench.now
         await subscription.close()
         known = {worker.worker_id: worker for worker in await bench.control.workers()}
-        assert (known["w"].connections, known["w"].in_flight) == (1, 1), "both were forgotten"
+        assert (known["w"].connections, known["w"].in_flight) == (1, 1), "one is still open"
         await two.close()
         await alone.close()
         assert await bench.control.workers() == ()
 
     async def test_stats(self, bench: Bench) -> None:
-        """The statistics count deliveries, returns, losses and retries, and carry the ledger (law 1)."""
+        """Statistics count deliveries, redeliveries, losses and retries, and contain the ledger (law 1)."""
         since = bench.now
-        tasks = await bench.publish("t1", "t2", "t3")
-        subscription = bench.subscribe()
+        subscription = await bench.subscribed("t1", "t2", "t3")
         delivery, two = await bench.take(subscription, 2)
         await subscription.redeliver(delivery)
         await subscription.redeliver(two, lost=True)
         await subscription.ack(await bench.one(subscription))
-        await bench.backend.publisher.schedule_retry(tasks[0], bench.now + 3600)
+        await bench.retry(delivery.task, 3600)
         stats = await bench.control.stats(KEY)
         assert stats.ledger == await bench.control.ledger(KEY)
         assert (stats.delivered, stats.redelivered, stats.lost, stats.retried) == (3, 2, 1, 1)
@@ -169,7 +163,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert since - bench.short <= stats.oldest_waiting <= bench.now
 
     async def test_maintain_is_idempotent(self, bench: Bench) -> None:
-        """Maintenance finds nothing to do twice, and hurts nothing that lives (law 10; OPEN-A3)."""
+        """Maintenance can be repeated, and does not affect live tasks (law 10; OPEN-A3)."""
         await bench.publish("running", "waiting")
         subscription, delivery = await bench.running("scheduled", not_before=bench.now + 3600)
         for _ in range(3):
@@ -180,22 +174,20 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert ids([await bench.one(subscription)]) == ["waiting"]
 
     async def test_maintain_from_everywhere_at_once(self, bench: Bench) -> None:
-        """Many passes side by side expire and promote each task once (laws 1, 8, 10; OPEN-A3)."""
+        """Concurrent maintenance expires and promotes each task once (laws 1, 8, 10; OPEN-A3)."""
         await bench.publish(*(f"late{n}" for n in range(20)), deadline=bench.now + bench.short)
         await bench.publish(*(f"due{n}" for n in range(20)), not_before=bench.now + bench.short)
         await bench.advance(bench.short)
-        passes = [
-            done
-            for _ in range(3)
-            for done in await asyncio.gather(*(bench.control.maintain() for _ in range(5)))
-        ]
-        expired = [entry.task_id for done in passes for entry in done.expired]
+        expired: list[str] = []
+        for _ in range(3):
+            passes = await asyncio.gather(*(bench.control.maintain() for _ in range(5)))
+            expired += [entry.task_id for done in passes for entry in done.expired]
         assert sorted(expired) == sorted(f"late{n}" for n in range(20))
         assert len(await bench.take(bench.subscribe(), 50)) == 20
         await bench.expect(in_flight=20, expired=20)
 
     async def test_what_runs_on_and_on(self, bench: Bench) -> None:
-        """Without a limit of its time nothing that runs is ended, however long it says nothing (OPEN-C3)."""
+        """Without ``max_processing_time``, a delivery is never ended for its silence (OPEN-C3)."""
         subscription, delivery = await bench.running("long")
         await bench.advance(20 * bench.short)
         for _ in range(3):
@@ -203,7 +195,7 @@ class ControlSuite(Harness, needs=(Capability.CONTROL,)):
         assert await subscription.ack(delivery) == (Settled.OK,)
 
     async def test_maintain_forgets(self, bench: Bench) -> None:
-        """Ended tasks are dropped once their windows have passed, and stay in the ledger (law 1)."""
+        """Ended tasks are deleted after ``dedupe_window`` and ``result_ttl``, and stay in the ledger (law 1)."""
         await bench.configure(dedupe_window=bench.short, result_ttl=bench.short)
         subscription, delivery = await bench.running("t1", "t2")
         await subscription.ack(delivery, results=[b"1"])

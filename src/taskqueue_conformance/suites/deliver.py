@@ -1,4 +1,4 @@
-"""Delivering: in order per lane, fairly over keys, each task to one consumer."""
+"""Delivering: in order in each lane, fairly across keys, and each task to one consumer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from taskqueue_core.tasks import Delivery
 
 
 class DeliverSuite(Harness):
-    """`Subscription.receive`, as far as what is available at once goes."""
+    """Tests of `Subscription.receive` without waiting."""
 
     async def test_first_delivery(self, bench: Bench) -> None:
-        """A fresh task arrives as attempt 1, never lost, never redriven, with the store's time on it."""
+        """A new task has attempt 1, no losses, no earlier attempts, and the store's time of its delivery."""
         await bench.publish("t1")
         before = bench.now
         delivery = await bench.one(bench.subscribe())
@@ -19,7 +19,7 @@ class DeliverSuite(Harness):
         assert before - bench.short <= delivery.delivered_at <= bench.now + bench.short
 
     async def test_fifo(self, bench: Bench) -> None:
-        """Tasks of one priority come in the order of publishing, single or in batches (law 4; D2, BUG-D1)."""
+        """Tasks of one priority are delivered in the order of publishing, in any batches (law 4; D2, BUG-D1)."""
         await bench.publish("t1")
         await bench.publish("t2", "t3", "t4")
         subscription = await bench.subscribed("t5")
@@ -27,7 +27,7 @@ class DeliverSuite(Harness):
         assert first + ids(await bench.take(subscription, 9)) == ["t1", "t2", "t3", "t4", "t5"]
 
     async def test_fifo_one_by_one(self, bench: Bench) -> None:
-        """Taking tasks one at a time, and acking them, gives the same order (law 4; D2, BUG-D1)."""
+        """Tasks received and acked one at a time come in the order of publishing (law 4; D2, BUG-D1)."""
         names = [f"t{n}" for n in range(12)]
         subscription = await bench.subscribed(*names)
         observed = []
@@ -38,21 +38,21 @@ class DeliverSuite(Harness):
         assert observed == names
 
     async def test_priorities(self, bench: Bench) -> None:
-        """Higher priorities come first, and each is FIFO in itself (law 4; FIX-C1, OPEN-C6)."""
+        """Higher priorities are delivered first, equal ones in the order of publishing (law 4; FIX-C1, OPEN-C6)."""
         for number, priority in enumerate([5, 0, 9, 5, 9, 0, 4, 6]):
             await bench.publish(f"p{priority}-{number}", priority=priority)
         taken = ids(await bench.take(bench.subscribe(), 8))
         assert taken == ["p9-2", "p9-4", "p6-7", "p5-0", "p5-3", "p4-6", "p0-1", "p0-5"]
 
     async def test_strict_without_a_share(self, bench: Bench) -> None:
-        """Without a share a lower priority has nothing as long as a higher one waits (law 4)."""
+        """Without ``floor_share``, a low priority is not delivered while a higher one waits (law 4)."""
         await bench.publish(*(f"high{n}" for n in range(60)), priority=8)
         await bench.publish(*(f"low{n}" for n in range(5)), priority=1)
         taken = await bench.drain(bench.subscribe(), count=62, limit=7)
         assert taken == [*(f"high{n}" for n in range(60)), "low0", "low1"]
 
     async def test_priority_of_latecomers(self, bench: Bench) -> None:
-        """A higher priority overtakes what is waiting, however many and however long (law 4)."""
+        """A new task of higher priority overtakes all waiting tasks of lower priority (law 4)."""
         await bench.publish(*(f"low{n}" for n in range(50)), priority=1)
         await bench.advance(bench.short)
         subscription = bench.subscribe()
@@ -62,20 +62,20 @@ class DeliverSuite(Harness):
         assert ids([await bench.one(subscription)]) == ["low0"]
 
     async def test_limit(self, bench: Bench) -> None:
-        """A receive never brings more than its limit."""
+        """A receive never returns more deliveries than its limit."""
         subscription = await bench.subscribed(*(f"t{n}" for n in range(10)))
         for limit in (1, 2, 3):
             received = await subscription.receive(limit, 0)
             assert 1 <= len(received.deliveries) <= limit
 
     async def test_empty_is_an_answer(self, bench: Bench) -> None:
-        """With nothing there, receive answers empty at once and does not raise."""
+        """A receive from an empty queue returns an empty answer at once, and does not raise."""
         received = await bench.subscribe().receive(5, 0)
         assert received.deliveries == ()
         assert received.expired == ()
 
     async def test_again(self, bench: Bench) -> None:
-        """``again`` is set while more may be had, and not for ever once there is nothing."""
+        """``again`` is set while more tasks are available, and is not set for ever after the last one."""
         subscription = await bench.subscribed(*(f"t{n}" for n in range(5)))
         taken = 0
         for _ in range(20):
@@ -91,7 +91,7 @@ class DeliverSuite(Harness):
         )
 
     async def test_one_consumer_each(self, bench: Bench) -> None:
-        """A task in flight is delivered to no other consumer (law 2), and subscriptions share the keys."""
+        """Subscriptions share the tasks of a queue, and each task is delivered to one of them (law 2)."""
         await bench.publish("t1", "t2", "t3")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.take(subscription, 2) + await bench.take(two, 2)
@@ -100,13 +100,13 @@ class DeliverSuite(Harness):
         assert await bench.take(subscription) == await bench.take(two) == []
 
     async def test_own_keys_only(self, bench: Bench) -> None:
-        """A subscription sees the keys that it named and no other."""
+        """A subscription receives only tasks of its own keys."""
         await bench.publish("t1")
         await bench.publish("t2", key=OTHER)
         assert ids(await bench.take(bench.subscribe(OTHER), 2)) == ["t2"]
 
     async def test_receipts_cannot_be_guessed(self, bench: Bench) -> None:
-        """Receipts are all different, across deliveries of one task too, and long enough to be random."""
+        """Receipts are all different, also those of one task, and long enough to be random."""
         subscription = await bench.subscribed("t1")
         receipts = set()
         for _ in range(20):
@@ -117,15 +117,15 @@ class DeliverSuite(Harness):
         assert all(len(receipt) >= 16 for receipt in receipts)
 
     async def test_no_key_starves_one_by_one(self, bench: Bench) -> None:
-        """One task behind no other arrives before a tenth of a flooded key, taken singly (law 4; E5)."""
+        """A task is not starved by 1,000 tasks of another key that are received singly (law 4; E5)."""
         await _flooded(bench, 1)
 
     async def test_no_key_starves_in_batches(self, bench: Bench) -> None:
-        """The same in batches: a full batch is not one key's alone (law 4; E5)."""
+        """A task is not starved by 1,000 tasks of another key that are received in batches (law 4; E5)."""
         await _flooded(bench, 20)
 
     async def test_keys_take_turns(self, bench: Bench) -> None:
-        """Three loaded keys are all served, whichever was named first (law 4; E5, OPEN-E1)."""
+        """Three keys with many tasks are all served, in whatever order they are named (law 4; E5, OPEN-E1)."""
         keys = ("k1", "k2", "k3")
         for key in keys:
             await bench.publish(*(f"{key}-{n}" for n in range(30)), key=key)
@@ -135,14 +135,14 @@ class DeliverSuite(Harness):
             assert served.count(key) >= 5, f"{key} got {served.count(key)} of 30 turns (law 4)"
 
     async def test_higher_priority_does_not_starve_another_key(self, bench: Bench) -> None:
-        """Priorities rank the tasks of one key; they do not let one key starve another (law 4)."""
+        """Priorities apply within one key; they do not let one key starve another (law 4)."""
         await bench.publish(*(f"t{n}" for n in range(100)), priority=9)
         await bench.publish("quiet", key=OTHER, priority=0)
         subscription = bench.subscribe(KEY, OTHER)
         assert "quiet" in ids(await bench.take(subscription, 50))
 
     async def test_tenants_of_fifo(self, bench: Bench) -> None:
-        """Without fair order a tenant is only noted (law 4)."""
+        """In fifo order, tenants do not change the order of delivery (law 4)."""
         for tenant, names in (("a", ("a0", "a1", "a2")), ("b", ("b0", "b1"))):
             await bench.publish(*names, tenant=tenant)
         taken = await bench.take(bench.subscribe(), 9)

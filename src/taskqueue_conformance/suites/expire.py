@@ -1,4 +1,4 @@
-"""Deadlines: after its deadline a task is never delivered; it is expired, and reported once."""
+"""Deadlines: a task is never delivered after its deadline; it expires, and is reported once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taskqueue_core.tasks import Delivery, Expired, State
 
 
 class ExpireSuite(Harness):
-    """``deadline``."""
+    """Tests of ``deadline``."""
 
     async def test_before_and_at(self, bench: Bench) -> None:
         """A task is delivered before its deadline, and never at or after it (law 8)."""
@@ -21,7 +21,7 @@ class ExpireSuite(Harness):
         assert await bench.take(subscription) == [], "delivered at its deadline (law 8)"
 
     async def test_reported_by_receive(self, bench: Bench) -> None:
-        """The receive that finds expired tasks reports each once, and delivers what is behind (law 8)."""
+        """A receive that finds expired tasks reports each once, and delivers the following ones (law 8)."""
         await bench.publish("t1", "t2", deadline=bench.now + bench.short)
         await bench.publish("t3")
         await bench.advance(bench.short)
@@ -38,7 +38,7 @@ class ExpireSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_reported_by_maintenance(self, bench: Bench) -> None:
-        """Maintenance expires overdue tasks, and reports each one once (law 8; A23, OPEN-A6)."""
+        """Maintenance expires overdue tasks, and reports each of them once (law 8; A23, OPEN-A6)."""
         await bench.publish("waiting", deadline=bench.now + bench.short)
         await bench.publish(
             "scheduled", deadline=bench.now + bench.short, not_before=bench.now + 3600
@@ -53,7 +53,7 @@ class ExpireSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_running_task(self, bench: Bench) -> None:
-        """Maintenance ends a running task at its deadline too, and its receipt with it (laws 2, 8; A23)."""
+        """Maintenance expires a running task at its deadline; its receipt is then stale (laws 2, 8; A23)."""
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         await bench.advance(bench.short)
         expired = [entry for _ in range(3) for entry in (await bench.control.maintain()).expired]
@@ -62,7 +62,7 @@ class ExpireSuite(Harness):
         await bench.expect(expired=1)
 
     async def test_released_too_late(self, bench: Bench) -> None:
-        """A task released after its deadline is not delivered again (law 8)."""
+        """A task that is released after its deadline is not delivered again (law 8)."""
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         await bench.advance(bench.short)
         await subscription.redeliver(delivery, delivery)
@@ -71,22 +71,21 @@ class ExpireSuite(Harness):
         await bench.expect(expired=1)
 
     async def test_retried_too_late(self, bench: Bench) -> None:
-        """A retry does not outlive the deadline (law 8)."""
-        (task,) = await bench.publish("t1", deadline=bench.now + bench.short)
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription))
-        await bench.backend.publisher.schedule_retry(task, bench.now + 2 * bench.short)
+        """A retry that is due after the deadline is not delivered (law 8)."""
+        subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
+        await subscription.ack(delivery)
+        await bench.retry(delivery.task, 2 * bench.short)
         await bench.advance(3 * bench.short)
         assert await bench.take(subscription) == [], "delivered after its deadline (law 8)"
 
     async def test_published_too_late(self, bench: Bench) -> None:
-        """A task published after its deadline is expired: not delivered, and not dropped (laws 1, 8)."""
+        """A task published after its deadline expires: it is counted, and not delivered (laws 1, 8)."""
         await bench.publish("t1", deadline=bench.now - 1)
         assert await bench.take(bench.subscribe()) == []
         await bench.expect(expired=1)
 
     async def test_ack_keeps_the_deadline_away(self, bench: Bench) -> None:
-        """A task that was executed in time stays done (law 2)."""
+        """A task that was acked before its deadline stays done (law 2)."""
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         await subscription.ack(delivery)
         await bench.advance(2 * bench.short)

@@ -1,4 +1,4 @@
-"""The capability ``order``, part five: a share for the lowest priority, so that nothing starves."""
+"""The capability ``order``: a share of the deliveries for the lowest priority, so that it never starves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from taskqueue_core.backend import Capability
 
 
 class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
-    """``floor_share``."""
+    """Tests of ``floor_share``."""
 
     async def test_share_of_the_lowest(self, bench: Bench) -> None:
-        """Under a flood of higher ones the lowest priority has its share, spread evenly (law 4; OPEN-C8)."""
+        """While higher priorities wait, the lowest one gets its share, evenly spread (law 4; OPEN-C8)."""
         for share in (0.1, 0.25, 0.3, 0.5):
             key = f"share{share}"
             await bench.arrange(key, floor_share=share)
@@ -26,10 +26,10 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             _check_share(taken, share)
             for name in ("high", "low"):
                 own = [int(task.removeprefix(name)) for task in taken if task.startswith(name)]
-                assert own == sorted(own), f"FIFO within a priority: {own} (law 4)"
+                assert own == sorted(own), f"wrong order within a priority: {own} (law 4)"
 
     async def test_the_lowest_of_several(self, bench: Bench) -> None:
-        """The share is of the lowest that waits; those between wait for the highest (law 4; OPEN-C8)."""
+        """The share goes to the lowest waiting priority, not to those in the middle (law 4; OPEN-C8)."""
         await bench.arrange(floor_share=0.2)
         await _publish(bench, high=60, low=6)
         await bench.publish(*(f"middle{n}" for n in range(20)), priority=5)
@@ -38,10 +38,10 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert not [name for name in taken if name.startswith("middle")]
         taken = await bench.drain(bench.subscribe(), count=25)
         middle = sum(name.startswith("middle") for name in taken)
-        assert 4 <= middle <= 6, f"{middle} of 25 are of the lowest that is left (law 4)"
+        assert 4 <= middle <= 6, f"{middle} of 25 deliveries have the lowest priority (law 4)"
 
     async def test_nothing_is_owed(self, bench: Bench) -> None:
-        """Deliveries while no lower priority waited do not raise its share later (law 4)."""
+        """Deliveries while no lower priority waits do not increase its later share (law 4)."""
         await bench.arrange(floor_share=0.1)
         await _publish(bench, high=150)
         subscription = bench.subscribe()
@@ -55,7 +55,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         _check_share(await bench.drain(subscription, count=50), 0.1)
 
     async def test_share_changes(self, bench: Bench) -> None:
-        """A share that is set, changed or taken away acts on the next deliveries (laws 4, 9; F7)."""
+        """A new, changed or removed share applies to the next deliveries (laws 4, 9; F7)."""
         await _publish(bench, high=200, low=50)
         subscription = bench.subscribe()
         for share in (0.0, 0.25, 0.1, 0.5, 0.0):
@@ -63,7 +63,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             _check_share(await bench.drain(subscription, count=30, limit=4), share)
 
     async def test_share_and_returned_ones(self, bench: Bench) -> None:
-        """What is released comes first in its priority, and counts when it comes again (laws 3, 4)."""
+        """A released task is first in its priority, and counts against the share again (laws 3, 4)."""
         await bench.arrange(floor_share=0.5)
         await _publish(bench, high=9, low=9)
         subscription = bench.subscribe()
@@ -75,7 +75,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert sorted(ids(again)) == names
 
     async def test_share_of_who_can_be_served(self, bench: Bench) -> None:
-        """The share goes to the lowest that no limit holds up; nothing waits for one that cannot (laws 4, 5)."""
+        """The share goes to the lowest priority that no limit blocks (laws 4, 5)."""
         await bench.fair(floor_share=0.5, tenant_max_inflight=1)
         await fill(bench, a=2, priority=1)
         await fill(bench, b=3, start=5, priority=5)
@@ -90,7 +90,7 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert sorted(ids(await bench.take(subscription, 9))) == ["a1", "b6", "b7"]
 
     async def test_share_and_entities(self, bench: Bench) -> None:
-        """A lower task that its entity holds up has no share, and is owed none (law 4; R8)."""
+        """A task that waits for its ordering key gets no share, and saves none (law 4; R8)."""
         await bench.arrange(floor_share=0.5)
         subscription, first = await bench.running("low0", "low1", priority=1, ordering_key="e")
         await _publish(bench, high=6)
@@ -99,13 +99,13 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert sorted(ids(await bench.take(subscription, 2))) == ["high4", "low1"]
 
     async def test_share_and_tenants(self, bench: Bench) -> None:
-        """Within the lowest priority, too, tenants take turns (law 4; OPEN-C8, B2)."""
+        """Tenants also take turns within the lowest priority (law 4; OPEN-C8, B2)."""
         await bench.fair(floor_share=0.25)
         await fill(bench, a=20, b=20, priority=1)
         await fill(bench, x=40, y=40, priority=8)
         taken = await bench.drain(bench.subscribe(), count=48, limit=5)
         lowest = [name for name in taken if name[0] in "ab"]
-        assert 11 <= len(lowest) <= 13, f"{len(lowest)} of 48 (law 4)"
+        assert 11 <= len(lowest) <= 13, f"wrong share: {len(lowest)} of 48 (law 4)"
         assert lowest == [f"{tenant}{n}" for n in range(10) for tenant in "ab"][: len(lowest)]
         highest = [name for name in taken if name[0] in "xy"]
         assert highest == [f"{tenant}{n}" for n in range(20) for tenant in "xy"][: len(highest)]
@@ -114,23 +114,22 @@ class FloorSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 async def _publish(
     bench: Bench, *, start: int = 0, key: str = KEY, high: int = 0, low: int = 0
 ) -> None:
-    """Publish so many of two priorities: ``high0``, ``high1`` and so on."""
+    """Publish ``high`` tasks named ``high0``, ``high1``… of a high priority, and ``low`` tasks of a low one."""
     for name, count, priority in (("high", high, 8), ("low", low, 1)):
         names = [f"{name}{n}" for n in range(start, start + count)]
-        if names:
-            await bench.publish(*names, key=key, priority=priority)
+        await bench.publish(*names, key=key, priority=priority)
 
 
 def _check_share(taken: Sequence[str], share: float) -> None:
-    """Check that of deliveries while both priorities were there the lowest had its share, as evenly as can be."""
+    """Fail unless the low priority had its share of the deliveries, evenly spread."""
     lowest = [name.startswith("low") for name in taken]
     least, most = len(taken) * share * 0.8, len(taken) * share * 1.2 + 1
-    assert int(least) <= sum(lowest) <= most, f"{sum(lowest)} of {len(taken)} (law 4)"
+    assert int(least) <= sum(lowest) <= most, f"wrong share: {sum(lowest)} of {len(taken)} (law 4)"
     if share:
         window = ceil(1 / share)
         for start in range(len(taken) - window):
             assert any(lowest[start : start + window + 1]), (
-                f"none of the lowest in {window + 1} deliveries (law 4)"
+                f"no delivery of the lowest priority among {window + 1} (law 4)"
             )
     else:
-        assert not any(lowest), "a lower priority before a higher one (law 4)"
+        assert not any(lowest), "a lower priority was delivered before a higher one (law 4)"

@@ -1,4 +1,4 @@
-"""The capability ``flow``, part two: what may be in flight, and the two things that a pause stops."""
+"""The capability ``flow``: limits of the tasks in flight, and pauses."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from taskqueue_conformance.selection import needs
 from taskqueue_conformance.suites.helpers import (
     End,
     ack,
+    bury,
     cancel,
     close,
+    expire,
     frees,
     held,
     lose,
+    poison,
     redeliver,
 )
 from taskqueue_core.backend import Capability, Subscription
-from taskqueue_core.tasks import Delivery, Settled
+from taskqueue_core.tasks import Delivery
 
 
 class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
-    """``max_inflight`` and ``paused``."""
+    """Tests of ``max_inflight`` and ``paused``."""
 
     async def test_in_flight_limit(self, bench: Bench) -> None:
-        """All workers together have at most `max_inflight` tasks in flight (law 5; F2)."""
+        """All workers together have at most ``max_inflight`` tasks in flight (law 5; F2)."""
         await bench.limit(max_inflight=3)
         await bench.publish("t1", "t2", "t3", "t4", "t5")
         item, two, three = (bench.subscribe(consumer=name) for name in ("w", "w", "another"))
         taken = [await bench.take(subscription, 2) for subscription in (item, two, three)]
         assert [len(deliveries) for deliveries in taken] == [2, 1, 0]
         for subscription in (item, two, three):
-            assert (await held(subscription)).due_at is None, "time alone brings nothing"
+            assert (await held(subscription)).due_at is None, "no task becomes due"
         await two.ack(taken[1][0])
         assert ids(await bench.take(three, 2)) == ["t4"]
 
@@ -45,7 +48,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         await bench.expect(in_flight=7, waiting=23)
 
     async def test_waiting_for_a_place_costs_nothing(self, bench: Bench) -> None:
-        """However often a task was not delivered, its first delivery is the first one (laws 3, 5; FIX-C3)."""
+        """A task that waited for ``max_inflight`` is delivered with attempt 1 (laws 3, 5; FIX-C3)."""
         await bench.limit(max_inflight=1)
         subscription, first = await bench.running("t1", "t2")
         for _ in range(10):
@@ -57,51 +60,37 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert (stats.delivered, stats.redelivered, stats.retried) == (2, 0, 0)
 
     async def test_settling_frees_the_place(self, bench: Bench) -> None:
-        """Every settlement makes way for a receive that waits for a place (law 5; F2)."""
+        """Every settlement wakes a receive that waits because of ``max_inflight`` (law 5; F2)."""
         for end in (ack, redeliver, lose, close):
             await _frees(bench, end)
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dying_frees_the_place(self, bench: Bench) -> None:
-        """A dead letter, by request or by one loss too many, makes way for a waiting receive (law 5; F2)."""
-
-        async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
-            await bench.bury(subscription, delivery)
-
-        async def poison(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
-            await bench.configure(max_losses=0)
-            assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
-
+        """A new dead letter wakes a receive that waits because of ``max_inflight`` (law 5; F2)."""
         for end in (bury, poison):
             await _frees(bench, end)
 
     @needs("atomic_retry")
     async def test_retrying_frees_the_place(self, bench: Bench) -> None:
-        """A running task whose retry is scheduled, with its delivery or from afar, makes way (law 5; F2)."""
-        retry = bench.backend.publisher.schedule_retry
+        """Scheduling a running task's retry wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
 
         async def settle(bench: Bench, _: Subscription, delivery: Delivery) -> None:
-            await retry(delivery.task, bench.now + 3600, settles=delivery)
+            await bench.retry(delivery.task, 3600, settles=delivery)
 
         async def from_afar(bench: Bench, _: Subscription, delivery: Delivery) -> None:
-            await retry(delivery.task, bench.now + 3600)
+            await bench.retry(delivery.task, 3600)
 
         for end in (settle, from_afar):
             await _frees(bench, end)
 
     async def test_ending_frees_the_place(self, bench: Bench) -> None:
-        """A running task that is cancelled, or expires, makes way for a waiting receive (law 5; F2)."""
-
-        async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
-            await bench.advance(bench.short)
-            await bench.control.maintain()
-
+        """A cancel or expiry of a running task wakes a receive that ``max_inflight`` blocks (law 5; F2)."""
         await _frees(bench, cancel)
         await _frees(bench, expire, deadline=bench.short)
 
     @needs(Capability.HANDOVER)
     async def test_adopting_takes_no_place(self, bench: Bench) -> None:
-        """A delivery that goes over to another subscription stays the one in flight (law 5)."""
+        """An adopted delivery counts against ``max_inflight`` as before (law 5)."""
         await bench.limit(max_inflight=1)
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe()
@@ -113,18 +102,16 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(two, 2)) == ["t2"]
 
     async def test_in_flight_limit_changes(self, bench: Bench) -> None:
-        """A raised or removed limit wakes a waiting receive at once (laws 5, 9; F7)."""
+        """A raised or removed ``max_inflight`` wakes a waiting receive at once (laws 5, 9; F7)."""
         await bench.limit(max_inflight=1)
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         await bench.one(subscription)
         for limit, matches in ((2, ["t2"]), (0, ["t3", "t4"])):
-            assert (
-                await bench.wakes(subscription.receive(5, None), bench.limit(max_inflight=limit))
-                == matches
-            )
+            change = bench.limit(max_inflight=limit)
+            assert await bench.wakes(subscription.receive(5, None), change) == matches
 
     async def test_lowering_takes_nothing_away(self, bench: Bench) -> None:
-        """Running tasks continue under a lower limit; the next is delivered once it allows that (laws 3, 5, 9)."""
+        """A lower limit ends no delivery; the next one waits until the limit allows it (laws 3, 5, 9)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         running = await bench.take(subscription, 3)
         await bench.limit(max_inflight=1)
@@ -134,37 +121,34 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(subscription, 2)) == ["t4"]
 
     async def test_one_queue_does_not_hold_up_another(self, bench: Bench) -> None:
-        """A queue without a place costs the others of a subscription nothing, whether they wait or not (law 5)."""
+        """A queue at its in-flight limit does not delay a subscription's other queues (law 5)."""
         await bench.limit(max_inflight=1)
         await bench.publish("t1", "t2", "t3")
         await bench.publish("o1", "o2", "o3", key=OTHER)
         subscription = bench.subscribe(KEY, OTHER)
         assert sorted(ids(await bench.take(subscription, 9))) == ["o1", "o2", "o3", "t1"]
         await held(subscription)
-        assert await bench.wakes(subscription.receive(5, None), bench.publish("o4", key=OTHER)) == [
-            "o4"
-        ]
+        late = bench.publish("o4", key=OTHER)
+        assert await bench.wakes(subscription.receive(5, None), late) == ["o4"]
 
     async def test_pause(self, bench: Bench) -> None:
-        """A paused queue gives nothing and is no error; publishing and settling go on (law 5; F6)."""
-        running, _ = await bench.publish("running", "t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        """A paused queue delivers nothing, and is no error; publishing and settling continue (law 5; F6)."""
+        subscription, delivery = await bench.running("running", "t1")
         await bench.limit(paused=True)
-        assert (await held(subscription)).due_at is None, "time alone brings nothing"
+        assert (await held(subscription)).due_at is None, "no task becomes due"
         await bench.publish("t2")
         await bench.publish("t3", not_before=bench.now + bench.short)
         await subscription.ack(delivery)
-        await bench.backend.publisher.schedule_retry(running, bench.now)
+        await bench.retry(delivery.task)
         await bench.advance(bench.short)
         await held(subscription)
         await bench.limit(paused=False)
         taken = await bench.take(subscription, 9)
-        assert ids(taken) == ["t1", "t2", "running", "t3"], "kept in its order (law 4)"
+        assert ids(taken) == ["t1", "t2", "running", "t3"], "the order is kept (law 4)"
         assert [delivery.attempt for delivery in taken] == [1, 1, 2, 1]
 
     async def test_pause_and_a_waiting_receive(self, bench: Bench) -> None:
-        """A receive that waits gets nothing once a pause is confirmed; its end wakes it (laws 5, 9; F6, F7)."""
+        """A waiting receive gets nothing during a pause, and wakes when it ends (laws 5, 9; F6, F7)."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(5, None))
         await bench.limit(paused=True)
@@ -177,7 +161,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1", "t2"]
 
     async def test_pause_is_of_one_queue(self, bench: Bench) -> None:
-        """The other queues of a subscription go on (law 5; F6)."""
+        """A paused queue does not stop the other queues of a subscription (law 5; F6)."""
         await bench.limit(paused=True)
         await bench.publish("t1")
         await bench.publish("o1", key=OTHER)
@@ -187,7 +171,7 @@ class FlowSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("shared")
     async def test_places_on_every_replica(self, bench: Bench) -> None:
-        """What one replica has in flight counts on the other, and a change on one acts on both (laws 5, 9; F2, F7)."""
+        """Replicas count tasks in flight together, and apply each other's limits (laws 5, 9; F2, F7)."""
         other = await bench.replica()
         await other.limit(max_inflight=1)
         await bench.publish("t1", "t2", "t3")

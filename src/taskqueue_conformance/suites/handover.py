@@ -1,4 +1,4 @@
-"""The capability ``handover``: a worker that comes back keeps what it runs."""
+"""The capability ``handover``: a worker that reconnects keeps its deliveries."""
 
 from __future__ import annotations
 
@@ -9,44 +9,41 @@ from taskqueue_core.tasks import Settled
 
 
 class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
-    """`Handover.adopt`."""
+    """Tests of `Handover.adopt`."""
 
     async def test_adopt(self, bench: Bench) -> None:
-        """An adopted delivery keeps its receipt, and survives the close of its old subscription (law 2; D7)."""
-        await bench.publish("t1", "t2")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery, returned = await bench.take(old, 2)
+        """An adopted delivery keeps its receipt when its old subscription is closed (law 2; D7)."""
+        old, delivery, returned = await bench.all_running("t1", "t2")
+        new = bench.subscribe()
         (adopted,) = await bench.adopt(new, delivery.receipt)
         assert adopted is not None
         assert (adopted.task, adopted.receipt) == (delivery.task, delivery.receipt)
-        assert (adopted.attempt, adopted.losses) == (1, 0), "a hand-over is no failure (law 3)"
+        assert (adopted.attempt, adopted.losses) == (1, 0), "adopting is no failure (law 3)"
         await old.close()
         assert ids(await bench.take(new, 2)) == [returned.task.id]
         assert await new.ack(delivery) == (Settled.OK,)
         await bench.expect(done=1, in_flight=1)
 
     async def test_new_owner_releases(self, bench: Bench) -> None:
-        """What was adopted comes back when its new subscription closes (law 3)."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        """An adopted delivery is released when its new subscription is closed (law 3)."""
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         await bench.adopt(new, delivery.receipt)
         await new.close()
         again = await bench.one(old)
         assert (again.task.id, again.attempt, again.losses) == ("t1", 1, 0)
 
     async def test_former_owner_loses_nothing(self, bench: Bench) -> None:
-        """What was adopted cannot be declared lost by the subscription that had it before (law 2; OPEN-A7)."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        """The old subscription cannot report an adopted delivery as lost (law 2; OPEN-A7)."""
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         await bench.adopt(new, delivery.receipt)
         await bench.stale(old.redeliver(delivery, lost=True))
         assert await new.ack(delivery) == (Settled.OK,)
         await bench.expect(done=1)
 
     async def test_identity_is_checked(self, bench: Bench) -> None:
-        """Another worker's delivery cannot be taken over, though its receipt is known (law 2; OPEN-A7)."""
+        """A worker cannot adopt another worker's delivery, even with its receipt (law 2; OPEN-A7)."""
         await bench.publish("t1")
         owner = bench.subscribe(consumer="owner")
         delivery = await bench.one(owner)
@@ -57,10 +54,9 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         assert await owner.ack(delivery) == (Settled.OK,)
 
     async def test_stale_receipts(self, bench: Bench) -> None:
-        """Each receipt is answered for itself: stale and unknown ones are ``None`` (law 2)."""
-        await bench.publish("t1", "t2", "t3")
-        old, new = bench.subscribe(), bench.subscribe()
-        acked, returned, live = await bench.take(old, 3)
+        """``adopt`` answers each receipt separately, with ``None`` for stale and unknown ones (law 2)."""
+        old, acked, returned, live = await bench.all_running("t1", "t2", "t3")
+        new = bench.subscribe()
         await old.ack(acked)
         await old.redeliver(returned)
         answers = await bench.adopt(new, acked.receipt, "garbage", live.receipt, returned.receipt)
@@ -68,29 +64,27 @@ class HandoverSuite(Harness, needs=(Capability.HANDOVER,)):
         await bench.expect(done=1, waiting=1, in_flight=1)
 
     async def test_after_the_close(self, bench: Bench) -> None:
-        """What was released by a close can't be adopted any more (law 2)."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        """A delivery that was released by a close cannot be adopted (law 2)."""
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         await old.close()
         assert await bench.adopt(new, delivery.receipt) == (None,)
         assert ids(await bench.take(new, 2)) == ["t1"]
 
     async def test_twice(self, bench: Bench) -> None:
-        """Adopting again, or what is one's own already, changes nothing."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        """Adopting a delivery again changes nothing."""
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         for _ in range(2):
-            assert [a and a.receipt for a in await bench.adopt(new, delivery.receipt)] == [
-                delivery.receipt
-            ]
+            (adopted,) = await bench.adopt(new, delivery.receipt)
+            assert adopted is not None
+            assert adopted.receipt == delivery.receipt
         assert await bench.adopt(new) == ()
         await bench.expect(in_flight=1)
         assert await old.ack(delivery) == (Settled.OK,)
 
     async def test_losses_travel(self, bench: Bench) -> None:
-        """The adopted delivery carries the attempt and the losses it had."""
+        """An adopted delivery keeps its attempt and its losses."""
         await bench.publish("t1")
         old, new = bench.subscribe(), bench.subscribe()
         await old.redeliver(await bench.one(old), lost=True)

@@ -1,4 +1,4 @@
-"""Steps and checks that several suites share: the ways in which a delivery can end, limits, refusals."""
+"""Helpers that several suites share: ways to end a delivery, and checks of limits and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def redeliver(_: Bench, subscription: Subscription, delivery: Delivery) ->
 
 
 async def lose(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-    """Report the delivery as lost with its consumer."""
+    """Report the delivery as lost."""
     assert await subscription.redeliver(delivery, lost=True) == (Settled.OK,)
 
 
@@ -38,10 +38,27 @@ async def close(_: Bench, subscription: Subscription, __: Delivery) -> None:
     await subscription.close()
 
 
-async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fields: Any) -> None:
-    """Have one task in flight and a receive wait for its place, then ``end`` it: the wait must end, too.
+async def bury(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
+    """Make the delivery a dead letter."""
+    await bench.bury(subscription, delivery)
 
-    ``fields`` of the two tasks say what the second one waits for.
+
+async def poison(bench: Bench, subscription: Subscription, delivery: Delivery) -> None:
+    """Report the delivery as lost, so that its task becomes a dead letter."""
+    await bench.configure(max_losses=0)
+    assert await subscription.redeliver(delivery, lost=True) == (Settled.DEAD,)
+
+
+async def expire(bench: Bench, _: Subscription, __: Delivery) -> None:
+    """Let the deadline of the task pass, and run maintenance."""
+    await bench.advance(bench.short)
+    await bench.control.maintain()
+
+
+async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fields: Any) -> None:
+    """Fail unless ending a delivery with ``end`` wakes a receive that a limit or an ordering key blocks.
+
+    Two tasks are published with ``fields``: one is in flight, and the other one waits until the first one ends.
     """
     item, two = bench.subscribe(), bench.subscribe(consumer="another")
     first, second = f"{end.__name__}1", f"{end.__name__}2"
@@ -55,7 +72,7 @@ async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fiel
     await end(bench, item, delivery)
     taken = (await bench.outcome(waiting)).deliveries
     assert len(taken) == 1, (
-        f"the end of the first must make way for one task (laws 4, 5): expected 1, got {len(taken)}"
+        f"wrong number of deliveries after the end of the first: expected 1, got {len(taken)}"
     )
     await two.ack(*taken)
     await bench.control.purge(KEY)
@@ -64,8 +81,8 @@ async def frees(bench: Bench, end: End, *, deadline: float | None = None, **fiel
 
 
 async def held(subscription: Subscription) -> Received:
-    """Receive nothing, although the queue has tasks: a limit or an ordering key holds them back."""
-    for _ in range(10):  # a bounded step may ask to be followed by another
+    """Fail if a receive delivers a task that a limit or an ordering key must block; return the empty answer."""
+    for _ in range(10):  # one call does a limited amount of work, and may ask for another
         received = await subscription.receive(5, 0)
         assert not received.deliveries, f"{ids(received.deliveries)} must wait (laws 4, 5)"
         if not received.again:
@@ -74,13 +91,13 @@ async def held(subscription: Subscription) -> Received:
 
 
 def check_opening(received: Received, at: float) -> None:
-    """Fail unless an empty answer contains the time at which a limit allows the next delivery."""
+    """Fail unless an empty answer contains ``at``, the time at which a limit allows the next delivery."""
     assert received.due_at is not None, "an empty answer must contain the time of the next delivery"
     assert abs(received.due_at - at) < 0.01, f"wrong due_at: expected {at}, got {received.due_at}"
 
 
 def check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
-    """Fail if any window of the store's time has more deliveries than a full bucket and its refill in that window."""
+    """Fail if a period of the store's time has more deliveries than a full bucket and its refill allow."""
     times = sorted(delivery.delivered_at for delivery in deliveries)
     for index, start in enumerate(times):
         for count, end in enumerate(times[index:], 1):
@@ -93,7 +110,7 @@ def check_rate(deliveries: Iterable[Delivery], limit: RateLimit) -> None:
 def check_refused(
     answer: Confirmation, code: Refusal, *, depth: int | None = None, by: str = ""
 ) -> None:
-    """Fail unless a publish was refused for this reason, with all that its publisher must know."""
+    """Fail unless a publish was refused with ``code``, a reason, and the data that a publisher needs to retry."""
     assert answer.status is Published.REFUSED, f"a publish was not refused (law 6): {answer}"
     assert answer.code is code, "refused with the wrong code (law 6)"
     assert answer.reason, "refused without a reason (law 6)"

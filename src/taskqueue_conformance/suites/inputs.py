@@ -1,4 +1,4 @@
-"""Input from outside: what is not acceptable is named and changes nothing."""
+"""Invalid arguments: they are refused with the name of the field, and change nothing."""
 
 from __future__ import annotations
 
@@ -12,44 +12,34 @@ from taskqueue_core.tasks import Settled
 
 
 class InputsSuite(Harness):
-    """Arguments that a `Task` cannot check."""
+    """Tests of arguments that the constructor of `Task` does not check."""
 
     async def test_limit_of_a_receive(self, bench: Bench) -> None:
-        """Receiving 0 or fewer raises `InvalidInput` that names ``limit``."""
+        """Receiving 0 or fewer tasks raises `InvalidInput`, which names ``limit``."""
         subscription = bench.subscribe()
         for limit in (0, -1):
-            with pytest.raises(InvalidInput) as error:
-                await subscription.receive(limit, 0)
-            assert error.value.field == "limit"
+            await bench.invalid("limit", subscription.receive(limit, 0))
 
     async def test_keys(self, bench: Bench) -> None:
-        """A subscription needs keys, valid ones, and not too many."""
-        too_many = [f"k{n}" for n in range(LIMITS.keys + 1)]
-        for keys in (
-            [],
-            [""],
-            ["a b"],
-            [KEY, "a/b"],
-            ["{tag}"],
-            ["x" * (LIMITS.name + 1)],
-            too_many,
-        ):
+        """A subscription needs at least one key, only valid ones, and not too many."""
+        long, many = "x" * (LIMITS.name + 1), [f"k{n}" for n in range(LIMITS.keys + 1)]
+        for keys in ([], [""], ["a b"], [KEY, "a/b"], ["{tag}"], [long], many):
             with pytest.raises(InvalidInput):
                 bench.backend.subscribe(keys, "worker")
 
     async def test_repeated_keys(self, bench: Bench) -> None:
-        """A key named twice counts once."""
+        """A key that is named twice counts once."""
         await bench.publish("t1")
         assert len(await bench.take(bench.subscribe(KEY, KEY), 2)) == 1
 
     async def test_consumer(self, bench: Bench) -> None:
-        """A worker identity is a valid name."""
+        """The name of a consumer must be valid."""
         for consumer in ("", "a b", "x" * (LIMITS.name + 1)):
             with pytest.raises(InvalidInput):
                 bench.backend.subscribe([KEY], consumer)
 
     async def test_results_of_an_ack(self, bench: Bench) -> None:
-        """Results are one per delivery and JSON; else nothing is settled (law 2)."""
+        """An ack needs one JSON result per delivery; otherwise nothing is settled (law 2)."""
         subscription, *taken = await bench.all_running("t1", "t2")
         for results in ([b"1"], [b"1", b"2", b"3"], [b"1", b"{broken"], [b"1", b"\xff"]):
             with pytest.raises(InvalidInput):
@@ -58,11 +48,9 @@ class InputsSuite(Harness):
         assert await subscription.ack(*taken, results=[b"1", None]) == (Settled.OK, Settled.OK)
 
     async def test_time_of_a_retry(self, bench: Bench) -> None:
-        """A retry needs a point in time; else nothing is scheduled (law 2)."""
-        (task,) = await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        """A retry needs a finite time that is not negative; otherwise nothing is scheduled (law 2)."""
+        subscription, delivery = await bench.running("t1")
         for at in (float("nan"), float("inf"), -1.0):
             with pytest.raises(InvalidInput):
-                await bench.backend.publisher.schedule_retry(task, at, settles=delivery)
+                await bench.backend.publisher.schedule_retry(delivery.task, at, settles=delivery)
         assert await subscription.ack(delivery) == (Settled.OK,)

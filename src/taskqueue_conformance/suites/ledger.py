@@ -14,11 +14,11 @@ from taskqueue_core.tasks import Ledger
 
 
 class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
-    """Law 1, step by step. Needs ``control``."""
+    """Tests of the ledger: law 1, step by step."""
 
     @needs(Capability.DEAD_LETTERS, "atomic_retry")
     async def test_every_arrow(self, bench: Bench) -> None:
-        """Each transition moves one entry from one count to another and nothing else (law 1; C26)."""
+        """Each transition moves one entry from one count to another, and changes no other count (law 1; C26)."""
         subscription = bench.subscribe()
         await bench.expect()
         await bench.publish("t1", "t2", "t3")
@@ -46,15 +46,15 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
         await bench.expect(cancelled=1, waiting=2, discarded=1)
         await subscription.ack(*await bench.take(subscription, 2))
         await bench.expect(cancelled=1, done=2, discarded=1)
-        await bench.backend.publisher.schedule_retry(three.task, bench.now + 3600)
+        await bench.retry(three.task, 3600)
         await bench.expect(cancelled=1, done=2, discarded=1, scheduled=1)
         assert await bench.control.purge(KEY) == 1
         await bench.expect(cancelled=2, done=2, discarded=1)
 
     async def test_refusals_count_nothing(self, bench: Bench) -> None:
-        """Duplicates, conflicts and stale receipts move no count (laws 1, 2, 7)."""
+        """Duplicates, conflicts and stale receipts change no count (laws 1, 2, 7)."""
         subscription, delivery = await bench.running("t1")
-        await bench.backend.publisher.publish(bench.task("t1"), bench.task("t1", payload="other"))
+        await bench.offer("t1", bench.task("t1", payload="other"))
         assert await bench.control.ledger(KEY) == Ledger(published=1, in_flight=1)
         await subscription.ack(delivery)
         await subscription.redeliver(delivery, delivery)
@@ -62,7 +62,7 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.ledger(KEY) == Ledger(published=1, done=1)
 
     async def test_equals_the_listing(self, bench: Bench) -> None:
-        """The counts agree with the statuses of the tasks themselves (law 1)."""
+        """The counts of the ledger match the statuses of the tasks (law 1)."""
         names = [f"t{n}" for n in range(30)]
         await bench.publish(*names[:20])
         subscription = await bench.subscribed(*names[20:], not_before=bench.now + 3600)
@@ -77,7 +77,7 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.ledger(KEY) == Ledger(**listed)
 
     async def test_queues_are_apart(self, bench: Bench) -> None:
-        """A queue's ledger counts its own entries only."""
+        """A queue's ledger counts only its own entries."""
         await bench.publish("t1", "t2")
         await bench.publish("t1", key=OTHER)
         subscription = bench.subscribe(OTHER)
@@ -86,7 +86,7 @@ class LedgerSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.ledger(OTHER) == Ledger(published=1, done=1)
 
     async def test_balanced_under_load(self, bench: Bench) -> None:
-        """Read at any moment while others publish, take and settle, the ledger balances (law 1)."""
+        """The ledger balances at every moment while others publish, receive and settle (law 1)."""
 
         async def produce(name: str) -> None:
             for number in range(20):

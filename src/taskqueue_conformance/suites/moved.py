@@ -1,4 +1,4 @@
-"""The capability ``flow``, part five: a queue that is closed to new tasks for good."""
+"""The capability ``flow``: ``moved_to`` closes a queue to new tasks permanently."""
 
 from __future__ import annotations
 
@@ -11,58 +11,43 @@ from taskqueue_core.tasks import Published, Refusal, State
 
 
 class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
-    """``moved_to``."""
+    """Tests of ``moved_to``."""
 
     async def test_moved_takes_nothing_new(self, bench: Bench) -> None:
-        """An unknown task is refused for good, with a reason; it left no trace (laws 6, 9; A20)."""
+        """A moved queue refuses new tasks permanently, and stores nothing of them (laws 6, 9; A20)."""
         await bench.limit(moved_to="elsewhere")
-        answers = await bench.backend.publisher.publish(
-            bench.task("t1"),
-            bench.task("t2", not_before=bench.now + 3600),
-            bench.task("t3", key=OTHER),
-        )
-        assert [answer.status for answer in answers[:2]] == [Published.REFUSED] * 2
-        for answer in answers[:2]:
+        scheduled = bench.task("t2", not_before=bench.now + 3600)
+        *refused, other = await bench.offer("t1", scheduled, bench.task("t3", key=OTHER))
+        for answer in refused:
             check_refused(answer, Refusal.MOVED)
-        assert answers[2].status is Published.ACCEPTED
+        assert other.status is Published.ACCEPTED
         assert await bench.state("t1") is None
         await bench.expect()
 
     async def test_moved_knows_what_it_had(self, bench: Bench) -> None:
-        """Known ids have the answers that they always had, live or ended (law 7; A20)."""
+        """A moved queue answers known ids as before, live or ended (law 7; A20)."""
         subscription, delivery = await bench.running("done", "waiting")
         await subscription.ack(delivery)
         await bench.limit(moved_to="elsewhere")
-        tasks = [
-            bench.task("done"),
-            bench.task("waiting"),
-            bench.task("waiting", payload="other"),
-            bench.task("new"),
-        ]
-        answers = await bench.backend.publisher.publish(*tasks)
-        assert [answer.status for answer in answers] == [
-            Published.DUPLICATE,
-            Published.DUPLICATE,
-            Published.CONFLICT,
-            Published.REFUSED,
-        ], "the id is looked up first (laws 6, 7)"
-        check_refused(answers[3], Refusal.MOVED)
+        other = bench.task("waiting", payload="other")
+        *known, new = await bench.offer("done", "waiting", other, "new")
+        expected = [Published.DUPLICATE, Published.DUPLICATE, Published.CONFLICT]
+        assert [answer.status for answer in known] == expected, "known ids come first (laws 6, 7)"
+        check_refused(new, Refusal.MOVED)
         await bench.expect(done=1, waiting=1)
 
     @needs("atomic_retry")
     async def test_moved_goes_on(self, bench: Bench) -> None:
-        """What is there is delivered, returned, retried and settled as ever (laws 1, 3, 6; A20)."""
+        """Tasks in a moved queue are delivered, released, retried and settled as before (laws 1, 3, 6; A20)."""
         await bench.limit(capacity=2)
         await bench.publish("t1", "t2")
         await bench.limit(moved_to="elsewhere")
         subscription = bench.subscribe()
         first, second = await bench.take(subscription, 2)
         await subscription.redeliver(second)
-        retry = bench.backend.publisher.schedule_retry
-        answer = await retry(first.task, bench.now, settles=first)
-        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
-        answer = await retry(bench.task("unknown"), bench.now)
-        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
+        for task, settles in ((first.task, first), (bench.task("unknown"), None)):
+            answer = await bench.retry(task, settles=settles)
+            assert answer is Published.ACCEPTED, "a retry was refused (law 6)"
         taken = await bench.eventually(subscription, 3)
         assert sorted(ids(taken)) == ["t1", "t2", "unknown"]
         await subscription.ack(*taken)
@@ -70,7 +55,7 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_moved_redrives(self, bench: Bench) -> None:
-        """The dead of a queue that has moved come back to it (law 6; A20)."""
+        """The dead letters of a moved queue can be redriven into it (law 6; A20)."""
         subscription, delivery = await bench.running("dead")
         await bench.bury(subscription, delivery)
         await bench.limit(moved_to="elsewhere")
@@ -78,15 +63,15 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(await bench.take(subscription, 9)) == ["dead"]
 
     async def test_moved_before_all_else(self, bench: Bench) -> None:
-        """A queue that has moved says so, paused or full as it may be: to wait for it does not help (law 6; A20)."""
+        """A moved queue refuses with ``MOVED`` even if its intake is paused or it is full (law 6; A20)."""
         await bench.limit(capacity=1)
         await bench.publish("t1")
         await bench.limit(moved_to="elsewhere", intake_paused=True)
-        (answer,) = await bench.backend.publisher.publish(bench.task("t2"))
+        (answer,) = await bench.offer("t2")
         check_refused(answer, Refusal.MOVED)
 
     async def test_moved_back(self, bench: Bench) -> None:
-        """Without the setting the queue takes tasks again at once (law 9; A20)."""
+        """After ``moved_to`` is removed, the queue accepts tasks at once (law 9; A20)."""
         await bench.limit(moved_to="elsewhere")
         await bench.limit(moved_to=None)
         await bench.publish("t1")
@@ -94,9 +79,9 @@ class MovedSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("shared")
     async def test_moved_for_every_replica(self, bench: Bench) -> None:
-        """Once it is confirmed at one replica, no other takes anything (laws 6, 9; A20, F7)."""
+        """Once one replica confirms ``moved_to``, every replica refuses new tasks (laws 6, 9; A20, F7)."""
         other = await bench.replica()
         await other.publish("before")
         await bench.limit(moved_to="elsewhere")
-        (answer,) = await other.backend.publisher.publish(other.task("after"))
+        (answer,) = await other.offer("after")
         check_refused(answer, Refusal.MOVED)

@@ -1,4 +1,4 @@
-"""The capability ``order``, part one: tenants take turns."""
+"""The capability ``order``: the tenants of a queue take turns."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FAIR: dict[str, Any] = {
     "tenant_max_inflight": 2,
     "tenant_rate_limit": RateLimit(max_tokens=5, interval=2),
 }
-"""settings that need order ``fair``"""
+"""settings that are valid only with the order ``fair``"""
 
 
 class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
-    """``order``, ``weights``."""
+    """Tests of ``order`` and ``weights``."""
 
     async def test_what_needs_fair_order(self, bench: Bench) -> None:
-        """In fifo order a tenant has no turns and no limits: such settings are refused by their names (B5)."""
+        """In fifo order, settings of tenants are refused by their names (B5)."""
         await bench.fair(**FAIR)
         for name, value in FAIR.items():
             with pytest.raises(ValidationError, match=f"{name} needs order 'fair'"):
@@ -39,14 +39,14 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert (await bench.control.settings(KEY)).order is Order.FAIR
 
     async def test_tenants_take_turns(self, bench: Bench) -> None:
-        """Within one receive each tenant has one task in turn, however many it has (law 4; B2, OPEN-A1)."""
+        """In one receive, tenants take turns, however many tasks each of them has (law 4; B2, OPEN-A1)."""
         await bench.fair()
         await fill(bench, a=4, b=2, c=3)
         taken = ids(await bench.take(bench.subscribe(), 9))
         assert taken == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "c2", "a3"]
 
     async def test_turns_go_on_over_receives(self, bench: Bench) -> None:
-        """The order of the tenants depends neither on the consumer nor on its limit (law 4; B2, OPEN-B4)."""
+        """Turns of tenants continue across receives of any consumer and limit (law 4; B2, OPEN-B4)."""
         await bench.fair()
         await fill(bench, a=6, b=6, c=6)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(3)]
@@ -57,7 +57,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs("shared")
     async def test_turns_go_on_over_replicas(self, bench: Bench) -> None:
-        """The walk is the queue's, and not of the server that delivers (laws 4, 9; OPEN-B4, B2)."""
+        """The turns of tenants continue across replicas (laws 4, 9; OPEN-B4, B2)."""
         other = await bench.replica()
         await bench.fair()
         await fill(bench, a=4)
@@ -72,7 +72,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs("durable")
     async def test_turns_survive(self, bench: Bench) -> None:
-        """A durable queue that is opened again goes on with who is next (law 4; OPEN-B1, GOAL-AB)."""
+        """After a restart, a durable queue continues with the tenant that is next (law 4; OPEN-B1, GOAL-AB)."""
         await bench.fair()
         await fill(bench, a=3, b=3, c=3)
         await bench.drain(bench.subscribe(), count=4)
@@ -80,7 +80,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert await heir.drain(heir.subscribe(), count=5) == ["b1", "c1", "a2", "b2", "c2"]
 
     async def test_tenant_joins_behind(self, bench: Bench) -> None:
-        """A tenant that comes waits one turn of each that is there, and not for all they have (law 4; B2)."""
+        """A new tenant waits for one turn of each other tenant, not for all their tasks (law 4; B2)."""
         await bench.fair()
         await fill(bench, a=9, b=9)
         subscription = bench.subscribe()
@@ -90,7 +90,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["b2", "a3", "c0", "b3", "a4", "c1", "b4"]
 
     async def test_tenant_saves_nothing(self, bench: Bench) -> None:
-        """A tenant that had nothing waiting for a while gets no extra turns later (law 4; B2)."""
+        """A tenant that had no waiting tasks for a while gets no extra turns later (law 4; B2)."""
         await bench.fair()
         await fill(bench, a=2, b=30)
         subscription = bench.subscribe()
@@ -100,7 +100,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["b18", "a2", "b19", "a3", "b20", "a4", "b21", "a5"]
 
     async def test_without_a_tenant(self, bench: Bench) -> None:
-        """Tasks that name no tenant are together one (law 4)."""
+        """Tasks without a tenant count as tasks of one tenant (law 4)."""
         await bench.fair()
         await bench.publish("n0", "n1", "n2", "n3")
         await fill(bench, a=2)
@@ -108,7 +108,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["n0", "a0", "n1", "a1", "n2", "n3"]
 
     async def test_turns_of_each_queue(self, bench: Bench) -> None:
-        """A tenant's turns in one queue cost it none in another; queues take turns as ever (law 4)."""
+        """A tenant's turn in one queue does not affect its turns in another (law 4)."""
         await bench.fair()
         await bench.fair(OTHER)
         await fill(bench, a=3, b=3)
@@ -116,10 +116,10 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         taken = await bench.take(bench.subscribe(KEY, OTHER), 10)
         for key, order in ((KEY, "ababab"), (OTHER, "baba")):
             own = [d.task.tenant for d in taken if d.task.key == key]
-            assert own == list(order), f"in {key} (law 4)"
+            assert own == list(order), f"wrong order of tenants in {key} (law 4)"
 
     async def test_fifo_within_a_tenant(self, bench: Bench) -> None:
-        """A tenant's tasks come as they became available, what fell due meanwhile among them (laws 4, 8)."""
+        """A tenant's tasks are delivered in the order in which they became available (laws 4, 8)."""
         await bench.fair()
         due = bench.now + bench.short
         await bench.publish("a1", not_before=due, tenant="a")
@@ -131,7 +131,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken[:6:2] + taken[6:] == ["a0", "a1", "a2", "a3"]
 
     async def test_priorities_come_before_tenants(self, bench: Bench) -> None:
-        """A higher priority comes first, of any tenant; each priority has turns of its own (law 4; FIX-C1)."""
+        """A higher priority comes before any turn; each priority has turns of its own (law 4; FIX-C1)."""
         await bench.fair()
         await fill(bench, a=3, b=2)
         await bench.publish("B0", "B1", tenant="b", priority=8)
@@ -140,7 +140,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert taken == ["B0", "C0", "B1", "C1", "a0", "b0", "a1", "b1", "a2"]
 
     async def test_returned_jumps_no_tenant(self, bench: Bench) -> None:
-        """A task that was released is the first of its tenant's, when the tenant's turn comes (laws 3, 4)."""
+        """A released task is the first of its tenant, and waits for the tenant's turn (laws 3, 4)."""
         for key, lost in ((KEY, False), (OTHER, True)):
             await bench.fair(key)
             await fill(bench, a=3, b=3, key=key)
@@ -151,7 +151,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             assert taken[1].attempt == 1
 
     async def test_returned_task_of_who_had_left(self, bench: Bench) -> None:
-        """The last task of a tenant comes back: the tenant joins behind the others (laws 3, 4)."""
+        """If a tenant's only task is released, the tenant joins behind the others (laws 3, 4)."""
         await bench.fair()
         await fill(bench, a=1, b=4)
         subscription, two = bench.subscribe(), bench.subscribe()
@@ -161,7 +161,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert ids(await bench.take(two, 4)) == ["b1", "a0", "b2", "b3"]
 
     async def test_weights(self, bench: Bench) -> None:
-        """A weight is a share of the deliveries, spread over them and not in one piece (law 4; OPEN-B4)."""
+        """A weight is a tenant's share of the deliveries, spread evenly over them (law 4; OPEN-B4)."""
         weights = {"a": 4, "b": 2}
         await bench.fair(weights=weights)
         await fill(bench, a=60, b=40, c=30)
@@ -172,7 +172,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert max(b - a for a, b in pairwise(gaps)) <= 14
 
     async def test_changed_weights(self, bench: Bench) -> None:
-        """Other weights act on the next delivery, for those who are there already (laws 4, 9; F7)."""
+        """Changed weights apply to the next delivery, also for tenants that wait already (laws 4, 9; F7)."""
         await bench.fair(weights={"a": 5})
         await fill(bench, a=60, b=60)
         subscription = bench.subscribe()
@@ -188,15 +188,15 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         for start in range(0, 2000, 500):
             await fill(bench, flood=500, start=start)
         small = [bench.task(f"s{n}-{m}", tenant=f"s{n}") for n in range(20) for m in range(5)]
-        await bench.backend.publisher.publish(*small)
+        await bench.offer(*small)
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         taken = await bench.drain(subscription, two, count=126, limit=10)
         done = [name for name in taken if name.startswith("s")]
-        assert len(done) == 100, f"{len(done)} of 100 small ones in 6 rounds of 21 (law 4)"
+        assert len(done) == 100, f"{len(done)} of 100 tasks in 6 rounds of 21 (law 4)"
         assert [n for n in taken if n.startswith("s7-")] == [f"s7-{m}" for m in range(5)]
 
     async def test_equal_tenants_have_equal_shares(self, bench: Bench) -> None:
-        """Over any window Jain's index of ten tenants is 0.95 at least, whatever each has (law 4; OPEN-A1)."""
+        """In 50 deliveries, Jain's fairness index of ten tenants is 0.95 or more (law 4; OPEN-A1)."""
         await bench.fair()
         for n in range(10):
             names = [f"tenant{n}-{m}" for m in range(150 if n % 3 == 0 else 40)]
@@ -210,7 +210,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_cancelled_leave_at_once(self, bench: Bench) -> None:
-        """Cancelled tasks have no turns, and take no room (laws 4, 6; B3)."""
+        """A cancelled task takes neither a turn nor capacity (laws 4, 6; B3)."""
         await bench.fair()
         await bench.limit(capacity=9)
         await fill(bench, a=3, b=3, c=3)
@@ -225,7 +225,7 @@ class OrderSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_expired_leave(self, bench: Bench) -> None:
-        """What is past its deadline costs its tenant no turn, and takes no room once it was found (laws 4, 8; B3)."""
+        """An expired task takes no turn, and no capacity once a receive has found it (laws 4, 8; B3)."""
         await bench.fair()
         await bench.limit(capacity=6)
         await fill(bench, a=2)
@@ -248,7 +248,7 @@ async def fill(
     priority: int = DEFAULT_PRIORITY,
     **tenants: int,
 ) -> None:
-    """Publish so many tasks of each tenant, one tenant after another: of ``a`` they are ``a0``, ``a1`` and so on."""
+    """Publish the given number of tasks for each tenant: ``a=2`` publishes ``a0`` and ``a1`` of tenant ``a``."""
     for tenant, count in tenants.items():
         names = [f"{tenant}{n}" for n in range(start, start + count)]
         fields: dict[str, Any] = {"key": key, "deadline": deadline, "priority": priority}
@@ -261,7 +261,7 @@ def tenant_of(name: str) -> str:
 
 
 def _check_shares(taken: Sequence[str], weights: dict[str, int], slack: int = 0) -> None:
-    """Check that at each moment each tenant has had its share, give or take a round."""
+    """Fail unless each tenant has had its weighted share at every moment, within about one round."""
     names: Iterable[str] = map(tenant_of, taken)
     counts, whole = Counter[str](), sum(weights.values())
     for total, name in enumerate(names, 1):
@@ -269,5 +269,5 @@ def _check_shares(taken: Sequence[str], weights: dict[str, int], slack: int = 0)
         for tenant, weight in weights.items():
             share = total * weight / whole
             assert abs(counts[tenant] - share) <= weight + 1 + slack, (
-                f"{tenant} has {counts[tenant]} of {total}, its share is {share:.1f} (law 4)"
+                f"wrong share of {tenant}: expected {share:.1f} of {total}, got {counts[tenant]} (law 4)"
             )

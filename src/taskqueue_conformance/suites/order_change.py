@@ -1,4 +1,4 @@
-"""The capability ``order``, part two: an order that is changed while there is work of every kind."""
+"""The capability ``order``: changes of the order while there are tasks in every state."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from taskqueue_core.tasks import Published, Refusal
 
 
 class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
-    """``order``, changed."""
+    """Tests of changes of ``order``."""
 
     async def test_to_fair(self, bench: Bench) -> None:
-        """Of what waits already, the next delivery is the next tenant's (laws 4, 9; B12)."""
+        """After a change to fair order, tenants of waiting tasks take turns at once (laws 4, 9; B12)."""
         await fill(bench, a=4, b=2, c=3)
         subscription = bench.subscribe()
         assert await bench.drain(subscription, count=1) == ["a0"]
@@ -29,7 +29,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.expect(done=9)
 
     async def test_to_fifo(self, bench: Bench) -> None:
-        """Tenants or not, what became available first is next (laws 4, 9; B12)."""
+        """After a change to fifo order, the task that became available first is next (laws 4, 9; B12)."""
         await bench.fair()
         await fill(bench, a=3, b=2)
         await fill(bench, a=1, c=2, start=3)
@@ -41,7 +41,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.expect(done=8)
 
     async def test_returned_and_swapped(self, bench: Bench) -> None:
-        """What was released comes before what was not, of its tenant or of all, as the order has it (laws 3, 4)."""
+        """A released task still precedes others after the order has changed (laws 3, 4)."""
         await bench.fair()
         await fill(bench, a=3, b=3)
         subscription = bench.subscribe()
@@ -63,13 +63,12 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs("atomic_retry")
     async def test_scheduled_and_swapped(self, bench: Bench) -> None:
-        """What falls due, or whose retry does, joins the order that is in force then (laws 4, 8; B12)."""
+        """A scheduled task or retry follows the order that applies when it is due (laws 4, 8; B12)."""
         await bench.publish("a8", "a9", tenant="a", not_before=bench.now + bench.short)
         await fill(bench, a=1)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
-        at = bench.now + bench.short
-        await bench.backend.publisher.schedule_retry(delivery.task, at, settles=delivery)
+        await bench.retry(delivery.task, bench.short, settles=delivery)
         await bench.fair()
         await fill(bench, b=3)
         await bench.advance(1.5 * bench.short)
@@ -78,7 +77,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert [d.task.id for d in taken if d.task.tenant == "a"] == ["a8", "a9", "a0"]
 
     async def test_in_flight_and_swapped(self, bench: Bench) -> None:
-        """Whatever order a task was delivered in, it is settled, lost or retried as ever (laws 1, 2, 3; B12)."""
+        """A delivery made in another order can be settled or lost as usual (laws 1, 2, 3; B12)."""
         await bench.fair()
         await fill(bench, a=3, b=3)
         subscription = bench.subscribe()
@@ -94,39 +93,34 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await bench.expect(done=2, cancelled=1, waiting=3)
         again = await bench.take(bench.subscribe(), 9)
         assert sorted(ids(again)) == ["a1", "b0", "b2"]
-        assert {d.task.id: (d.attempt, d.losses) for d in again} == {
-            "a1": (1, 0),
-            "b0": (1, 1),
-            "b2": (1, 0),
-        }
+        counted = {d.task.id: (d.attempt, d.losses) for d in again}
+        assert counted == {"a1": (1, 0), "b0": (1, 1), "b2": (1, 0)}
 
     async def test_a_swap_refuses_nothing(self, bench: Bench) -> None:
-        """An order with less room drops none of what is there; it refuses what comes (law 6; OPEN-B3, B12)."""
+        """A new order with less capacity keeps waiting tasks, and refuses new ones (law 6; OPEN-B3, B12)."""
         await fill(bench, a=6, b=2)
         await bench.fair(tenant_capacity=3)
         await bench.expect(waiting=8)
         fresh = [bench.task(f"{tenant}7", tenant=tenant) for tenant in "ab"]
-        answers = await bench.backend.publisher.publish(*fresh)
+        answers = await bench.offer(*fresh)
         assert [answer.code for answer in answers] == [Refusal.TENANT_FULL, None]
         assert [answer.depth for answer in answers] == [6, None]
         await bench.arrange(order=Order.FIFO, tenant_capacity=None)
-        (answer,) = await bench.backend.publisher.publish(fresh[0])
-        assert answer.status is Published.ACCEPTED
+        assert await bench.statuses(fresh[0]) == [Published.ACCEPTED]
         taken = await bench.drain(bench.subscribe(), count=10)
         assert taken == [*(f"a{n}" for n in range(6)), "b0", "b1", "b7", "a7"]
 
     async def test_swap_wakes(self, bench: Bench) -> None:
-        """A receive that waits for a tenant's place has it when the order that limits tenants goes (laws 5, 9; F7)."""
+        """A receive that a tenant's limit blocks wakes when a new order removes the limit (laws 5, 9; F7)."""
         await bench.fair(tenant_max_inflight=1)
         await fill(bench, a=3)
         subscription = bench.subscribe()
         assert ids(await bench.take(subscription, 3)) == ["a0"]
-        assert await bench.wakes(
-            subscription.receive(5, None), bench.arrange(order=Order.FIFO, tenant_max_inflight=0)
-        ) == ["a1", "a2"]
+        change = bench.arrange(order=Order.FIFO, tenant_max_inflight=0)
+        assert await bench.wakes(subscription.receive(5, None), change) == ["a1", "a2"]
 
     async def test_swapped_under_load(self, bench: Bench) -> None:
-        """However often it is changed while many take: each task comes, and comes once (laws 1, 2, 9; B12, OPEN-B3)."""
+        """While the order changes often, each task is delivered exactly once (laws 1, 2, 9; B12, OPEN-B3)."""
         await bench.fair()
         await fill(bench, a=300, b=300, c=300, d=300)
         await bench.publish(*(f"e{n}" for n in range(60)), tenant="e", priority=8)
@@ -152,7 +146,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert len(set(taken)) == len(taken) == 1260
 
     async def test_swapped_over_and_over(self, bench: Bench) -> None:
-        """Between changes, one by one: each tenant's tasks in their order, in each order its own (law 4; B12)."""
+        """After each change, deliveries follow the new order; a tenant's tasks stay in sequence (law 4; B12)."""
         await bench.fair()
         await fill(bench, a=30, b=20, c=10)
         subscription, taken = bench.subscribe(), list[str]()
@@ -168,7 +162,7 @@ class SwapSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert len(set(taken)) == 60
         for tenant in "abc":
             own = [name for name in taken if name[0] == tenant]
-            assert own == sorted(own, key=_published), f"{tenant}'s in their order (law 4)"
+            assert own == sorted(own, key=_published), f"wrong order of tenant {tenant} (law 4)"
 
 
 def _published(name: str) -> tuple[str, int]:
@@ -177,7 +171,10 @@ def _published(name: str) -> tuple[str, int]:
 
 
 def _check_rounds(taken: Sequence[str], there: Counter[str]) -> None:
-    """Check that of the tenants that are ``there``, with so many each, none has two turns while another has none."""
+    """Fail if a tenant has two turns while another one with tasks has none.
+
+    ``there`` is the number of waiting tasks of each tenant.
+    """
     remaining, served = there.copy(), set[str]()
     for name in taken:
         tenant = tenant_of(name)

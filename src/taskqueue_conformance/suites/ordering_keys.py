@@ -1,4 +1,4 @@
-"""The capability ``order``, part four: tasks with the same ordering key run one after another."""
+"""The capability ``order``: tasks with the same ordering key are executed one at a time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections import defaultdict
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
-from taskqueue_conformance.suites.helpers import ack, cancel, frees, held
-from taskqueue_core.backend import Capability, Subscription
+from taskqueue_conformance.suites.helpers import ack, bury, cancel, expire, frees, held, poison
+from taskqueue_core.backend import Capability
 from taskqueue_core.rate_limit import RateLimit
-from taskqueue_core.tasks import Delivery, Published, State, Task
+from taskqueue_core.tasks import Published, State
 
 
 class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
-    """``ordering_key``."""
+    """Tests of ``ordering_key``."""
 
     @needs(Capability.CONTROL)
     async def test_one_at_a_time(self, bench: Bench) -> None:
-        """Of one entity there is one task in flight, over all workers; others flow past (law 4; R8, D2)."""
+        """One task per ordering key is in flight over all workers; other tasks are delivered (law 4; R8, D2)."""
         await _publish(bench, e=3, f=2)
         await bench.publish("t1", "t2")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -34,7 +34,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert ids(await bench.take(subscription, 9)) == ["f1"]
 
     async def test_one_of_a_batch(self, bench: Bench) -> None:
-        """A receive of a hundred of one entity brings one, and does not ask to be repeated for ever (law 4; R8)."""
+        """A receive returns one of 100 tasks with one ordering key, and ``again`` becomes false (law 4; R8)."""
         await _publish(bench, e=100)
         subscription = bench.subscribe()
         received = await subscription.receive(100, 0)
@@ -44,14 +44,10 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await bench.drain(subscription, count=3, limit=9) == ["e1", "e2", "e3"]
 
     async def test_order_over_priorities(self, bench: Bench) -> None:
-        """An entity's tasks come as they became available, whatever priority each has (law 4; R8)."""
+        """Tasks with one ordering key come in the order they became available, not by priority (law 4; R8)."""
         due = bench.now + bench.short
-        for name, priority, at in (
-            ("e0", 1, None),
-            ("e3", 9, due),
-            ("e1", 9, None),
-            ("e2", 5, None),
-        ):
+        entries = (("e0", 1, None), ("e3", 9, due), ("e1", 9, None), ("e2", 5, None))
+        for name, priority, at in entries:
             await bench.publish(name, priority=priority, not_before=at, ordering_key="e")
         await bench.publish("t8", priority=8)
         await bench.publish("t2", priority=2)
@@ -63,7 +59,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await bench.drain(subscription, count=3) == ["e1", "e2", "e3"]
 
     async def test_its_old_place(self, bench: Bench) -> None:
-        """A task that was held back returns to its place: the time when it became available (law 4)."""
+        """A task that waited for its ordering key keeps its original position in the lane (law 4)."""
         await _publish(bench, e=3)
         subscription = await bench.subscribed("t1", "t2", "t3")
         first, second = await bench.take(subscription, 2)
@@ -73,7 +69,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert ids(taken) == ["e1", "t2", "t3"]
 
     async def test_held_while_returned(self, bench: Bench) -> None:
-        """Whatever is released or lost is next again, and only then the others are (laws 3, 4; fault F2)."""
+        """A released or lost task comes before others with its ordering key (laws 3, 4; fault F2)."""
         await _publish(bench, e=2)
         subscription = bench.subscribe()
         for lost in (False, True, False):
@@ -91,20 +87,18 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs("atomic_retry")
     async def test_held_while_retried(self, bench: Bench) -> None:
-        """While a retry is scheduled, waits or runs, the entity's others wait and the rest flows (laws 4, 8; R8)."""
+        """Until a scheduled retry has ended, other tasks with its ordering key wait (laws 4, 8; R8)."""
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
-        at = bench.now + bench.short
-        retry = bench.backend.publisher.schedule_retry
-        await retry(delivery.task, at, settles=delivery)
+        await bench.retry(delivery.task, bench.short, settles=delivery)
         await bench.publish("t1")
         assert ids(await bench.take(subscription, 9)) == ["t1"]
         await bench.advance(bench.short)
         (again,) = await bench.eventually(subscription, 1)
         assert (again.task.id, again.attempt) == ("e0", 2)
         await held(subscription)
-        await retry(again.task, bench.now)
+        await bench.retry(again.task)
         (third,) = await bench.eventually(subscription, 1)
         assert (third.task.id, third.attempt) == ("e0", 3)
         await subscription.ack(third)
@@ -112,27 +106,14 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_release_wakes(self, bench: Bench) -> None:
-        """Each end of the one that ran makes way for a receive that waits for the next (law 4; R8)."""
-
-        async def expire(_: Bench, __: Subscription, ___: Delivery) -> None:
-            await bench.advance(bench.short)
-            await bench.control.maintain()
-
+        """The end of a running task wakes a receive for the next one with its ordering key (law 4; R8)."""
         await frees(bench, ack, ordering_key="e")
         await frees(bench, cancel, ordering_key="e")
         await frees(bench, expire, deadline=bench.short, ordering_key="e")
 
     @needs(Capability.DEAD_LETTERS, Capability.CONTROL)
     async def test_death_releases(self, bench: Bench) -> None:
-        """A dead letter blocks no other task; a redriven one goes behind those of its ordering key (laws 3, 4; R8)."""
-
-        async def bury(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-            await bench.bury(subscription, delivery)
-
-        async def poison(_: Bench, subscription: Subscription, delivery: Delivery) -> None:
-            await bench.configure(max_losses=0)
-            await subscription.redeliver(delivery, lost=True)
-
+        """A dead letter blocks no other task; redriven, it goes behind those of its ordering key (laws 3, 4; R8)."""
         for end in (bury, poison):
             await frees(bench, end, ordering_key="e")
         assert await bench.dead_letters.discard(KEY) == 2
@@ -147,7 +128,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_held_ones_end(self, bench: Bench) -> None:
-        """What is held can be cancelled, and expires, like all that waits; the rest keeps its order (laws 1, 8; R8)."""
+        """A task that waits for its ordering key can be cancelled, and can expire (laws 1, 8; R8)."""
         await _publish(bench, e=2)
         await bench.publish("late", deadline=bench.now + bench.short, ordering_key="e")
         await bench.publish("e3", "e4", ordering_key="e")
@@ -166,7 +147,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_purge_releases(self, bench: Bench) -> None:
-        """A purge ends those that are held, too; the next one waits for what runs, and for nothing else (laws 1, 4)."""
+        """A purge ends tasks that wait for their ordering key; then only a running one blocks it (laws 1, 4)."""
         await _publish(bench, e=4)
         subscription = bench.subscribe()
         delivery = await bench.one(subscription)
@@ -185,7 +166,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_scheduled_hold_nothing(self, bench: Bench) -> None:
-        """A task that is not due yet blocks no other task; once due it waits for its turn (laws 4, 8; R8)."""
+        """A task that is not due yet blocks no other task; once due, it waits for its turn (laws 4, 8; R8)."""
         await bench.publish("e0", ordering_key="e", not_before=bench.now + bench.short)
         await _publish(bench, e=2, start=1)
         subscription = bench.subscribe()
@@ -200,13 +181,12 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_retry_of_one_that_isheld(self, bench: Bench) -> None:
-        """A retried task blocks no other task, and comes after those that wait when it is due (laws 4, 6, 8)."""
+        """A scheduled retry blocks no task; once due, it goes behind those of its key (laws 4, 6, 8)."""
         await _publish(bench, e=3)
         subscription = bench.subscribe()
         first = await bench.one(subscription)
         waiting = bench.task("e1", ordering_key="e")
-        answer = await bench.backend.publisher.schedule_retry(waiting, bench.now + bench.short)
-        assert answer.status is Published.ACCEPTED
+        assert await bench.retry(waiting, bench.short) is Published.ACCEPTED
         await bench.expect(in_flight=1, scheduled=1, waiting=1)
         await subscription.ack(first)
         second = await bench.one(subscription)
@@ -227,17 +207,13 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
             bench.task("e1", ordering_key="e", payload="other"),
             bench.task("e1", ordering_key="f"),
         ]
-        answers = await bench.backend.publisher.publish(*tasks)
-        assert [answer.status for answer in answers] == [
-            Published.DUPLICATE,
-            Published.CONFLICT,
-            Published.DUPLICATE,
-        ]
+        expected = [Published.DUPLICATE, Published.CONFLICT, Published.DUPLICATE]
+        assert await bench.statuses(*tasks) == expected
         await bench.expect(waiting=2)
         assert await bench.drain(bench.subscribe(), count=2) == ["e0", "e1"]
 
     async def test_entities_of_each_queue(self, bench: Bench) -> None:
-        """The same value in another queue is another entity (law 4)."""
+        """An ordering key in one queue does not block the same key in another queue (law 4)."""
         await _publish(bench, e=2)
         await _publish(bench, e=2, key=OTHER)
         taken = await bench.take(bench.subscribe(KEY, OTHER), 9)
@@ -245,7 +221,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
 
     @needs(Capability.CONTROL)
     async def test_entities_and_tenants(self, bench: Bench) -> None:
-        """An entity's tasks may be of several tenants: they run in their order, and turns go on (law 4; R8)."""
+        """Tasks of two tenants with one ordering key keep their order; tenants take turns (law 4; R8)."""
         await bench.fair(tenant_max_inflight=2)
         for name, tenant in (("e0", "a"), ("e1", "b"), ("e2", "a"), ("e3", "b")):
             await bench.publish(name, tenant=tenant, ordering_key="e")
@@ -258,24 +234,24 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         while len(order) < 4:
             await subscription.ack(*taken)
             taken = await bench.take(subscription, 9)
-            assert taken, f"nothing after {order}"
+            assert taken, f"nothing was delivered after {order}"
             order += [name for name in ids(taken) if name[0] == "e"]
         assert order == ["e0", "e1", "e2", "e3"]
 
     @needs(Capability.CONTROL)
     async def test_released_and_out_of_tokens(self, bench: Bench) -> None:
-        """A task that is released while its tenant has no token comes with the next one (laws 4, 5; OPEN-F1)."""
+        """A task whose tenant has no token is delivered with the next token (laws 4, 5; OPEN-F1)."""
         await bench.fair(tenant_rate_limit=RateLimit(max_tokens=2))
         subscription = await bench.subscribed("e0", "e1", "e2", tenant="a", ordering_key="e")
         assert await bench.drain(subscription, count=2) == ["e0", "e1"]
         received = await subscription.receive(5, 0)
         assert received.deliveries == (), "delivered without a token (law 5)"
-        assert received.due_at is not None, "an empty answer must tell when a limit opens"
+        assert received.due_at is not None, "an empty answer must contain due_at"
         assert await bench.wakes(subscription.receive(5, None), bench.advance(0.5)) == ["e2"]
 
     @needs("durable")
     async def test_entity_survives(self, bench: Bench) -> None:
-        """A durable queue that is opened again holds who waits for what was in flight or returned (law 4; GOAL-AB)."""
+        """After a restart, tasks still wait for the earlier one with their ordering key (law 4; GOAL-AB)."""
         await _publish(bench, e=3)
         await bench.one(bench.subscribe())
         heir = await bench.reopen()
@@ -287,11 +263,11 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert await heir.drain(subscription, count=2) == ["e1", "e2"]
 
     async def test_many_entities(self, bench: Bench) -> None:
-        """A thousand entities over five workers: never two of one at once, each in its order (law 4; R8, fault F1)."""
+        """Five workers run 1,000 ordering keys, each one task at a time, in order (law 4; R8, fault F1)."""
         for step in range(3):
             tasks = [bench.task(f"{n}-{step}", ordering_key=f"e{n}") for n in range(1000)]
             for start in range(0, 1000, 250):
-                await bench.backend.publisher.publish(*tasks[start : start + 250])
+                await bench.offer(*tasks[start : start + 250])
         running: set[str] = set()
         order: dict[str, list[str]] = defaultdict(list)
 
@@ -301,7 +277,7 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
                 for delivery in received.deliveries:
                     entity = delivery.task.ordering_key
                     assert entity is not None
-                    assert entity not in running, f"two of {entity} are in flight (law 4)"
+                    assert entity not in running, f"two tasks of {entity} are in flight (law 4)"
                     running.add(entity)
                     order[entity].append(delivery.task.id.split("-")[1])
                 await asyncio.sleep(0)
@@ -315,12 +291,8 @@ class EntitiesSuite(Harness, needs=(Capability.ORDER,)):
         assert not wrong, f"out of order: {wrong} (law 4)"
 
 
-async def _publish(
-    bench: Bench, *, start: int = 0, key: str = KEY, e: int = 0, f: int = 0
-) -> tuple[Task, ...]:
-    """Publish so many tasks of the entities ``e`` and ``f``: ``e0``, ``e1`` and so on."""
-    tasks: list[Task] = []
-    for entity, count in (("e", e), ("f", f)):
+async def _publish(bench: Bench, *, start: int = 0, key: str = KEY, **counts: int) -> None:
+    """Publish tasks with the ordering keys ``counts``: ``e=2`` publishes ``e0`` and ``e1`` with the key ``e``."""
+    for entity, count in counts.items():
         names = [f"{entity}{n}" for n in range(start, start + count)]
-        tasks += await bench.publish(*names, key=key, ordering_key=entity) if names else ()
-    return tuple(tasks)
+        await bench.publish(*names, key=key, ordering_key=entity)

@@ -1,4 +1,4 @@
-"""The capability ``flow``, part three: how many are delivered in a time."""
+"""The capability ``flow``: limits of the number of deliveries per interval."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Delivery
 
 _SLOW = RateLimit(max_tokens=3, interval=1, interval_unit=IntervalUnit.HOURS)
-"""no test lasts until the next token comes"""
+"""a rate limit whose next token comes after the end of every test"""
 _TOKEN = 1200.0
-"""the seconds in which it comes"""
+"""seconds between two tokens of `_SLOW`"""
 _FAST = RateLimit(max_tokens=4, interval=2)
 
 
 class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
-    """``rate_limit``."""
+    """Tests of ``rate_limit``."""
 
     async def test_burst(self, bench: Bench) -> None:
-        """The whole bucket may be spent at once; then it says when the next token comes (law 5; F3)."""
+        """A full bucket may be used at once; then an empty answer has the time of the next token (law 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         taken = await bench.take(subscription, 9)
@@ -34,7 +34,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
     async def test_refill(self, bench: Bench) -> None:
-        """An interval fills the bucket, evenly; more than full it never is (law 5; F3)."""
+        """The bucket is refilled evenly over the interval, and never above its size (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(30)))
         taken = await bench.take(subscription, 9)
@@ -42,12 +42,12 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         for seconds, tokens in ((1, 2), (2, 4), (3, 4), (0.5, 1)):
             await bench.advance(seconds)
             more = await bench.take(subscription, 9)
-            assert len(more) >= tokens, f"{len(more)} in {seconds} s, there were {tokens} tokens"
+            assert len(more) >= tokens, f"{tokens} tokens in {seconds} s, {len(more)} deliveries"
             taken += more
         check_rate(taken, _FAST)
 
     async def test_a_token_wakes(self, bench: Bench) -> None:
-        """A receive that waits for a token has its task when the token comes, and not before (law 5; F3)."""
+        """A receive that waits for a token returns when the token comes, and not before (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(7)))
         taken = await bench.take(subscription, 4)
@@ -59,13 +59,12 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_rate(taken, _FAST)
 
     async def test_every_waiting_receive_has_its_token(self, bench: Bench) -> None:
-        """Several that wait share what comes, one token each; who gave up keeps none from the others (law 5; F5)."""
+        """Waiting receives get one token each; a cancelled receive takes none (law 5; F5)."""
         await bench.limit(rate_limit=_FAST)
         await bench.publish(*(f"t{n}" for n in range(4)))
         taken = await bench.take(bench.subscribe(), 9)
-        waiting = [
-            await bench.start(bench.subscribe(consumer=f"w{n}").receive(1, None)) for n in range(4)
-        ]
+        receives = [bench.subscribe(consumer=f"w{n}").receive(1, None) for n in range(4)]
+        waiting = [await bench.start(receive) for receive in receives]
         await bench.publish(*(f"t{n}" for n in range(4, 7)))
         waiting.pop(0).cancel()
         for _ in range(3):
@@ -76,13 +75,11 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_rate(taken, _FAST)
 
     async def test_work_that_comes_later(self, bench: Bench) -> None:
-        """A receive that waits already learns when a task may be had that finds no token (law 5; F3)."""
+        """A receive that waits already gets a later task once there is a token for that task (law 5; F3)."""
         await bench.limit(rate_limit=_FAST)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(4)))
         taken = await bench.take(subscription, 4)
-        assert (await held(subscription)).due_at is None, (
-            "there is nothing that a token would bring"
-        )
+        assert (await held(subscription)).due_at is None, "no task waits for a token"
         waiting = await bench.start(subscription.receive(9, None))
         await bench.publish("late")
         await bench.advance(0.5)
@@ -91,7 +88,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_rate(taken, _FAST)
 
     async def test_redeliveries_take_tokens(self, bench: Bench) -> None:
-        """What was released takes a token like any other; its attempt is the same (laws 3, 5; F3)."""
+        """A redelivery takes a token, and does not change the attempt (laws 3, 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed("t1")
         taken = []
@@ -102,7 +99,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert [(item.attempt, item.losses) for item in taken] == [(1, 0), (1, 0), (1, 1)]
 
     async def test_expired_take_no_tokens(self, bench: Bench) -> None:
-        """What expires instead of being delivered leaves its token to the next (laws 5, 8; F3)."""
+        """A task that expires instead of being delivered takes no token (laws 5, 8; F3)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"late{n}" for n in range(5)), deadline=bench.now + bench.short)
         await bench.advance(bench.short)
@@ -113,7 +110,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         assert ids(taken) == ["t0", "t1", "t2"]
 
     async def test_shared_by_all(self, bench: Bench) -> None:
-        """Concurrent receives together get as many tasks as one would (laws 5, 10; F5)."""
+        """Concurrent receives together get as many tasks as there are tokens (laws 5, 10; F5)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(5)]
@@ -124,7 +121,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("shared")
     async def test_tokens_on_every_replica(self, bench: Bench) -> None:
-        """Replicas share one bucket (law 5; F5)."""
+        """Replicas share the tokens of a queue (law 5; F5)."""
         other = await bench.replica()
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))
@@ -134,19 +131,18 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
             check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
     async def test_a_queue_without_tokens_holds_up_no_other(self, bench: Bench) -> None:
-        """A queue without a token costs the others of a subscription nothing (law 5; F3)."""
+        """A queue without tokens does not delay a subscription's other queues (law 5; F3)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))
         await bench.publish(*(f"o{n}" for n in range(9)), key=OTHER)
         subscription = bench.subscribe(KEY, OTHER)
         taken = ids(await bench.take(subscription, 20))
         assert sorted(taken) == sorted([*(f"o{n}" for n in range(9)), "t0", "t1", "t2"])
-        assert await bench.wakes(
-            subscription.receive(5, None), bench.publish("late", key=OTHER)
-        ) == ["late"]
+        late = bench.publish("late", key=OTHER)
+        assert await bench.wakes(subscription.receive(5, None), late) == ["late"]
 
     async def test_earliest_date(self, bench: Bench) -> None:
-        """An empty answer contains the time of the next token or scheduled task, whichever is first (law 5)."""
+        """An empty answer has the time of the next token or scheduled task, whichever is earlier (law 5)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(4)))
         subscription = bench.subscribe(KEY, OTHER)
@@ -157,39 +153,37 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
         check_opening(await held(subscription), first.delivered_at + _TOKEN / 2)
 
     async def test_with_a_limit_in_flight(self, bench: Bench) -> None:
-        """Both limits hold together, and no token is spent on what has no place (law 5; F4)."""
+        """``rate_limit`` and ``max_inflight`` apply together; a blocked task takes no token (law 5; F4)."""
         await bench.limit(rate_limit=_SLOW, max_inflight=1)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         taken: list[Delivery] = []
         for _ in range(3):
             for _ in range(3):
                 taken += await bench.take(subscription, 9)
-                assert (await held(subscription)).due_at is None, "it takes a place, not time"
+                assert (await held(subscription)).due_at is None, "no task becomes due"
             await subscription.ack(taken[-1])
         assert ids(taken) == ["t0", "t1", "t2"]
         check_opening(await held(subscription), taken[0].delivered_at + _TOKEN)
 
     async def test_removing_wakes(self, bench: Bench) -> None:
-        """Without its limit the queue is open at once; with one again it has a full bucket (laws 5, 9; F7)."""
+        """Removing the limit wakes a receive at once; a new limit has a full bucket (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         assert len(await bench.take(subscription, 9)) == 3
-        assert await bench.wakes(subscription.receive(2, None), bench.limit(rate_limit=None)) == [
-            "t3",
-            "t4",
-        ]
+        lifting = bench.limit(rate_limit=None)
+        assert await bench.wakes(subscription.receive(2, None), lifting) == ["t3", "t4"]
         await bench.limit(rate_limit=_SLOW)
         assert ids(await bench.take(subscription, 9)) == ["t5", "t6", "t7"]
 
     async def test_changed_limit_keeps_its_tokens(self, bench: Bench) -> None:
-        """Another limit acts at once: on the tokens that are there, and on when the next one comes (laws 5, 9; F7)."""
+        """A changed limit keeps the tokens, and changes the next one's time at once (laws 5, 9; F7)."""
         await bench.limit(rate_limit=_SLOW)
         subscription = await bench.subscribed(*(f"t{n}" for n in range(9)))
         first, *_ = await bench.take(subscription, 9)
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 6}))
         result = await held(subscription)
         assert result.due_at is not None
-        assert result.due_at < first.delivered_at + _TOKEN, "tokens come twice as fast now"
+        assert result.due_at < first.delivered_at + _TOKEN, "the next token must come earlier"
         await bench.limit(rate_limit=None)
         await bench.limit(rate_limit=_SLOW)
         await bench.limit(rate_limit=_SLOW.model_copy(update={"max_tokens": 1}))
@@ -197,7 +191,7 @@ class RateSuite(Harness, needs=(Capability.FLOW, Capability.CONTROL)):
 
     @needs("durable")
     async def test_the_bucket_survives(self, bench: Bench) -> None:
-        """A durable queue that is opened again has the tokens that it had (law 5; F3, GOAL-AB)."""
+        """After a restart, a durable queue has the same number of tokens (law 5; F3, GOAL-AB)."""
         await bench.limit(rate_limit=_SLOW)
         await bench.publish(*(f"t{n}" for n in range(9)))
         first, _ = await bench.take(bench.subscribe(), 2)

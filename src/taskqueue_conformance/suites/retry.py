@@ -1,11 +1,11 @@
-"""Retries: a new attempt at a later time, by decided by any client, once per token."""
+"""Retries: a new attempt at a later time, scheduled by any client, once per token."""
 
 from __future__ import annotations
 
 from taskqueue_conformance.bench import KEY, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
-from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.backend import Capability
 from taskqueue_core.consumer.settle import settle
 from taskqueue_core.retry import ScheduleRetry
 from taskqueue_core.tasks import Delivery, Published, Settled
@@ -14,7 +14,7 @@ ACCEPTED, DUPLICATE = Published.ACCEPTED, Published.DUPLICATE
 
 
 class RetrySuite(Harness):
-    """`Publisher.schedule_retry`."""
+    """Tests of `Publisher.schedule_retry`."""
 
     async def test_retry_through_core(self, bench: Bench) -> None:
         """A failed task runs again after its delay, once, as the next attempt (law 8; D3, REV-E1, REV-E2)."""
@@ -24,7 +24,7 @@ class RetrySuite(Harness):
             assert delivery.attempt == attempt
             verb = ScheduleRetry(bench.short, "failed")
             assert await settle(bench.backend, subscription, delivery, verb) is Settled.OK
-            assert await bench.take(subscription) == [], "a retry came early (law 8)"
+            assert await bench.take(subscription) == [], "a retry was delivered early (law 8)"
             await bench.advance(bench.short)
         delivery = await bench.one(subscription)
         assert (delivery.attempt, delivery.losses) == (4, 0)
@@ -32,8 +32,8 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_settling_moves_the_entry(self, bench: Bench) -> None:
-        """With the delivery in hand one step ends it and schedules the next attempt (laws 1, 2; REV-E1, G2)."""
-        subscription, delivery = await _running(bench)
+        """One call ends the delivery and schedules the next attempt (laws 1, 2; REV-E1, G2)."""
+        subscription, delivery = await bench.running("t1")
         assert await _retry(bench, delivery) is ACCEPTED
         await bench.expect(scheduled=1)
         await bench.stale(subscription.ack(delivery))
@@ -44,8 +44,8 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_settling_twice(self, bench: Bench) -> None:
-        """The same retry sent again is a duplicate and changes nothing (law 2)."""
-        subscription, delivery = await _running(bench)
+        """The same retry, sent again, is a duplicate and changes nothing (law 2)."""
+        subscription, delivery = await bench.running("t1")
         assert await _retry(bench, delivery) is ACCEPTED
         assert await _retry(bench, delivery) is DUPLICATE
         await bench.advance(bench.short)
@@ -54,8 +54,8 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_settling_by_a_stale_receipt(self, bench: Bench) -> None:
-        """A stale receipt retries nothing: `LeaseLost`, and the task stays as it is (law 2; OPEN-A7)."""
-        subscription, old = await _running(bench)
+        """A retry with a stale receipt raises `LeaseLost` and changes nothing (law 2; OPEN-A7)."""
+        subscription, old = await bench.running("t1")
         await subscription.redeliver(old)
         await bench.stale(_retry(bench, old))
         new = await bench.one(subscription)
@@ -66,9 +66,9 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_running_task_without_its_delivery(self, bench: Bench) -> None:
-        """Without the delivery the live entry is moved all the same, and its receipt ends (laws 1, 2)."""
-        subscription, delivery = await _running(bench)
-        await _retry_task(bench, delivery)
+        """A retry without a delivery moves a running entry, and ends its receipt (laws 1, 2)."""
+        subscription, delivery = await bench.running("t1")
+        assert await bench.retry(delivery.task, bench.short, error="failed") is ACCEPTED
         await bench.expect(scheduled=1)
         await bench.stale(subscription.ack(delivery))
         await bench.advance(bench.short)
@@ -76,21 +76,20 @@ class RetrySuite(Harness):
 
     @needs("atomic_retry")
     async def test_waiting_and_scheduled_tasks(self, bench: Bench) -> None:
-        """A waiting or scheduled entry is moved to the new time, not copied (laws 1, 8)."""
+        """A retry moves a waiting or scheduled entry to its new time, and copies nothing (laws 1, 8)."""
         tasks = await bench.publish("t1")
         tasks += await bench.publish("t2", not_before=bench.now + 3600)
         for task in tasks:
-            answer = await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
-            assert answer.status is ACCEPTED
+            assert await bench.retry(task, bench.short) is ACCEPTED
         subscription = bench.subscribe()
-        assert await bench.take(subscription) == [], "a moved entry came early (law 8)"
+        assert await bench.take(subscription) == [], "a moved entry was delivered early (law 8)"
         await bench.expect(scheduled=2)
         await bench.advance(bench.short)
         assert ids(await bench.take(subscription, 3)) == ["t1", "t2"]
 
     async def test_ended_task(self, bench: Bench) -> None:
-        """A retry decided after the end makes a new entry of the same task: one more is published (law 1; REV-E2)."""
-        subscription, delivery = await _running(bench)
+        """A retry of an ended task creates a new entry, which counts as published (law 1; REV-E2)."""
+        subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery)
         confirmation = await bench.backend.publisher.schedule_retry(
             delivery.task, bench.now + bench.short, error="failed later"
@@ -98,7 +97,7 @@ class RetrySuite(Harness):
         assert confirmation.status is ACCEPTED
         assert confirmation.task_id == "t1"
         await bench.expect(done=1, scheduled=1)
-        assert await bench.take(subscription) == [], "a retry came early (law 8)"
+        assert await bench.take(subscription) == [], "a retry was delivered early (law 8)"
         await bench.advance(bench.short)
         again = await bench.one(subscription)
         assert (again.attempt, again.task) == (2, delivery.task)
@@ -107,10 +106,10 @@ class RetrySuite(Harness):
 
     @needs(Capability.DEAD_LETTERS, "atomic_retry")
     async def test_dead_task(self, bench: Bench) -> None:
-        """A retry raises a dead task: its entry is moved, and its attempts before count as spent (law 1)."""
-        subscription, delivery = await _running(bench)
+        """A retry of a dead letter makes it live again; earlier attempts count as spent (law 1)."""
+        subscription, delivery = await bench.running("t1")
         await bench.bury(subscription, delivery)
-        await _retry_task(bench, delivery)
+        assert await bench.retry(delivery.task, bench.short, error="failed") is ACCEPTED
         await bench.expect(scheduled=1)
         assert await bench.dead_letters.list(KEY) == ()
         await bench.advance(bench.short)
@@ -118,46 +117,43 @@ class RetrySuite(Harness):
         assert (again.attempt, again.prior) == (2, 1)
 
     async def test_forgotten_task(self, bench: Bench) -> None:
-        """A retry of a task that the store does not know is taken like any other (law 6)."""
+        """A retry of a task that the store does not know is accepted (law 6)."""
         task = bench.task("unheard-of")
-        confirmation = await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
-        assert confirmation.status is ACCEPTED
+        assert await bench.retry(task, bench.short) is ACCEPTED
         await bench.expect(scheduled=1)
         await bench.advance(bench.short)
         delivery = await bench.one(bench.subscribe())
         assert delivery.task == task
 
     async def test_default_token(self, bench: Bench) -> None:
-        """Without a token, one retry is taken per attempt delivered (law 7)."""
-        subscription, delivery = await _running(bench)
+        """Without a token, one retry is accepted for each delivered attempt (law 7)."""
+        subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery)
         for expected in (ACCEPTED, DUPLICATE, DUPLICATE):
-            at = bench.now + bench.short
-            answer = await bench.backend.publisher.schedule_retry(delivery.task, at)
-            assert answer.status is expected
+            assert await bench.retry(delivery.task, bench.short) is expected
         await bench.advance(2 * bench.short)
         (again,) = await bench.take(subscription, 2)
         await subscription.ack(again)
-        answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now)
-        assert answer.status is ACCEPTED, "the next attempt has a token of its own"
+        assert await bench.retry(delivery.task) is ACCEPTED, "the next attempt was not retried"
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_explicit_token(self, bench: Bench) -> None:
-        """A token is taken once, in whatever state the task is by then; another one is another retry (law 7)."""
-        subscription, delivery = await _running(bench)
+        """A token is accepted once, in any state of the task; another token is another retry (law 7)."""
+        subscription, delivery = await bench.running("t1")
+        first, second = "a", "b"
         await subscription.ack(delivery)
-        assert await _with_token(bench, delivery, "a") is ACCEPTED
-        assert await _with_token(bench, delivery, "a") is DUPLICATE
+        assert await bench.retry(delivery.task, token=first) is ACCEPTED
+        assert await bench.retry(delivery.task, token=first) is DUPLICATE
         again = await bench.one(subscription)
-        assert await _with_token(bench, delivery, "a") is DUPLICATE
+        assert await bench.retry(delivery.task, token=first) is DUPLICATE
         assert await subscription.ack(again) == (Settled.OK,)
-        assert await _with_token(bench, delivery, "a") is DUPLICATE
-        assert await _with_token(bench, delivery, "b") is ACCEPTED
+        assert await bench.retry(delivery.task, token=first) is DUPLICATE
+        assert await bench.retry(delivery.task, token=second) is ACCEPTED
         assert (await bench.one(subscription)).attempt == 3
 
     async def test_place_in_the_lane(self, bench: Bench) -> None:
-        """A retry is no release: when due it goes behind what became available before (law 4; REV-E1)."""
-        subscription, delivery = await _running(bench)
+        """A retry that is due goes behind tasks that became available before (law 4; REV-E1)."""
+        subscription, delivery = await bench.running("t1")
         await bench.publish("t2", "t3")
         await settle(bench.backend, subscription, delivery, ScheduleRetry(bench.short, "failed"))
         await bench.advance(bench.short)
@@ -165,7 +161,7 @@ class RetrySuite(Harness):
         assert ids(await bench.take(subscription, 5)) == ["t2", "t3", "t1", "t4"]
 
     async def test_never_dropped(self, bench: Bench) -> None:
-        """Hundreds of retries at once are all kept, behind a full queue too (law 6; REV-E4)."""
+        """Hundreds of scheduled retries are all delivered, however many new tasks come (law 6; REV-E4)."""
         names = [f"t{n}" for n in range(300)]
         subscription = await bench.subscribed(*names)
         for delivery in await bench.take(subscription, 300):
@@ -177,8 +173,8 @@ class RetrySuite(Harness):
         assert ids(d for d in taken if d.attempt == 2) == names, "retries were dropped (law 6)"
 
     async def test_lost_and_retried(self, bench: Bench) -> None:
-        """Losses belong to the entry that was lost: the next attempt starts without (law 3)."""
-        subscription, delivery = await _running(bench)
+        """A retry starts with 0 losses, whatever the losses of the previous attempt (law 3)."""
+        subscription, delivery = await bench.running("t1")
         await subscription.redeliver(delivery, lost=True)
         delivery = await bench.one(subscription)
         await settle(bench.backend, subscription, delivery, ScheduleRetry(0, "failed"))
@@ -186,25 +182,5 @@ class RetrySuite(Harness):
         assert (again.attempt, again.losses) == (2, 0)
 
 
-async def _running(bench: Bench) -> tuple[Subscription, Delivery]:
-    subscription = await bench.subscribed("t1")
-    return subscription, await bench.one(subscription)
-
-
 async def _retry(bench: Bench, delivery: Delivery) -> Published:
-    answer = await bench.backend.publisher.schedule_retry(
-        delivery.task, bench.now + bench.short, error="failed", settles=delivery
-    )
-    return answer.status
-
-
-async def _retry_task(bench: Bench, delivery: Delivery) -> None:
-    answer = await bench.backend.publisher.schedule_retry(
-        delivery.task, bench.now + bench.short, error="failed"
-    )
-    assert answer.status is ACCEPTED
-
-
-async def _with_token(bench: Bench, delivery: Delivery, token: str) -> Published:
-    answer = await bench.backend.publisher.schedule_retry(delivery.task, bench.now, token=token)
-    return answer.status
+    return await bench.retry(delivery.task, bench.short, error="failed", settles=delivery)

@@ -1,4 +1,4 @@
-"""The capability ``revocation``: learn at once that a delivery is no longer yours."""
+"""The capability ``revocation``: a subscription learns at once when one of its deliveries has ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from taskqueue_core.backend import Capability
 
 
 class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
-    """`Revocation.revoked`."""
+    """Tests of `Revocation.revoked`."""
 
     @needs(Capability.CONTROL)
     async def test_cancelled_is_revoked(self, bench: Bench) -> None:
-        """A cancelled task's receipt is revoked, to one that waits for it already."""
+        """A call that waits returns the receipt of a running task when the task is cancelled."""
         subscription, delivery = await bench.running("t1")
         waiting = await bench.start(bench.revoked(subscription))
         await bench.control.cancel(KEY, "t1")
@@ -25,23 +25,19 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
     async def test_nothing_is_missed(self, bench: Bench) -> None:
         """Receipts revoked while no call waits are returned by the next call, each once."""
         subscription = await bench.subscribed("t1", "t2", "t3")
-        receipts = {
-            delivery.task.id: delivery.receipt for delivery in await bench.take(subscription, 3)
-        }
+        receipts = [delivery.receipt for delivery in await bench.take(subscription, 3)]
         await bench.control.cancel(KEY, "t1")
         await bench.control.cancel(KEY, "t3")
         results: list[str] = []
         while len(results) < 2:
-            waiting = await bench.start(bench.revoked(subscription))
-            results += await bench.outcome(waiting)
-        assert sorted(results) == sorted((receipts["t1"], receipts["t3"]))
-        assert not (await bench.start(bench.revoked(subscription))).done(), (
-            "reported as revoked twice"
-        )
+            results += await bench.outcome(await bench.start(bench.revoked(subscription)))
+        assert sorted(results) == sorted((receipts[0], receipts[2]))
+        again = await bench.start(bench.revoked(subscription))
+        assert not again.done(), "reported as revoked twice"
 
     @needs(Capability.CONTROL)
     async def test_expiry(self, bench: Bench) -> None:
-        """A running task's receipt is revoked when its deadline ends it (law 8)."""
+        """The receipt of a running task is revoked when the task expires (law 8)."""
         subscription, delivery = await bench.running("t1", deadline=bench.now + bench.short)
         waiting = await bench.start(bench.revoked(subscription))
         await bench.advance(bench.short)
@@ -50,17 +46,15 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
 
     @needs("atomic_retry")
     async def test_retried_by_others(self, bench: Bench) -> None:
-        """A running task that another client retries is revoked (law 2)."""
-        (task,) = await bench.publish("t1")
-        subscription = bench.subscribe()
-        delivery = await bench.one(subscription)
+        """The receipt of a running task is revoked when another client schedules its retry (law 2)."""
+        subscription, delivery = await bench.running("t1")
         waiting = await bench.start(bench.revoked(subscription))
-        await bench.backend.publisher.schedule_retry(task, bench.now + 3600)
+        await bench.retry(delivery.task, 3600)
         assert await bench.outcome(waiting) == (delivery.receipt,)
 
     @needs(Capability.CONTROL)
     async def test_own_settlements_are_no_news(self, bench: Bench) -> None:
-        """What the subscription itself settled is not revoked, nor what it never had."""
+        """Receipts that the subscription settled, or never had, are not reported as revoked."""
         await bench.publish("t1", "t2", "t3")
         subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
         first, second = await bench.take(subscription, 2)
@@ -69,16 +63,15 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
         await subscription.redeliver(second)
         await bench.control.cancel(KEY, "t3")
         waiting = await bench.start(bench.revoked(subscription))
-        assert not waiting.done(), f"revoked {waiting.result()}"
+        assert not waiting.done(), f"a receipt was reported as revoked: {waiting.result()}"
         other = await bench.start(bench.revoked(two))
         assert await bench.outcome(other) == (third.receipt,)
 
     @needs(Capability.HANDOVER, Capability.CONTROL)
     async def test_adopted_is_not_revoked(self, bench: Bench) -> None:
-        """A receipt that moved is not reported as revoked; its end is reported to its new subscription."""
-        await bench.publish("t1")
-        old, new = bench.subscribe(), bench.subscribe()
-        delivery = await bench.one(old)
+        """An adopted receipt is not reported as revoked; its end is reported to the new subscription."""
+        old, delivery = await bench.running("t1")
+        new = bench.subscribe()
         before, after = await bench.start(bench.revoked(old)), await bench.start(bench.revoked(new))
         await bench.adopt(new, delivery.receipt)
         await bench.hop(20)
@@ -87,7 +80,7 @@ class RevocationSuite(Harness, needs=(Capability.REVOCATION,)):
         assert await bench.outcome(after) == (delivery.receipt,)
 
     async def test_close_ends_the_wait(self, bench: Bench) -> None:
-        """A waiting call, and every later one, answers empty once the subscription is closed."""
+        """Once the subscription is closed, waiting and later calls return no receipts."""
         subscription = bench.subscribe()
         waiting = await bench.start(bench.revoked(subscription))
         await subscription.close()

@@ -1,4 +1,4 @@
-"""Scheduled tasks: never early, available when due, in the order of their times."""
+"""Scheduled tasks: never delivered early, available when due, in the order of their times."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from taskqueue_conformance.harness import Harness
 
 
 class ScheduleSuite(Harness):
-    """``not_before``."""
+    """Tests of ``not_before``."""
 
     async def test_never_early(self, bench: Bench) -> None:
-        """A scheduled task is delivered from its time on, and not before (law 8)."""
+        """A scheduled task is delivered at its time or later, and never before (law 8)."""
         at = bench.now + bench.short
         await bench.publish("t1", not_before=at)
         await bench.expect(scheduled=1)
@@ -24,12 +24,12 @@ class ScheduleSuite(Harness):
         assert (delivery.attempt, delivery.losses) == (1, 0), "waiting is not an attempt (law 3)"
 
     async def test_time_that_has_passed(self, bench: Bench) -> None:
-        """A ``not_before`` in the past delays nothing."""
+        """A task with ``not_before`` in the past is available at once."""
         await bench.publish("t1", not_before=bench.now - 1)
         assert ids([await bench.one(bench.subscribe())]) == ["t1"]
 
     async def test_order_of_times(self, bench: Bench) -> None:
-        """Scheduled tasks come in the order of their times, equal times in the order of publishing (law 4)."""
+        """Scheduled tasks are delivered by their times, equal times in the order of publishing (law 4)."""
         soon, sooner = bench.now + bench.short, bench.now + bench.short / 2
         await bench.publish("b1", "b2", not_before=soon)
         await bench.publish("a1", "a2", not_before=sooner)
@@ -39,7 +39,7 @@ class ScheduleSuite(Harness):
         assert taken == ["a1", "a2", "b1", "b2", "b3"]
 
     async def test_place_among_others(self, bench: Bench) -> None:
-        """A lane is ordered by when its entries became available, due ones among the others (law 4)."""
+        """A scheduled task has its position in the lane by the time at which it became due (law 4)."""
         await bench.publish("before")
         await bench.publish("due", not_before=bench.now + bench.short / 2)
         await bench.publish("between")
@@ -49,7 +49,7 @@ class ScheduleSuite(Harness):
         assert taken == ["before", "between", "due", "after"]
 
     async def test_priority_counts_when_due(self, bench: Bench) -> None:
-        """A due task takes its place by its priority (law 4)."""
+        """A scheduled task that is due is delivered by its priority (law 4)."""
         await bench.publish("high", not_before=bench.now + bench.short, priority=9)
         subscription = await bench.subscribed("low1", "low2", priority=1)
         assert ids([await bench.one(subscription)]) == ["low1"]
@@ -57,7 +57,7 @@ class ScheduleSuite(Harness):
         assert ids(await bench.take(subscription, 3)) == ["high", "low2"]
 
     async def test_redelivered_is_not_put_off(self, bench: Bench) -> None:
-        """A task that was due once is available at once when released."""
+        """A scheduled task that is released after its delivery is available again at once."""
         await bench.publish("t1", not_before=bench.now + bench.short)
         await bench.advance(bench.short)
         subscription = bench.subscribe()
@@ -65,7 +65,7 @@ class ScheduleSuite(Harness):
         assert ids([await bench.one(subscription)]) == ["t1"]
 
     async def test_many_fall_due_together(self, bench: Bench) -> None:
-        """Hundreds of tasks due at one moment all arrive, in order (law 4)."""
+        """Hundreds of tasks that are due at the same time are all delivered, in order (law 4)."""
         names = [f"t{n}" for n in range(300)]
         await bench.publish(*names, not_before=bench.now + bench.short)
         await bench.advance(bench.short)
@@ -79,5 +79,5 @@ class ScheduleSuite(Harness):
         received = await bench.subscribe().receive(1, 0)
         assert received.deliveries == ()
         assert not received.again
-        assert received.due_at is not None, "due_at must tell of a scheduled task"
+        assert received.due_at is not None, "due_at must contain the time of a scheduled task"
         assert received.due_at <= soon

@@ -1,4 +1,4 @@
-"""Settling: a receipt ends once, a stale one changes nothing, a release is no failure."""
+"""Settling: a receipt settles once, a stale one changes nothing, and a release is no failure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ OK, LOST = Settled.OK, Settled.LEASE_LOST
 
 
 class SettleSuite(Harness):
-    """`Subscription.ack` and `Subscription.redeliver`."""
+    """Tests of `Subscription.ack` and `Subscription.redeliver`."""
 
     async def test_ack_ends(self, bench: Bench) -> None:
-        """An acked task is done and never comes back (E3)."""
+        """An acked task is done, and is never delivered again (E3)."""
         subscription, delivery = await bench.running("t1")
         assert await subscription.ack(delivery) == (OK,)
         await subscription.close()
@@ -35,7 +35,7 @@ class SettleSuite(Harness):
         assert (again.task.id, again.attempt, again.losses) == ("t1", 1, 0)
 
     async def test_returned_comes_first(self, bench: Bench) -> None:
-        """What is released precedes tasks that were never delivered, in its original order (law 4; D2, E5)."""
+        """Released tasks precede tasks that were never delivered, in their old order (law 4; D2, E5)."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4", "t5")
         delivery, two, three = await bench.take(subscription, 3)
         await subscription.redeliver(three)
@@ -45,7 +45,7 @@ class SettleSuite(Harness):
         assert ids(await bench.take(subscription, 9)) == ["t1", "t2", "t3", "t4", "t5", "t6"]
 
     async def test_returned_comes_first_again_and_again(self, bench: Bench) -> None:
-        """The place in the lane survives many releases (law 4)."""
+        """A task keeps its position in the lane after many releases (law 4)."""
         subscription = await bench.subscribed("t1", "t2", "t3")
         for _ in range(5):
             taken = await bench.take(subscription, 2)
@@ -54,14 +54,14 @@ class SettleSuite(Harness):
         assert ids(await bench.take(subscription, 3)) == ["t1", "t2", "t3"]
 
     async def test_returned_stays_in_its_priority(self, bench: Bench) -> None:
-        """A release is first in its own lane and overtakes no higher priority (law 4)."""
+        """A released task is first in its lane, and does not overtake a higher priority (law 4)."""
         subscription, low = await bench.running("low1", "low2", priority=1)
         await bench.publish("high", priority=8)
         await subscription.redeliver(low)
         assert ids(await bench.take(subscription, 3)) == ["high", "low1", "low2"]
 
     async def test_waiting_burns_nothing(self, bench: Bench) -> None:
-        """A task that is released many times stays at attempt 1 and alive (law 3; FIX-C3)."""
+        """A task that is released many times stays live, at attempt 1 (law 3; FIX-C3)."""
         subscription = await bench.subscribed("t1", max_attempts=1)
         for _ in range(30):
             assert await subscription.redeliver(await bench.one(subscription)) == (OK,)
@@ -69,7 +69,7 @@ class SettleSuite(Harness):
         assert (delivery.attempt, delivery.losses) == (1, 0), "a release was counted (law 3)"
 
     async def test_loss_is_counted(self, bench: Bench) -> None:
-        """A loss with its consumer counts as a loss, never as an attempt (law 3; OPEN-A5)."""
+        """A reported loss raises the losses of a task, and never its attempt (law 3; OPEN-A5)."""
         subscription = await bench.subscribed("t1")
         for losses in range(3):
             delivery = await bench.one(subscription)
@@ -79,7 +79,7 @@ class SettleSuite(Harness):
         assert (await bench.one(subscription)).losses == 3, "a release changed the losses (law 3)"
 
     async def test_batch_answers_per_receipt(self, bench: Bench) -> None:
-        """A batch settles what is current and names what is not, in order (law 2)."""
+        """A batch settles current receipts and answers ``LEASE_LOST`` for stale ones, in order (law 2)."""
         subscription, delivery, two, three = await bench.all_running("t1", "t2", "t3")
         await subscription.redeliver(two)
         assert await subscription.ack(delivery, two, three) == (OK, LOST, OK)
@@ -88,21 +88,21 @@ class SettleSuite(Harness):
         await bench.expect(done=2, in_flight=1)
 
     async def test_settling_nothing(self, bench: Bench) -> None:
-        """Settling nothing is answered by nothing."""
+        """Settling no deliveries returns no answers."""
         subscription = bench.subscribe()
         assert await subscription.ack() == await subscription.redeliver() == ()
 
     async def test_single_stale_receipt_raises(self, bench: Bench) -> None:
-        """Settling one delivery by another verb than its first raises `LeaseLost`, changes nothing (law 2)."""
+        """A delivery that was acked cannot be released: `LeaseLost` is raised (law 2)."""
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery)
         await bench.stale(subscription.redeliver(delivery))
         await bench.stale(subscription.redeliver(delivery, lost=True))
-        assert await bench.take(subscription) == [], "a settled task came back (law 2)"
+        assert await bench.take(subscription) == [], "a settled task was delivered again (law 2)"
         await bench.expect(done=1)
 
     async def test_resent_ack(self, bench: Bench) -> None:
-        """The same settlement sent again answers ok again and counts once (law 2)."""
+        """The same ack, sent again, gets the same answer and counts once (law 2)."""
         subscription, delivery = await bench.running("t1")
         for _ in range(3):
             assert await subscription.ack(delivery) == (OK,)
@@ -110,7 +110,7 @@ class SettleSuite(Harness):
         await bench.expect(done=1)
 
     async def test_resent_redeliver(self, bench: Bench) -> None:
-        """A release sent again makes no second copy, and does not take the task from its next consumer (law 2)."""
+        """A release, sent again, makes no second copy and leaves the task with its next consumer (law 2)."""
         subscription, delivery = await bench.running("t1")
         assert await subscription.redeliver(delivery, delivery) == (OK, OK)
         (again,) = await bench.take(subscription, 2)
@@ -120,7 +120,7 @@ class SettleSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_resent_after_the_end(self, bench: Bench) -> None:
-        """An end by cancel or deadline leaves the answer of the last settlement as it was (law 2)."""
+        """After a cancel or an expiry, the last settlement, sent again, gets the same answer (law 2)."""
         await bench.publish("cancelled")
         subscription = await bench.subscribed("expired", deadline=bench.now + bench.short)
         settled = await bench.take(subscription, 2)
@@ -134,7 +134,7 @@ class SettleSuite(Harness):
         await bench.expect(cancelled=1, expired=1)
 
     async def test_receipt_from_before_a_redelivery(self, bench: Bench) -> None:
-        """A receipt settles nothing after its release, also once the task runs again (law 2; OPEN-A7, OPEN-C4)."""
+        """After a release, the old receipt settles nothing (law 2; OPEN-A7, OPEN-C4)."""
         subscription, old = await bench.running("t1")
         await subscription.redeliver(old)
         await bench.stale(subscription.ack(old))
@@ -144,7 +144,7 @@ class SettleSuite(Harness):
         await bench.expect(done=1)
 
     async def test_receipt_from_before_a_close(self, bench: Bench) -> None:
-        """Closing a subscription ends its receipts, wherever they are sent (law 2; D5)."""
+        """Closing a subscription makes its receipts stale in every subscription (law 2; D5)."""
         await bench.publish("t1")
         closed, other = bench.subscribe(), bench.subscribe(consumer="another")
         old = await bench.one(closed)
@@ -155,17 +155,10 @@ class SettleSuite(Harness):
         assert ids(await bench.take(other, 2)) == ["t1"]
 
     async def test_receipt_never_issued(self, bench: Bench) -> None:
-        """Garbage in place of a receipt ends nothing and breaks nothing (law 2)."""
+        """An invalid receipt settles nothing, and causes no other error (law 2)."""
         subscription, delivery = await bench.running("t1")
-        for garbage in (
-            "",
-            "0",
-            "0-0",
-            delivery.receipt + "0",
-            delivery.receipt[:-1],
-            "x" * 500,
-            "ä:{}*\0",
-        ):
+        receipt = delivery.receipt
+        for garbage in ("", "0", "0-0", receipt + "0", receipt[:-1], "x" * 500, "ä:{}*\0"):
             forged = msgspec.structs.replace(delivery, receipt=garbage)
             await bench.stale(subscription.ack(forged))
             await bench.stale(subscription.redeliver(forged))
@@ -173,7 +166,7 @@ class SettleSuite(Harness):
 
     @needs(Capability.CONTROL)
     async def test_receipt_of_another_life(self, bench: Bench) -> None:
-        """A receipt of a forgotten task does not affect a later one with the same id (law 2)."""
+        """A receipt of a forgotten task does not affect a later task with the same id (law 2)."""
         await bench.configure(dedupe_window=bench.short)
         subscription, old = await bench.running("t1")
         await subscription.ack(old)
@@ -185,7 +178,7 @@ class SettleSuite(Harness):
         await bench.expect(published=2, done=2)
 
     async def test_any_subscription_settles(self, bench: Bench) -> None:
-        """A receipt may be settled through any open subscription of the backend."""
+        """A receipt can be settled through any open subscription of the backend."""
         await bench.publish("t1", "t2")
         subscription, other = bench.subscribe(), bench.subscribe("elsewhere", consumer="another")
         first, second = await bench.take(subscription, 2)

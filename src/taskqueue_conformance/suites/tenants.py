@@ -1,4 +1,4 @@
-"""The capability ``order``, part three: what each tenant may have waiting, in flight, and in a time."""
+"""The capability ``order``: limits of a tenant's waiting tasks, tasks in flight, and deliveries per interval."""
 
 from __future__ import annotations
 
@@ -27,56 +27,49 @@ from taskqueue_core.rate_limit import IntervalUnit, RateLimit
 from taskqueue_core.tasks import Confirmation, Published, Refusal, Settled
 
 _SLOW = RateLimit(max_tokens=2, interval=1, interval_unit=IntervalUnit.HOURS)
-"""no test lasts until the next token comes"""
+"""a rate limit whose next token comes after the end of every test"""
 _TOKEN = 1800.0
-"""the seconds in which it comes"""
+"""seconds between two tokens of `_SLOW`"""
 _FAST = RateLimit(max_tokens=2, interval=1)
 
 
 class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
-    """``tenant_capacity``, ``tenant_max_inflight``, ``tenant_rate_limit``."""
+    """Tests of ``tenant_capacity``, ``tenant_max_inflight`` and ``tenant_rate_limit``."""
 
     async def test_tenant_is_refused(self, bench: Bench) -> None:
-        """A tenant at its capacity is refused, and no other tenant (law 6; B5, OPEN-F1)."""
+        """Tasks of a tenant at its capacity are refused, those of others are accepted (law 6; B5, OPEN-F1)."""
         await bench.fair(tenant_capacity=2)
         await fill(bench, a=2, b=1)
         answers = await _publish(bench, "a2", "b1", "a3", "b2", "c0")
-        codes = [answer.code for answer in answers]
         full = Refusal.TENANT_FULL
-        assert codes == [full, None, full, full, None]
+        assert [answer.code for answer in answers] == [full, None, full, full, None]
         for answer in (answers[0], answers[2], answers[3]):
             check_refused(answer, full, depth=2)
         await bench.expect(waiting=5)
         await bench.publish("n0", "n1")
-        without_tenant = bench.task("n2")
-        (answer,) = await bench.backend.publisher.publish(without_tenant)
-        assert answer.code is full, "those without a tenant are one (law 6)"
+        (answer,) = await bench.offer("n2")
+        assert answer.code is full, "tasks without a tenant count as tasks of one tenant (law 6)"
 
     @needs(Capability.FLOW)
     async def test_total_bounds_tenants(self, bench: Bench) -> None:
-        """However many tenants there are, the queue has no more than its own capacity (law 6; OPEN-B2)."""
+        """The capacity of a queue applies to all its tenants together (law 6; OPEN-B2)."""
         await bench.fair(tenant_capacity=2, capacity=5)
         await fill(bench, a=2, b=2)
         answers = await _publish(bench, "a2", "c0", "d0", "b2")
-        assert [answer.code for answer in answers] == [
-            Refusal.TENANT_FULL,
-            None,
-            Refusal.QUEUE_FULL,
-            Refusal.QUEUE_FULL,
-        ], "the queue is asked before the tenant (law 6)"
+        full, code = Refusal.QUEUE_FULL, [answer.code for answer in answers]
+        assert code == [Refusal.TENANT_FULL, None, full, full], "the queue comes first (law 6)"
         assert [answer.depth for answer in answers] == [2, None, 5, 5]
         await bench.expect(waiting=5)
 
     async def test_known_ids_of_a_full_tenant(self, bench: Bench) -> None:
-        """Known ids of a tenant at its capacity are duplicates and conflicts (laws 6, 7)."""
+        """Known ids of a tenant at its capacity are still duplicates or conflicts (laws 6, 7)."""
         await bench.fair(tenant_capacity=1)
         await fill(bench, a=1)
         tasks = [bench.task("a0", tenant="a"), bench.task("a0", tenant="a", payload="other")]
-        answers = await bench.backend.publisher.publish(*tasks)
-        assert [answer.status for answer in answers] == [Published.DUPLICATE, Published.CONFLICT]
+        assert await bench.statuses(*tasks) == [Published.DUPLICATE, Published.CONFLICT]
 
     async def test_tenant_has_room_again(self, bench: Bench) -> None:
-        """A first delivery, a cancellation, an expiry make room for their tenant; no retry takes any (law 6; B3)."""
+        """A delivery, a cancel or an expiry frees capacity of its tenant; a retry needs none (law 6; B3)."""
         await bench.fair(tenant_capacity=2)
         await fill(bench, a=1, b=2)
         await fill(bench, a=1, start=1, deadline=bench.now + bench.short)
@@ -91,9 +84,8 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await _has_room(bench, "a", ["a3"])
         await subscription.redeliver(delivery)
         await _has_room(bench, "a", [])
-        retry = bench.backend.publisher.schedule_retry
-        answer = await retry(bench.task("a99", tenant="a"), bench.now)
-        assert answer.status is Published.ACCEPTED, "a retry was refused (law 6)"
+        retried = await bench.retry(bench.task("a99", tenant="a"))
+        assert retried is Published.ACCEPTED, "a retry was refused (law 6)"
         assert await bench.control.cancel(KEY, "a2")
         await _has_room(bench, "a", ["a4"])
         await bench.control.purge(KEY)
@@ -101,7 +93,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await _has_room(bench, "b", ["b5", "b6"])
 
     async def test_tenants_places(self, bench: Bench) -> None:
-        """A tenant with as many tasks in flight as allowed is passed over (laws 4, 5; OPEN-F1)."""
+        """A tenant with as many tasks in flight as allowed is skipped (laws 4, 5; OPEN-F1)."""
         await bench.fair(tenant_max_inflight=2)
         await fill(bench, a=5, b=3, c=1)
         item, two = bench.subscribe(), bench.subscribe(consumer="another")
@@ -109,31 +101,29 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         taken += await bench.take(two, 9)
         assert ids(taken) == ["a0", "b0", "c0", "a1", "b1"]
         for subscription in (item, two):
-            assert (await held(subscription)).due_at is None, "time alone brings nothing"
+            assert (await held(subscription)).due_at is None, "no task becomes due"
         await two.ack(taken[0])
         assert ids(await bench.take(item, 9)) == ["a2"]
         await fill(bench, d=3)
         assert ids(await bench.take(item, 9)) == ["d0", "d1"]
 
     async def test_tenants_places_side_by_side(self, bench: Bench) -> None:
-        """Concurrent receives deliver exactly as many tasks as a tenant's limit allows (laws 5, 10; OPEN-F1)."""
+        """Concurrent receives deliver as many tasks of a tenant as its limit allows (laws 5, 10; OPEN-F1)."""
         await bench.fair(tenant_max_inflight=3)
         await fill(bench, a=20, b=20, c=2)
         subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(10)]
-        batches = await asyncio.gather(
-            *(subscription.receive(2, 0) for subscription in subscriptions)
-        )
+        batches = await asyncio.gather(*(one.receive(2, 0) for one in subscriptions))
         counts = Counter(d.task.tenant for received in batches for d in received.deliveries)
         assert counts == {"a": 3, "b": 3, "c": 2}
 
     async def test_a_tenants_place_wakes(self, bench: Bench) -> None:
-        """Every way that ends a delivery makes way for a receive that waits for the tenant's place (law 5)."""
+        """Every end of a delivery wakes a receive that ``tenant_max_inflight`` blocks (law 5)."""
         await bench.fair(tenant_max_inflight=1)
         for end in (ack, redeliver, lose, cancel, close):
             await frees(bench, end, tenant="a")
 
     async def test_tenants_tokens(self, bench: Bench) -> None:
-        """A tenant without tokens is passed over; redeliveries take tokens too (law 5; OPEN-F1, F3)."""
+        """A tenant without tokens is skipped; redeliveries take tokens, too (law 5; OPEN-F1, F3)."""
         await bench.fair(tenant_rate_limit=_SLOW)
         await fill(bench, a=5, b=1)
         subscription = bench.subscribe()
@@ -146,7 +136,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert sorted(ids(await bench.take(subscription, 9))) == ["b1", "c1", "c2"]
 
     async def test_a_tenants_token_wakes(self, bench: Bench) -> None:
-        """A receive that waits for a tenant's token has its task when it comes, and not before (law 5; OPEN-F1, F3)."""
+        """A receive that waits for a tenant's token returns when it comes (law 5; OPEN-F1, F3)."""
         await bench.fair(tenant_rate_limit=_FAST)
         await fill(bench, a=6)
         subscription = bench.subscribe()
@@ -167,7 +157,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         check_rate(taken, _FAST)
 
     async def test_others_wake_meanwhile(self, bench: Bench) -> None:
-        """A receive that waits for one tenant's token takes another's task that comes (laws 4, 5)."""
+        """A receive that waits for a tenant's token wakes for another tenant's task (laws 4, 5)."""
         await bench.fair(tenant_rate_limit=_SLOW, tenant_max_inflight=3)
         await fill(bench, a=5)
         subscription = bench.subscribe()
@@ -176,7 +166,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
     @needs(Capability.FLOW)
     async def test_limits_of_tenants_and_queue(self, bench: Bench) -> None:
-        """All limits hold together: the queue's places and tokens, and each tenant's (law 5; OPEN-F1, F5)."""
+        """Limits of the queue and of each tenant apply together (law 5; OPEN-F1, F5)."""
         limit = RateLimit(max_tokens=6, interval=1, interval_unit=IntervalUnit.HOURS)
         await bench.fair(
             max_inflight=4, rate_limit=limit, tenant_max_inflight=2, tenant_rate_limit=_SLOW
@@ -184,20 +174,20 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         await fill(bench, a=9, b=9, c=9, d=9)
         subscription = bench.subscribe()
         taken = await bench.take(subscription, 9)
-        assert ids(taken) == ["a0", "b0", "c0", "d0"], "four places in all (law 5)"
+        assert ids(taken) == ["a0", "b0", "c0", "d0"], "four tasks may be in flight (law 5)"
         await subscription.ack(*taken[:2])
         more = await bench.take(subscription, 9)
-        assert len(more) == 2, "six tokens in all (law 5)"
+        assert len(more) == 2, "the queue has six tokens (law 5)"
         await subscription.ack(*taken[2:], *more)
         assert (await held(subscription)).due_at is not None
         await bench.limit(rate_limit=None)
         more += await bench.take(subscription, 9)
         counts = Counter(delivery.task.tenant for delivery in (*taken, *more))
-        assert counts == {"a": 2, "b": 2, "c": 2, "d": 2}, "two tokens of each tenant (law 5)"
+        assert counts == {"a": 2, "b": 2, "c": 2, "d": 2}, "each tenant has two tokens (law 5)"
 
     @needs(Capability.FLOW)
     async def test_pause_of_a_fair_queue(self, bench: Bench) -> None:
-        """A pause holds up all tenants, and costs none its turn (laws 4, 5; F6)."""
+        """A pause stops deliveries to all tenants, and no tenant loses its turn (laws 4, 5; F6)."""
         await bench.fair()
         await fill(bench, a=3, b=2)
         subscription = bench.subscribe()
@@ -208,7 +198,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert await bench.drain(subscription, count=4) == ["b0", "a1", "b1", "a2"]
 
     async def test_tenant_limits_change(self, bench: Bench) -> None:
-        """A raised limit of tenants wakes a waiting receive; a lowered one takes nothing away (laws 5, 9; F7)."""
+        """A raised tenant limit wakes a waiting receive; a lowered one ends nothing (laws 5, 9; F7)."""
         await bench.fair(tenant_max_inflight=1)
         await fill(bench, a=6)
         subscription = bench.subscribe()
@@ -228,7 +218,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert ids(await bench.take(subscription, 9)) == ["a5"]
 
     async def test_changed_tokens_of_tenants(self, bench: Bench) -> None:
-        """A rate limit of tenants that is set, changed or lifted acts on the next receive (laws 5, 9; F7)."""
+        """A new, changed or removed rate limit of tenants applies to the next receive (laws 5, 9; F7)."""
         await bench.fair()
         await fill(bench, a=9, b=1)
         subscription = bench.subscribe()
@@ -241,7 +231,7 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
         assert len((await bench.outcome(waiting)).deliveries) == 6
 
     async def test_what_tenants_have_saved(self, bench: Bench) -> None:
-        """What a tenant saved up until its rate was changed counts at the old one, up to the new bucket (law 5; F7)."""
+        """When a tenant's rate changes, it keeps its tokens, up to the new bucket's size (law 5; F7)."""
         await fill(bench, a=30)
         subscription = bench.subscribe()
         changes = (((40, 40), 2), ((4, 4), 2), ((1, 40), 1), (None, 9))
@@ -252,24 +242,21 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
             await bench.advance(1)
             limit = rate and RateLimit(max_tokens=rate[0], interval=rate[1])
             await bench.fair(tenant_rate_limit=limit)
-            assert len(await bench.take(subscription, 9)) == saved, f"{limit} (law 5)"
+            assert len(await bench.take(subscription, 9)) == saved, f"with {limit} (law 5)"
 
     async def test_limits_of_each_queue(self, bench: Bench) -> None:
-        """A tenant at its limit in one queue is served in another, by the same subscription (law 5)."""
+        """A tenant that has reached its limit in one queue is served in another one (law 5)."""
         await bench.fair(tenant_max_inflight=1)
         await fill(bench, a=2)
         await fill(bench, a=2, key=OTHER)
         subscription = bench.subscribe(KEY, OTHER)
         taken = await bench.take(subscription, 9)
-        assert sorted((d.task.key, d.task.id) for d in taken) == [
-            (KEY, "a0"),
-            (OTHER, "a0"),
-            (OTHER, "a1"),
-        ]
+        names = sorted((d.task.key, d.task.id) for d in taken)
+        assert names == [(KEY, "a0"), (OTHER, "a0"), (OTHER, "a1")]
 
     @needs("shared")
     async def test_tenants_over_replicas(self, bench: Bench) -> None:
-        """What a tenant has in flight at one replica counts at the other; its end there wakes here (laws 5, 9)."""
+        """Replicas count a tenant's tasks in flight together, and wake each other's receives (laws 5, 9)."""
         other = await bench.replica()
         await other.fair(tenant_max_inflight=1)
         await fill(bench, a=2, b=1)
@@ -280,15 +267,14 @@ class TenantsSuite(Harness, needs=(Capability.ORDER, Capability.CONTROL)):
 
 
 async def _publish(bench: Bench, *names: str) -> tuple[Confirmation, ...]:
-    """Publish tasks whose first letter is their tenant."""
-    tasks = [bench.task(name, tenant=name[0]) for name in names]
-    return await bench.backend.publisher.publish(*tasks)
+    """Publish tasks; the first letter of each id is its tenant."""
+    return await bench.offer(*(bench.task(name, tenant=name[0]) for name in names))
 
 
 async def _has_room(bench: Bench, tenant: str, names: Sequence[str]) -> None:
-    """Publish what a tenant must have room for, and one more."""
+    """Fail unless the tenant's tasks ``names`` are accepted and one more is refused."""
     bench.numbers += 1
     *accepted, refused = await _publish(bench, *names, f"{tenant}-more{bench.numbers}")
     statuses = [answer.status for answer in accepted]
-    assert statuses == [Published.ACCEPTED] * len(names), f"{tenant} has room (law 6)"
-    assert refused.code is Refusal.TENANT_FULL, f"{tenant} has no more room (law 6)"
+    assert statuses == [Published.ACCEPTED] * len(names), f"{tenant} must have capacity (law 6)"
+    assert refused.code is Refusal.TENANT_FULL, f"{tenant} must have no capacity left (law 6)"

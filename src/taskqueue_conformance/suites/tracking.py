@@ -1,4 +1,4 @@
-"""The capability ``control``, part two: what can be known of a single task."""
+"""The capability ``control``: status, results and progress of a task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from taskqueue_core.tasks import State, TaskStatus
 
 
 class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
-    """Statuses, results and progress."""
+    """Tests of `Control.statuses`, `Control.results` and `Control.progress`."""
 
     @needs("atomic_retry")
     async def test_states(self, bench: Bench) -> None:
-        """A task's status follows it through its life, with attempt, losses and the last failure (C26)."""
+        """The status of a task shows its state, attempt, losses and last failure at every step (C26)."""
         subscription = await bench.subscribed("t1", not_before=bench.now + bench.short)
         assert (await _status(bench)).state is State.SCHEDULED
         await bench.advance(bench.short)
@@ -41,22 +41,20 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
 
     @needs(Capability.DEAD_LETTERS)
     async def test_dead_state(self, bench: Bench) -> None:
-        """A dead task says why, a redriven one waits, a discarded one is discarded."""
+        """The status of a dead task has an error; a redriven task waits, and a discarded one is discarded."""
         subscription, delivery = await bench.running("t1")
         await bench.bury(subscription, delivery, "poison")
         status = await _status(bench)
         assert status.state is State.DEAD
-        assert status.error, "a dead task must say why"
+        assert status.error, "a dead task must have an error"
         await bench.dead_letters.redrive(KEY, "t1")
         assert (await _status(bench)).state is State.WAITING
         await bench.bury(subscription, await bench.one(subscription))
         await bench.dead_letters.discard(KEY, "t1")
-        (last,) = await bench.control.statuses(KEY, "t1")
-        assert last is not None
-        assert last.state is State.DISCARDED
+        assert (await _status(bench)).state is State.DISCARDED
 
     async def test_many_and_unknown(self, bench: Bench) -> None:
-        """Statuses come in the order asked for, ``None`` for what is not known under that key."""
+        """Statuses come in the order of the ids, with ``None`` for an id that is unknown in that queue."""
         await bench.publish("t1", "t2")
         statuses = await bench.control.statuses(KEY, "t2", "unknown", "t1", "t2")
         assert [status and status.task_id for status in statuses] == ["t2", None, "t1", "t2"]
@@ -64,24 +62,24 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.statuses(KEY) == ()
 
     async def test_results(self, bench: Bench) -> None:
-        """Results are kept byte by byte, one per acked delivery, none where none was given."""
+        """The result of each acked delivery is stored byte by byte, or ``None`` if there was none."""
         subscription = await bench.subscribed("t1", "t2", "t3", "t4")
         delivery, two, three = await bench.take(subscription, 3)
-        assert await bench.control.results(KEY, "t1") == (None,), "a result before the end"
+        assert await bench.control.results(KEY, "t1") == (None,), "a running task has a result"
         await subscription.ack(delivery, two, results=[b'{"a": [1, null]}', None])
         await subscription.ack(three)
         results = await bench.control.results(KEY, "t3", "t1", "t4", "t2", "unknown")
         assert results == (None, b'{"a": [1, null]}', None, None, None)
 
     async def test_resent_ack_keeps_the_result(self, bench: Bench) -> None:
-        """The result of the first ack is kept, whatever is sent later (law 2)."""
+        """The result of the first ack is kept if a later one has another result (law 2)."""
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
         await subscription.ack(delivery, results=[b"2"])
         assert await bench.control.results(KEY, "t1") == (b"1",)
 
     async def test_result_ttl(self, bench: Bench) -> None:
-        """A result is kept for ``result_ttl`` and no longer."""
+        """A result is kept for ``result_ttl`` seconds, and no longer."""
         await bench.configure(result_ttl=2 * bench.short)
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
@@ -92,7 +90,7 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
         assert await bench.control.results(KEY, "t1") == (None,)
 
     async def test_result_outlives_the_window(self, bench: Bench) -> None:
-        """A result that is to be kept longer than its task's id is (``result_ttl`` over ``dedupe_window``)."""
+        """A result is kept for ``result_ttl`` even if ``dedupe_window`` is shorter."""
         await bench.configure(dedupe_window=bench.short / 2, result_ttl=3600)
         subscription, delivery = await bench.running("t1")
         await subscription.ack(delivery, results=[b"1"])
@@ -117,5 +115,5 @@ class TrackingSuite(Harness, needs=(Capability.CONTROL,)):
 
 async def _status(bench: Bench) -> TaskStatus:
     (status,) = await bench.control.statuses(KEY, "t1")
-    assert status is not None, "a task that lives is not known"
+    assert status is not None, "a live task has no status"
     return status

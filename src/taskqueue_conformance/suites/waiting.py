@@ -1,62 +1,59 @@
-"""Waiting: a receive sleeps until there is something, and everything that makes a task available wakes it."""
+"""Waiting: a receive sleeps until a task is available, and every event that makes one available wakes it."""
 
 from __future__ import annotations
 
 from taskqueue_conformance.bench import KEY, OTHER, Bench, ids
 from taskqueue_conformance.harness import Harness
 from taskqueue_conformance.selection import needs
-from taskqueue_core.backend import Capability, Subscription
+from taskqueue_core.backend import Capability
 
 
 class WaitingSuite(Harness):
-    """`Subscription.receive` with a timeout."""
+    """Tests of `Subscription.receive` with a timeout."""
 
     async def test_available_ends_the_wait_before_it_begins(self, bench: Bench) -> None:
-        """With something there, receive answers at once, whatever its timeout."""
+        """A receive returns at once if a task is available, whatever its timeout."""
         subscription = await bench.subscribed("t1", "t2")
         for timeout in (None, 3600.0):
             waiting = await bench.start(subscription.receive(1, timeout))
             assert len((await bench.outcome(waiting)).deliveries) == 1
 
     async def test_timeout(self, bench: Bench) -> None:
-        """A receive waits for its timeout and then answers empty."""
+        """A receive returns empty when its timeout has passed, and not before."""
         waiting = await bench.start(bench.subscribe().receive(1, bench.short))
         assert not waiting.done(), "the wait ended before its time"
         await bench.advance(bench.short)
         assert (await bench.outcome(waiting)).deliveries == ()
 
     async def test_wait_after_a_timeout(self, bench: Bench) -> None:
-        """A subscription whose wait timed out receives as before."""
+        """A subscription whose receive timed out receives as before."""
         subscription = bench.subscribe()
         waiting = await bench.start(subscription.receive(1, bench.short))
         await bench.advance(bench.short)
         await bench.outcome(waiting)
-        await _wakes(bench, subscription)
+        assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
 
     async def test_publish_wakes(self, bench: Bench) -> None:
-        """A publish to any of the keys wakes the receive, with and without a timeout (OPEN-E1)."""
+        """A publish to any of its keys wakes a receive, with or without a timeout (OPEN-E1)."""
         subscription = bench.subscribe(OTHER, "gamma", KEY)
-        await _wakes(bench, subscription)
-        assert await bench.wakes(
-            subscription.receive(5, 3600.0), bench.publish("late", key=OTHER)
-        ) == ["late"]
+        assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
+        late = bench.publish("late", key=OTHER)
+        assert await bench.wakes(subscription.receive(5, 3600.0), late) == ["late"]
 
     async def test_redelivery_wakes(self, bench: Bench) -> None:
-        """A release wakes another consumer at once (REV-E3)."""
-        await bench.publish("t1")
-        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
-        delivery = await bench.one(subscription)
+        """A release wakes a receive of another consumer at once (REV-E3)."""
+        subscription, delivery = await bench.running("t1")
+        two = bench.subscribe(consumer="another")
         assert await bench.wakes(two.receive(1, None), subscription.redeliver(delivery)) == ["t1"]
 
     async def test_close_wakes(self, bench: Bench) -> None:
-        """What a closing subscription releases wakes another consumer at once (REV-E3)."""
-        await bench.publish("t1")
-        subscription, two = bench.subscribe(), bench.subscribe(consumer="another")
-        await bench.one(subscription)
+        """A task that a closed subscription releases wakes a receive of another consumer at once (REV-E3)."""
+        subscription, _ = await bench.running("t1")
+        two = bench.subscribe(consumer="another")
         assert await bench.wakes(two.receive(1, None), subscription.close()) == ["t1"]
 
     async def test_due_time_wakes(self, bench: Bench) -> None:
-        """A scheduled task wakes a waiting receive when it falls due, and not before (law 8)."""
+        """A scheduled task wakes a waiting receive when it is due, and not before (law 8)."""
         at = bench.now + bench.short
         await bench.publish("t1", not_before=at)
         waiting = await bench.start(bench.subscribe().receive(1, None))
@@ -65,7 +62,7 @@ class WaitingSuite(Harness):
         assert delivery.delivered_at >= at
 
     async def test_task_scheduled_meanwhile_wakes(self, bench: Bench) -> None:
-        """A receive that waits already learns of a task scheduled meanwhile, and of a nearer one after (law 8)."""
+        """A receive that waits already wakes for the earliest task scheduled later (law 8)."""
         waiting = await bench.start(bench.subscribe().receive(2, None))
         await bench.publish("far", not_before=bench.now + 3600)
         await bench.publish("near", not_before=bench.now + bench.short)
@@ -73,12 +70,11 @@ class WaitingSuite(Harness):
         assert ids((await bench.outcome(waiting)).deliveries) == ["near"]
 
     async def test_due_retry_wakes(self, bench: Bench) -> None:
-        """A retry wakes a waiting receive when its time has come (law 8; D3)."""
-        (task,) = await bench.publish("t1")
-        subscription = bench.subscribe()
-        await subscription.ack(await bench.one(subscription))
+        """A retry that becomes due wakes a waiting receive (law 8; D3)."""
+        subscription, delivery = await bench.running("t1")
+        await subscription.ack(delivery)
         waiting = await bench.start(subscription.receive(1, None))
-        await bench.backend.publisher.schedule_retry(task, bench.now + bench.short)
+        await bench.retry(delivery.task, bench.short)
         await bench.advance(bench.short)
         assert [d.attempt for d in (await bench.outcome(waiting)).deliveries] == [2]
 
@@ -92,7 +88,7 @@ class WaitingSuite(Harness):
         assert ids((await bench.outcome(waiting)).deliveries) == ["t1"]
 
     async def test_every_waiter_wakes(self, bench: Bench) -> None:
-        """Ten consumers wait for one task each; ten tasks in one batch reach them all."""
+        """Ten tasks published in one batch wake ten consumers, one task each."""
         waiters = [
             await bench.start(bench.subscribe(consumer=f"w{n}").receive(1, None)) for n in range(10)
         ]
@@ -101,7 +97,7 @@ class WaitingSuite(Harness):
         assert sorted(taken) == sorted([f"t{n}"] for n in range(10))
 
     async def test_closed_waiter_passes_its_wake_up_on(self, bench: Bench) -> None:
-        """A task published while one of two waiters closes reaches the other one."""
+        """If one of two waiting subscriptions is closed, the other one gets the task."""
         for order in (0, 1):
             subscriptions = [bench.subscribe(consumer=f"w{n}") for n in range(2)]
             waiters = [await bench.start(s.receive(1, None)) for s in subscriptions]
@@ -111,7 +107,3 @@ class WaitingSuite(Harness):
             assert ids(received.deliveries) == [f"t{order}"]
             await subscriptions[1 - order].ack(*received.deliveries)
             await subscriptions[1 - order].close()
-
-
-async def _wakes(bench: Bench, subscription: Subscription) -> None:
-    assert await bench.wakes(subscription.receive(5, None), bench.publish("t1")) == ["t1"]
