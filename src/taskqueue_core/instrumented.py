@@ -1,6 +1,6 @@
-"""The wrapper around any backend that calls hooks, records spans and metrics, and refuses what is not declared.
+"""The wrapper around any backend that calls hooks, records spans and metrics, and refuses unsupported ordering keys.
 
-A batch is one hook call and one span. Without plugins and OpenTelemetry providers it only passes calls on.
+A batch causes one hook call and one span. Without plugins and OpenTelemetry providers, calls are only passed on.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from taskqueue_core.tasks import (
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
 _STALE = (Settled.LEASE_LOST,)
-"""the outcome of a single stale receipt, as it would be in a batch"""
+"""the outcome reported to hooks for a single stale receipt, for which the wrapped backend raises `LeaseLost`"""
 
 
 class InstrumentedBackend:
-    """A backend with hooks. Capabilities pass through; an ordering key is refused if the backend has no ``order``."""
+    """A backend with hooks and telemetry. Ordering keys are refused unless the wrapped backend has ``order``."""
 
     def __init__(self, inner: Backend, hooks: Hooks, guard: ShardGuard | None = None) -> None:
-        """Wrap ``inner``, and close it with the wrapper. A process without shards has a ``guard``."""
+        """Wrap ``inner``, which is closed together with the wrapper. A process without sharding passes a ``guard``."""
         self.inner = inner
-        """the wrapped backend; what it offers outside the capabilities is reached through it"""
+        """the wrapped backend, for methods that are not part of the contract or a capability"""
         self.hooks = hooks
         self.publisher: Publisher = InstrumentedPublisher(inner, hooks, guard)
         self._guard = guard
@@ -66,7 +66,7 @@ class InstrumentedBackend:
 
     @property
     def control(self) -> Control:
-        """The control of the wrapped backend, with hooks for maintenance."""
+        """The ``control`` of the wrapped backend, with hooks for maintenance."""
         return InstrumentedControl(cast("HasControl", self.inner).control, self.hooks, self._guard)
 
     @property
@@ -81,16 +81,16 @@ class InstrumentedBackend:
 
     @property
     def fault(self) -> str | None:
-        """Why this process must be restarted with other settings; None if it need not."""
+        """Why this process must be restarted with other settings; ``None`` if it need not be restarted."""
         return None if self._guard is None or self._guard.fault is None else str(self._guard.fault)
 
     async def check_store(self) -> None:
-        """Raise `ConfigurationError` if the store has what this process is not configured for."""
+        """Raise `ConfigurationError` if the store has sharded queues and this process does not support them."""
         if self._guard is not None:
             await self._guard.check()
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
-        """Open a subscription with hooks."""
+        """Open a subscription with hooks and telemetry."""
         inner = self.inner.subscribe(keys, consumer)
         return InstrumentedSubscription(inner, consumer, self.hooks, self._guard)
 
@@ -108,10 +108,9 @@ class InstrumentedBackend:
 
 
 class InstrumentedPublisher:
-    """A publisher with hooks and spans. It has `room_signal` if the wrapped one does."""
+    """A publisher with hooks and telemetry. It has `room_signal` if the wrapped publisher has it."""
 
     def __init__(self, backend: Backend, hooks: Hooks, guard: ShardGuard | None) -> None:
-        """Publish to ``backend``."""
         inner = backend.publisher
         self._inner = inner
         self._hooks = hooks
@@ -121,7 +120,6 @@ class InstrumentedPublisher:
             self.room_signal = cast("RoomSignals", inner).room_signal
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """See `taskqueue_core.backend.Publisher.publish`."""
         if not self._orders:
             reject_ordering_keys(tasks)
         guard = self._guard
@@ -151,7 +149,6 @@ class InstrumentedPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """See `taskqueue_core.backend.Publisher.schedule_retry`."""
         if telemetry.active():
             with telemetry.operation("retry", (task,)):
                 confirmation = await self._inner.schedule_retry(
@@ -174,12 +171,11 @@ class InstrumentedPublisher:
 
 
 class InstrumentedSubscription(SubscriptionBase):
-    """A subscription with hooks and spans. It has `adopt` and `revoked` if the wrapped one does."""
+    """A subscription with hooks and telemetry. It has `adopt` and `revoked` if the wrapped one has them."""
 
     def __init__(
         self, inner: Subscription, consumer: str, hooks: Hooks, guard: ShardGuard | None
     ) -> None:
-        """Receive from ``inner``."""
         self._inner = inner
         self._consumer = consumer
         self._hooks = hooks
@@ -190,7 +186,6 @@ class InstrumentedSubscription(SubscriptionBase):
             self.revoked = cast("Revocation", inner).revoked
 
     async def receive(self, limit: int, timeout: float | None) -> Received:
-        """See `taskqueue_core.backend.Subscription.receive`."""
         if self._guard is not None and not self._guard.checked:
             await self._guard.check()
         if telemetry.active():
@@ -212,7 +207,6 @@ class InstrumentedSubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.ack`."""
         try:
             if telemetry.active():
                 with telemetry.operation("ack", _tasks(deliveries)):
@@ -227,7 +221,6 @@ class InstrumentedSubscription(SubscriptionBase):
         return outcomes
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.redeliver`."""
         verb = "lost" if lost else "redeliver"
         try:
             with telemetry.operation(verb, _tasks(deliveries)):
@@ -245,14 +238,12 @@ class InstrumentedSubscription(SubscriptionBase):
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """See `taskqueue_core.capabilities.DeadLettering.dead_letter`."""
         with telemetry.operation("dead_letter", (delivery.task,)):
             outcome = await cast("DeadLettering", self._inner).dead_letter(delivery, reason, error)
         self._hooks.fire("dead_lettered", delivery=delivery, verdict=Bury(reason, error))
         return outcome
 
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
         await self._inner.close()
 
 
@@ -261,62 +252,49 @@ def _tasks(deliveries: Sequence[Delivery]) -> list[Task]:
 
 
 class InstrumentedControl:
-    """A control whose maintenance calls hooks. In a process without shards it refuses them."""
+    """A ``control`` whose maintenance calls hooks. A process without sharding cannot configure shards."""
 
     def __init__(self, inner: Control, hooks: Hooks, guard: ShardGuard | None) -> None:
-        """Pass calls on to ``inner``."""
         self._inner = inner
         self._hooks = hooks
         self._guard = guard
 
     async def queues(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Control.queues`."""
         return await self._inner.queues()
 
     async def settings(self, key: str) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.settings`."""
         return await self._inner.settings(key)
 
     async def ledger(self, key: str) -> Ledger:
-        """See `taskqueue_core.capabilities.Control.ledger`."""
         return await self._inner.ledger(key)
 
     async def stats(self, key: str) -> QueueStats:
-        """See `taskqueue_core.capabilities.Control.stats`."""
         return await self._inner.stats(key)
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        """See `taskqueue_core.capabilities.Control.statuses`."""
         return await self._inner.statuses(key, *task_ids)
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """See `taskqueue_core.capabilities.Control.results`."""
         return await self._inner.results(key, *task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        """See `taskqueue_core.capabilities.Control.progress`."""
         return await self._inner.progress(delivery, value)
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """See `taskqueue_core.capabilities.Control.cancel`."""
         return await self._inner.cancel(key, task_id)
 
     async def purge(self, key: str) -> int:
-        """See `taskqueue_core.capabilities.Control.purge`."""
         return await self._inner.purge(key)
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        """See `taskqueue_core.capabilities.Control.workers`."""
         return await self._inner.workers()
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.configure`."""
         if self._guard is not None:
             reject_shards(key, settings)
         return await self._inner.configure(key, settings)
 
     async def maintain(self) -> Maintained:
-        """See `taskqueue_core.capabilities.Control.maintain`."""
         try:
             done = await self._inner.maintain()
         except Exception:

@@ -1,8 +1,8 @@
-"""Load the backend that the configuration names.
+"""Loading of the backend that the configuration names.
 
-The value is the name of an entry point in the group ``taskqueue.backends``, a module path, or
-``module:attr``. A module must have ``create_backend``; that, or the attribute named, is called
-without arguments, reads its own settings and returns the backend without input or output.
+The configured value is the name of an entry point in the group ``taskqueue.backends``, a module path, or
+``module:attr``. A module must have a function ``create_backend``. That function, or the named attribute, is called
+without arguments, reads its own settings, and returns the backend. It does no input or output.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def installed_backends() -> tuple[str, ...]:
 
 
 def load_backend(name: str) -> Backend:
-    """Make the backend with this name.
+    """Create the backend with this name.
 
-    Raises `BackendNotFound` or `InvalidBackend` with what is installed, what the module lacks, or
-    how to install; errors of the backend's own configuration (`ConfigurationError`) pass through.
+    Raises `BackendNotFound` or `InvalidBackend`; the message lists the installed backends, what the module lacks, or
+    how to install it. A `ConfigurationError` of the backend itself is passed on.
     """
     factory = _factory(name)
     try:
@@ -50,7 +50,7 @@ def load_backend(name: str) -> Backend:
 
 
 def check_backend(backend: object, token: str) -> None:
-    """Raise `InvalidBackend` that lists what ``backend`` lacks of the contract and of what it declares."""
+    """Raise `InvalidBackend` if ``backend`` lacks part of the contract or of a capability that it declares."""
     missing = [name for name in _MEMBERS if not _has(backend, name)]
     if not missing:
         declared: object = cast("Backend", backend).capabilities

@@ -1,4 +1,4 @@
-"""Spans and metrics by OpenTelemetry's conventions for messaging. Reached through `taskqueue_core.telemetry`."""
+"""Spans and metrics by OpenTelemetry's conventions for messaging. Imported only by `taskqueue_core.telemetry`."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ _propagator = TraceContextTextMapPropagator()
 _DESTINATION = "messaging.destination.name"
 _OF_ONE = {"messaging.message.id", "messaging.batch.message_count"}
 MOST_DESTINATIONS = 100
-"""queues that metrics name: the first that are met; those of others have none"""
+"""maximum number of queues that metrics name; measurements of further queues have no queue name"""
 _destinations: set[str] = set()
 _LINKS = 128
-"""links of one span; most receivers cut off more"""
+"""maximum number of links of one span; most telemetry backends drop further links"""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _TYPES = {"send": "send", "receive": "receive", "process": "process"}
 
 
 @contextmanager
 def _harmless() -> Iterator[None]:
-    # Providers, their processors and samplers are others' code; what is observed has been done, or must be.
+    # An error in a provider, processor or sampler must not affect the call that is observed.
     try:
         yield
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a provider may raise anything; it is logged with its trace
         _log.exception("telemetry failed")
 
 
 class Carrier(Protocol):
-    """What a task looks like, in the store's form and on the wire."""
+    """The fields that telemetry reads from a task, in the store's form or as sent over a socket."""
 
     @property
     def key(self) -> str:
-        """The name of its queue."""
+        """The name of the task's queue."""
         ...
 
     @property
     def id(self) -> str:
-        """Its name there."""
+        """The task's id."""
         ...
 
     @property
     def headers(self) -> dict[str, str]:
-        """What travels along."""
+        """The task's headers, which may contain its trace context."""
         ...
 
 
 def _is_set(provider: object) -> bool:
-    # What the API itself puts in the place of a provider does nothing.
+    # The API's own placeholder for a missing provider records nothing.
     return not type(provider).__module__.startswith(_SDKLESS)
 
 
@@ -74,7 +74,7 @@ def listening() -> bool:
 
 
 class _Instruments:
-    """The metrics of one provider."""
+    """The metric instruments of one meter provider."""
 
     def __init__(self, provider: metrics.MeterProvider) -> None:
         meter = provider.get_meter(_NAME)
@@ -154,23 +154,25 @@ def _links(tasks: Iterable[Carrier]) -> list[Link]:
 
 
 class Operation:
-    """A span of one call to the broker, and its metrics. What it brings may be set as ``tasks`` until its end."""
+    """A context manager that records a span and metrics of one call to the backend.
+
+    ``tasks`` may be set until the end of the call.
+    """
 
     __slots__ = ("_began", "_name", "_start", "tasks")
 
     def __init__(self, name: str, tasks: Sequence[Carrier] = ()) -> None:
-        """``name``: send, receive, or the verb that settles."""
+        """Start the clock. ``name`` is ``send``, ``receive``, or the verb of a settlement."""
         self._name = name
         self.tasks = tasks
         self._began = time.time_ns()
         self._start = time.perf_counter()
 
     def __enter__(self) -> Self:
-        """Begin."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Record it, unless it was about nothing."""
+        """Record the span and metrics, unless the call concerned no task."""
         if not self.tasks:
             return
         seconds = time.perf_counter() - self._start
@@ -203,7 +205,7 @@ def _end(span: trace.Span, error: str | None) -> None:
 
 
 def consumed(tasks: Sequence[Carrier]) -> None:
-    """See `taskqueue_core.telemetry.consumed`."""
+    """Count tasks that a server has pushed to this program."""
     with _harmless():
         for key, number in Counter(task.key for task in tasks).items():
             attributes = {
@@ -216,7 +218,7 @@ def consumed(tasks: Sequence[Carrier]) -> None:
 
 @contextmanager
 def publishing(tasks: tuple[Task, ...]) -> Iterator[tuple[Task, ...]]:
-    """See `taskqueue_core.telemetry.publishing`."""
+    """Record the span and metrics of a publish; see `taskqueue_core.telemetry.publishing`."""
     if all(_PARENT in task.headers for task in tasks):
         yield tasks
         return
@@ -256,7 +258,8 @@ def _carrying(task: Task, context: dict[str, str]) -> Task:
     if len(merged) > LIMITS.headers or _size(merged) > LIMITS.header_bytes:
         return task
     carrying: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
-    msgspec.structs.force_setattr(carrying, "headers", merged)  # the rest was checked before
+    # The fields were validated when the task was made.
+    msgspec.structs.force_setattr(carrying, "headers", merged)
     return carrying
 
 
@@ -265,12 +268,11 @@ def _size(headers: dict[str, str]) -> int:
 
 
 class Processing:
-    """A span that is current in a block, and its duration."""
+    """A context manager that makes a span current, and records the duration of its block."""
 
     __slots__ = ("_attributes", "_span", "_start", "_token")
 
     def __init__(self, tasks: Sequence[Carrier]) -> None:
-        """Begin the span."""
         self._attributes = attributes = _attributes("process", tasks)
         headers = tasks[0].headers if len(tasks) == 1 else {}
         destination = attributes.get(_DESTINATION)
@@ -285,12 +287,12 @@ class Processing:
             )
 
     def __enter__(self) -> None:
-        """Make it current."""
+        """Make the span current."""
         self._token = attach(trace.set_span_in_context(self._span))
         self._start = time.perf_counter()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End it."""
+        """End the span and record its duration."""
         seconds = time.perf_counter() - self._start
         error = None if kind is None else kind.__name__
         detach(self._token)

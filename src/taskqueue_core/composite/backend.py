@@ -1,4 +1,4 @@
-"""What the parts of a composite backend share: its members, the parts of a queue, and inner and public names."""
+"""The base of composite backends, which present several backends, or several queues of one backend, as one backend."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ S = TypeVar("S", bound="CompositeSubscription")
 T = TypeVar("T")
 
 _PAUSE = 1.0
-"""seconds for which an unavailable member is not called again by optional calls"""
+"""seconds after a failed call for which optional calls to the same member are skipped"""
 
 
 class Member:
-    """One backend of several."""
+    """One of the backends in a composite backend, with a record of whether it is available."""
 
     def __init__(self, name: str, backend: Backend, *, needed: bool = False) -> None:
-        """Raise `CapabilityMissing` if it has no ``control``: closing a queue is a change of its settings.
+        """Raise `CapabilityMissing` if ``backend`` has no ``control``: queues are closed through their settings.
 
-        One that is ``needed`` is asked whenever there is a question, however often it was out of reach.
+        A ``needed`` member is called every time, even if its last call failed.
         """
         self.name = name
         self.needed = needed
@@ -44,25 +44,25 @@ class Member:
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """Its dead letters, or raise `CapabilityMissing`."""
+        """The dead letters of the member's backend. Raises `CapabilityMissing` if it has none."""
         return dead_letters_of(self.backend)
 
     @property
     def down_for(self) -> float:
-        """Seconds for which optional calls should leave it alone; 0: it may be called."""
+        """Seconds for which optional calls to this member are still skipped; 0 if it may be called."""
         return max(0.0, self._down_until - asyncio.get_running_loop().time())
 
     def note_down(self) -> None:
-        """Note that it was out of reach, or did not answer in time."""
+        """Record that a call failed or timed out, so that optional calls are skipped for a while."""
         if not self.needed:
             self._down_until = asyncio.get_running_loop().time() + _PAUSE
 
     def note_up(self) -> None:
-        """Note that it has answered."""
+        """Record that a call succeeded."""
         self._down_until = -math.inf
 
     async def within(self, seconds: float, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what a call answers in time. Raises `BackendUnavailable`, at once if it was down a moment ago."""
+        """Return the result of ``call``. Raises `BackendUnavailable` if it takes too long or a recent call failed."""
         if self.down_for:
             raise BackendUnavailable(f"the {self.name} backend is unavailable")
         try:
@@ -79,47 +79,47 @@ class Member:
 
 
 class QueuePart(NamedTuple):
-    """A queue of one of the members."""
+    """A queue of one member: the number of the member, and the key of the queue in that member's backend."""
 
     member: int
     key: str
 
 
 class ReceivePlan(NamedTuple):
-    """The parts that a subscription receives from."""
+    """The queues that a composite subscription receives from."""
 
     parts: tuple[QueuePart, ...]
     refresh_seconds: float | None = None
-    """seconds after which another plan may hold; ``None``: this one holds for ever"""
+    """seconds after which the plan must be computed again; ``None``: never"""
 
 
 class CompositeSubscription(Protocol):
-    """A subscription over several parts, as its backend knows it."""
+    """The methods of a subscription that its composite backend calls."""
 
     closed: bool
 
     def refresh_now(self) -> None:
-        """Read the plan again at once."""
+        """Compute the receive plan again at once."""
         ...
 
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
+        """Close the subscription."""
         ...
 
 
 class CompositeBackend(ABC):
-    """Several backends or queues as one: what subscriptions, publishers and controls call."""
+    """A backend that consists of several members. Base class of sharding and migration."""
 
     publisher: Publisher
     control: Control
 
     def __init__(self, *members: Member) -> None:
-        """Own the backends of ``members``. A subclass sets `publisher` and `control`."""
+        """Take ownership of the members' backends. A subclass sets `publisher` and `control`."""
         self.members = members
         self._subscriptions: set[CompositeSubscription] = set()
 
     def remember(self, subscription: S) -> S:
-        """Return a subscription that is to be closed with the backend."""
+        """Register a subscription, so that `aclose` closes it, and return it."""
         self._subscriptions = {item for item in self._subscriptions if not item.closed}
         self._subscriptions.add(subscription)
         return subscription
@@ -127,65 +127,66 @@ class CompositeBackend(ABC):
     async def aclose(self) -> None:
         """Close every subscription and every member."""
         for subscription in tuple(self._subscriptions):
-            with contextlib.suppress(BackendUnavailable):  # its deliveries come back by themselves
+            # If the close fails, the deliveries return when their leases expire.
+            with contextlib.suppress(BackendUnavailable):
                 await subscription.close()
         for member in reversed(self.members):
             await member.backend.aclose()
 
     @abstractmethod
     def now(self) -> float:
-        """Return the store's time."""
+        """Return the current time of the store, in Unix seconds."""
 
     @abstractmethod
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return every part of a queue, the oldest first."""
+        """Return every part of the queue ``key``, oldest first."""
 
     @abstractmethod
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the name of the queue that a part belongs to; ``None`` for a hidden one."""
+        """Return the public name of the queue that a part belongs to; ``None`` for a hidden queue."""
 
     @abstractmethod
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return what can be received from before any store was called."""
+        """Return the receive plan of a new subscription, without a call to a store."""
 
     @abstractmethod
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return what to receive from now."""
+        """Return the parts that a subscription to ``keys`` should receive from now."""
 
     @abstractmethod
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Return a member's delivery as the consumer sees it: its receipt says where it came from."""
+        """Return a member's delivery as consumers see it, with a receipt that identifies its origin."""
 
     @abstractmethod
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Return a consumer's delivery as its member knows it."""
+        """Return the number of the member that issued a delivery, and the delivery as the member knows it."""
 
     @abstractmethod
     def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return where a receipt may come from, the likeliest first, each with its name there.
+        """Return the parts that may have issued a receipt, likeliest first, each with the receipt as it is known there.
 
-        The key of such a part may be empty: any of the member's.
+        A part with an empty key stands for any queue of the member.
         """
 
     @abstractmethod
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Return a delivery that a member gave for this receipt: as `from_member`, with the receipt unchanged."""
+        """Return a delivery that a member's `adopt` returned, as consumers see it. Its receipt is still ``receipt``."""
 
     @abstractmethod
     def renamed(self, part: QueuePart, task: Task) -> Task:
-        """Return a member's task under its public name."""
+        """Return a member's task with the public name of its queue."""
 
-    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - overridden
-        """Return the answer of a member, or ``otherwise`` if it is unavailable and optional."""
+    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - overriding methods use them
+        """Return the result of ``call``, or ``otherwise`` if ``member`` is optional and unavailable."""
         return await call()
 
     @abstractmethod
     def in_turn(self) -> bool:
-        """Whether sources are asked in turn; if not, the oldest first."""
+        """Whether a subscription receives from its sources in rotation; if not, it asks the oldest source first."""
 
 
 def shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
-    """Return what all backends can do."""
+    """Return the capabilities that all of the backends have."""
     all_of = [backend.capabilities for backend in backends]
     names = frozenset(Capability).intersection(*(capabilities.names for capabilities in all_of))
     return Capabilities(
@@ -197,10 +198,10 @@ def shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
 
 
 class CombinedSignal:
-    """See `taskqueue_core.capabilities.RoomSignal`."""
+    """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
 
     def __init__(self, backends: Sequence[Backend], keys: Sequence[Sequence[str]]) -> None:
-        """Listen to some queues of each backend that has signals."""
+        """Use the signals of the backends that have them; ``keys`` has one list of queues per backend."""
         publishers: list[Any] = [backend.publisher for backend in backends]
         self._signals: list[RoomSignal] = [
             publisher.room_signal(*key)
@@ -210,7 +211,7 @@ class CombinedSignal:
         self._open = AsyncExitStack()
 
     async def wait(self, timeout: float) -> None:
-        """Wait until one is notified, up to ``timeout`` seconds."""
+        """Wait until any of the signals is notified, for at most ``timeout`` seconds."""
         waits = [asyncio.ensure_future(signal.wait(timeout)) for signal in self._signals]
         if not waits:
             await asyncio.sleep(timeout)
@@ -225,7 +226,7 @@ class CombinedSignal:
             waiter.result()
 
     async def __aenter__(self) -> Self:
-        """Open all."""
+        """Open all signals."""
         async with AsyncExitStack() as opened:
             for signal in self._signals:
                 await opened.enter_async_context(signal)
@@ -233,5 +234,5 @@ class CombinedSignal:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close all."""
+        """Close all signals."""
         await self._open.aclose()

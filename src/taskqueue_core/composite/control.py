@@ -1,4 +1,4 @@
-"""The control of a composite backend: sums over its parts, and calls to the part that has the task."""
+"""``control`` and dead letters of a composite backend: sums over its parts, and calls to the part that holds a task."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ T = TypeVar("T")
 
 
 class JointControl(ABC):
-    """See `taskqueue_core.capabilities.Control`."""
+    """Implementation of `Control` for a composite backend: combines the answers of all parts of a queue."""
 
     def __init__(self, composite: CompositeBackend) -> None:
-        """Control the parts of ``composite``."""
         self._composite = composite
 
     @abstractmethod
@@ -50,7 +49,6 @@ class JointControl(ABC):
         )
 
     async def queues(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Control.queues`."""
         matches: set[str] = set()
         queues = await gather_all(member.control.queues() for member in self._composite.members)
         for number, names in enumerate(queues):
@@ -59,11 +57,10 @@ class JointControl(ABC):
         return tuple(sorted(matches))
 
     async def ledger(self, key: str) -> Ledger:
-        """See `taskqueue_core.capabilities.Control.ledger`. Each part is read in one step, and each balances."""
+        """Return the sum of the ledgers of all parts. Each ledger is read in one step, and balances."""
         return reduce(add, await self._each(key, lambda member, name: member.control.ledger(name)))
 
     async def stats(self, key: str) -> QueueStats:
-        """See `taskqueue_core.capabilities.Control.stats`."""
         stats = await self._each(key, lambda member, name: member.control.stats(name))
         oldest = [stats.oldest_waiting for stats in stats if stats.oldest_waiting is not None]
         return QueueStats(
@@ -78,13 +75,12 @@ class JointControl(ABC):
         )
 
     async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        """See `taskqueue_core.capabilities.Control.statuses`."""
         return tuple(pair and pair[1] for pair in await self._locate(key, task_ids))
 
     async def _locate(
         self, key: str, task_ids: Sequence[str]
     ) -> list[tuple[QueuePart, TaskStatus] | None]:
-        """Return the part that has or had each task, with its status there."""
+        """Return, for each task id, the part that has the task or had it last, with its status there; else ``None``."""
         parts = await self._composite.parts(key)
         answers = await asyncio.gather(
             *(self._statuses(part, task_ids) for part in parts), return_exceptions=True
@@ -106,14 +102,15 @@ class JointControl(ABC):
             matches.append(
                 max(known, key=lambda pair: (pair[1].state.live, pair[1].updated_at), default=None)
             )
-        if errors and not (matches and all(matches)):  # a member that failed may know the rest
+        # A part that failed may hold the tasks that were not found.
+        if errors and not (matches and all(matches)):
             raise errors[0]
         return matches
 
     async def _statuses(
         self, part: QueuePart, task_ids: Sequence[str]
     ) -> tuple[TaskStatus | None, ...]:
-        """Ask one part; an optional member has limited time."""
+        """Return the statuses from one part. Raises `BackendUnavailable` if an optional member is unavailable."""
         control = self._composite.members[part.member].control
         statuses = await self._composite.at_leisure(
             self._composite.members[part.member],
@@ -125,7 +122,6 @@ class JointControl(ABC):
         return statuses
 
     async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        """See `taskqueue_core.capabilities.Control.results`."""
         wanted: dict[QueuePart, list[str]] = {}
         for task_id, pair in zip(task_ids, await self._locate(key, task_ids), strict=True):
             if pair is not None:
@@ -140,20 +136,17 @@ class JointControl(ABC):
         return tuple(matches.get(task_id) for task_id in task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        """See `taskqueue_core.capabilities.Control.progress`."""
         number, inner = self._composite.to_member(delivery)
         return await self._composite.members[number].control.progress(inner, value)
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        """See `taskqueue_core.capabilities.Control.cancel`."""
         return any(await self._each(key, lambda member, name: member.control.cancel(name, task_id)))
 
     async def purge(self, key: str) -> int:
-        """See `taskqueue_core.capabilities.Control.purge`."""
         return sum(await self._each(key, lambda member, name: member.control.purge(name)))
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
-        """See `taskqueue_core.capabilities.Control.workers`. A connection to each member counts once."""
+        """Return the workers of all members. A connection that exists once per member counts once."""
         results = await gather_all(member.control.workers() for member in self._composite.members)
         by_name: dict[str, list[WorkerInfo]] = {}
         for number, workers in enumerate(results):
@@ -166,7 +159,6 @@ class JointControl(ABC):
         return tuple(_as_one(by_name[name]) for name in sorted(by_name))
 
     async def maintain(self) -> Maintained:
-        """See `taskqueue_core.capabilities.Control.maintain`."""
         nothing = Maintained()
         results = await gather_all(
             self._composite.at_leisure(member, member.control.maintain, nothing)
@@ -203,16 +195,14 @@ def _as_one(infos: list[WorkerInfo]) -> WorkerInfo:
 
 
 class JointDeadLetters:
-    """See `taskqueue_core.capabilities.DeadLetters`. The oldest part comes first, and each is in order."""
+    """Implementation of `DeadLetters` for a composite backend. The dead letters of the oldest part are listed first."""
 
     def __init__(self, composite: CompositeBackend) -> None:
-        """List and redrive the dead letters in the parts of ``composite``."""
         self._composite = composite
 
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        """See `taskqueue_core.capabilities.DeadLetters.list`."""
         parts = list(await self._composite.parts(key))
         start = 0
         if after is not None:
@@ -231,7 +221,6 @@ class JointDeadLetters:
         return tuple(matches)
 
     async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        """See `taskqueue_core.capabilities.DeadLetters.get`."""
         for part in await self._composite.parts(key):
             dead_letter = await self._composite.members[part.member].dead_letters.get(
                 part.key, task_id
@@ -243,7 +232,7 @@ class JointDeadLetters:
         return None
 
     async def _page(self, parts: Sequence[QueuePart], after: str) -> tuple[int, str | None]:
-        """Return the part in which a page ended, and the position in it."""
+        """Return the index of the part that holds the dead letter ``after``, and the id to continue after."""
         for number, part in enumerate(parts):
             (status,) = await self._composite.members[part.member].control.statuses(part.key, after)
             if status is not None and status.state is State.DEAD:
@@ -251,7 +240,6 @@ class JointDeadLetters:
         return 0, None
 
     async def redrive(self, key: str, *task_ids: str) -> int:
-        """See `taskqueue_core.capabilities.DeadLetters.redrive`."""
         parts = await self._composite.parts(key)
         members = self._composite.members
         return sum(
@@ -261,7 +249,6 @@ class JointDeadLetters:
         )
 
     async def discard(self, key: str, *task_ids: str) -> int:
-        """See `taskqueue_core.capabilities.DeadLetters.discard`."""
         parts = await self._composite.parts(key)
         members = self._composite.members
         return sum(

@@ -1,4 +1,4 @@
-"""A consumer's view over places on several sides. Each delivery is settled where it came from."""
+"""A composite subscription: receives from several members, and settles each delivery at the member that issued it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,18 @@ _PAUSE = 1.0
 
 
 class JointSubscription(MultiReceiver):
-    """See `taskqueue_core.backend.Subscription`, and the capabilities of subscriptions that all sides have."""
+    """Implementation of `Subscription`, and of its optional capabilities, for a composite backend."""
 
     def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
-        """Start open."""
         super().__init__(composite, keys, consumer)
         self._revoked: list[str] = []
         self._news = asyncio.Event()
         self._watchers: dict[Source, asyncio.Task[None]] = {}
         self._watching = False
 
-    # settle
-
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.ack`."""
         checked = checked_results(deliveries, results)
 
         async def call(
@@ -53,8 +49,6 @@ class JointSubscription(MultiReceiver):
         return await self._settle(deliveries, call)
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        """See `taskqueue_core.backend.Subscription.redeliver`."""
-
         async def call(
             source: Source, deliveries: list[Delivery], _: list[int]
         ) -> Sequence[Settled]:
@@ -65,8 +59,6 @@ class JointSubscription(MultiReceiver):
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        """See `taskqueue_core.capabilities.DeadLettering`."""
-
         async def call(
             source: Source, deliveries: list[Delivery], _: list[int]
         ) -> Sequence[Settled]:
@@ -80,7 +72,7 @@ class JointSubscription(MultiReceiver):
         deliveries: Sequence[Delivery],
         call: Callable[[Source, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
     ) -> tuple[Settled, ...]:
-        """Settle with one call per source. One that is out of reach does not keep the others from it."""
+        """Settle with one call per source. An unavailable source does not prevent the calls to the others."""
         groups: dict[Source, list[int]] = {}
         inner: list[Delivery] = []
         for index, delivery in enumerate(deliveries):
@@ -108,7 +100,7 @@ class JointSubscription(MultiReceiver):
         return answer(matches)
 
     def _owner(self, number: int, delivery: Delivery) -> Source:
-        """Return the source that gave a delivery, or else one of the same side."""
+        """Return the source that issued a delivery, or else any source of the same member."""
         of_side = [source for source in self.sources if source.number == number]
         for source in of_side:
             if delivery.receipt in source.out:
@@ -116,15 +108,12 @@ class JointSubscription(MultiReceiver):
         return of_side[0] if of_side else self._bystander(number, delivery.task.key)
 
     def _bystander(self, number: int, key: str) -> Source:
-        """Open a source that nothing is received from."""
+        """Open a source that is used to settle and adopt, but never to receive."""
         source = self.open(number, (key,))
         source.retired = True
         return source
 
-    # handover
-
     async def adopt(self, *receipts: str) -> tuple[Delivery | None, ...]:
-        """See `taskqueue_core.capabilities.Handover`."""
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         answers: list[Delivery | None] = [None] * len(receipts)
@@ -163,10 +152,7 @@ class JointSubscription(MultiReceiver):
                 return source
         return of_side[0] if of_side else self._bystander(number, key or self.keys[0])
 
-    # revocation
-
     async def revoked(self) -> tuple[str, ...]:
-        """See `taskqueue_core.capabilities.Revocation`."""
         self._watching = True
         for source in self.sources:
             self._watch(source)
@@ -177,7 +163,7 @@ class JointSubscription(MultiReceiver):
         return receipts
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
-        """Open a source, and hear of what it loses."""
+        """Open a source, and watch it for revoked receipts if `revoked` is in use."""
         source = super().open(number, keys)
         if getattr(self, "_watching", False):
             self._watch(source)
@@ -196,15 +182,12 @@ class JointSubscription(MultiReceiver):
                 except BackendUnavailable:
                     await asyncio.sleep(_PAUSE)
                     continue
-                if not receipts:  # it is closed
+                if not receipts:  # the subscription is closed
                     return
                 self._revoked += [source.out.pop(receipt, receipt) for receipt in receipts]
                 self._news.set()
 
-    # close
-
     async def close(self) -> None:
-        """See `taskqueue_core.backend.Subscription.close`."""
         errors: list[TaskQueueError] = []
 
         async def close(source: Source) -> None:

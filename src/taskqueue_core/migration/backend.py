@@ -1,4 +1,4 @@
-"""Two backends as one, while everything moves from the old one to the new."""
+"""The backend of a running migration: it presents the old and the new backend as one."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ T = TypeVar("T")
 
 _MARKS = ("<old>", "<new>")
 _LEISURE = 2.0
-"""seconds for maintenance and closing on a side that may be unavailable"""
+"""seconds after which health, maintenance and closing give up on the backend that is being drained"""
 _CARED_FOR = 50
-"""queues whose settings one pass of maintenance compares"""
+"""maximum number of queues whose settings one maintenance pass compares"""
 
 
 class MigratingBackend(CompositeBackend):
-    """See `taskqueue_core.backend.Backend`. docs/migration.md says what holds in each mode and phase.
+    """A `Backend` that migrates queues from one backend to another; docs/migration.md describes its modes and phases.
 
-    A receipt of the new side is passed on unchanged, one of the old side with a prefix, so that none is ever given to
-    the other side, and so that the new side knows its own receipts when the migration is over.
+    Receipts of the new backend are passed on unchanged, receipts of the old one with a prefix. So no receipt is sent to
+    the wrong backend, and the new backend knows its own receipts after the migration.
 
-    Slots are the new side's from the start, in every phase: endpoints are registered there again, and a lease of the
-    old side that is renewed here is made again, as after the loss of a pool. A process that still uses the old side's
-    pool does not see what is held here: its servers may report more often that they are busy.
+    Slots always come from the new backend: endpoints are registered there again, and a lease of the old backend is
+    granted again when it is renewed, as after the loss of a pool. A process that still uses the old backend's pool does
+    not see these leases, so its GPU servers may report more often that they are busy.
     """
 
     def __init__(
@@ -72,7 +72,10 @@ class MigratingBackend(CompositeBackend):
         names: tuple[str, str] = ("old", "new"),
         patience: float = 0.5,
     ) -> None:
-        """Own both; each needs ``control``. In mode ``available`` the side that is left has ``patience`` seconds."""
+        """Take ownership of the two backends, which must both support ``control``.
+
+        In mode ``available``, queries to the backend that is being drained time out after ``patience`` seconds.
+        """
         self._new = new
         members = Member(names[OLD], old), Member(names[NEW], new)
         super().__init__(*members)
@@ -86,29 +89,28 @@ class MigratingBackend(CompositeBackend):
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The dead letters of both."""
+        """The dead letters of both backends. Raises `CapabilityMissing` unless both support them."""
         if Capability.DEAD_LETTERS not in self.capabilities.names:
             raise CapabilityMissing("one backend of the migration has no dead letters")
         return JointDeadLetters(self)
 
     @property
     def slots(self) -> SlotPool:
-        """The slots of the new side; `CapabilityMissing` unless both have them."""
+        """The slot pool of the new backend. Raises `CapabilityMissing` unless both backends have slots."""
         if Capability.SLOTS not in self.capabilities.names:
             raise CapabilityMissing("one backend of the migration has no slots")
         return slots_of(self._new)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
         return self.remember(JointSubscription(self, checked_keys(keys), consumer))
 
     def now(self) -> float:
-        """Return the time of the new side."""
+        """Return the time of the new backend."""
         return self._new.now()
 
     async def health(self) -> Health:
-        """Return the health of both: ok if tasks can be published and received."""
+        """Return the health of both backends. In mode ``available``, only the one that accepts new tasks must be ok."""
         old, new = await asyncio.gather(self._health(OLD), self._health(NEW))
         remaining = self.router.old_member
         well = [old.ok or remaining == OLD, new.ok or remaining == NEW]
@@ -126,41 +128,38 @@ class MigratingBackend(CompositeBackend):
         except TimeoutError:
             return Health(ok=False, backend=member.name, details={"error": "no answer"})
 
-    # what the parts ask for
-
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return the queue on both sides."""
+        """Return the two parts of a queue, on the old and on the new backend."""
         return (QueuePart(OLD, key), QueuePart(NEW, key))
 
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the name, which is the same on both sides."""
+        """Return the key, which is the same on both backends; ``None`` for the marker queue."""
         return None if part.key == MARKER else part.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Receive from both in mode ``available``; in ``strict`` the stores must be asked first."""
+        """Return the queues of both backends, or none in mode ``strict``, where the plan depends on the stores."""
         if self.mode is MigrationMode.STRICT:
             return ReceivePlan(())
         return ReceivePlan(tuple(QueuePart(number, key) for number in (OLD, NEW) for key in keys))
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """See `CompositeBackend.plan`."""
         if self.mode is MigrationMode.STRICT:
             return await self._gate.plan(keys)
         return self.first_plan(keys)
 
     def in_turn(self) -> bool:
-        """Sides take turns, unless the order counts."""
+        """Whether both backends are received from in rotation: only in mode ``available``."""
         return self.mode is MigrationMode.AVAILABLE
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
-        """Mark a receipt."""
+        """Prefix the receipt with its side if the old backend issued it, or if it looks like a prefixed receipt."""
         receipt = delivery.receipt
         if member == OLD or receipt.startswith(_MARKS):
             return structs.replace(delivery, receipt=_MARKS[member] + receipt)
         return delivery
 
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Take the mark away."""
+        """Return the side that issued the delivery, and the delivery without the prefix of its receipt."""
         for member, mark in enumerate(_MARKS):
             if delivery.receipt.startswith(mark):
                 return member, structs.replace(
@@ -169,24 +168,27 @@ class MigratingBackend(CompositeBackend):
         return self._natives.get(delivery.receipt, NEW), delivery
 
     def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Say where a receipt is from; one without a mark may be the old side's, of before the migration."""
+        """Return the sides that may have issued a receipt.
+
+        A receipt without a prefix may be from the old side, issued before the migration.
+        """
         for member, mark in enumerate(_MARKS):
             if receipt.startswith(mark):
                 return [(QueuePart(member, ""), receipt.removeprefix(mark))]
         return [(QueuePart(NEW, ""), receipt), (QueuePart(OLD, ""), receipt)]
 
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
-        """Return the delivery under the receipt that the worker knows."""
+        """Return an adopted delivery with the receipt that the worker has, and remember which side issued it."""
         if not receipt.startswith(_MARKS):
             self._natives[receipt] = member
         return structs.replace(delivery, receipt=receipt)
 
-    def renamed(self, part: QueuePart, task: Task) -> Task:  # noqa: ARG002 - names are the same on both sides
-        """Return the task as it is."""
+    def renamed(self, part: QueuePart, task: Task) -> Task:  # noqa: ARG002 - keys are the same on both sides
+        """Return the task unchanged, because keys are the same on both backends."""
         return task
 
     async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
-        """Do without the side that is left, in mode ``available``."""
+        """Call a member; in mode ``available``, return ``otherwise`` if the drained backend does not answer in time."""
         if self.mode is MigrationMode.STRICT or member is not self.members[self.router.old_member]:
             return await call()
         try:
@@ -196,21 +198,19 @@ class MigratingBackend(CompositeBackend):
 
 
 class MigratingControl(JointControl):
-    """The side that takes a queue's tasks in has its settings; the other one has a copy."""
+    """``control`` of both backends. The one that accepts a queue's tasks has its settings, the other has a copy."""
 
     def __init__(self, backend: MigratingBackend) -> None:
-        """Ask both sides of ``backend``."""
         super().__init__(backend)
         self._router = backend.router
         self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.settings`."""
         _, settings = await self._router.authority(key)
         return settings.model_copy(update={"moved_to": None}) if ours(settings) else settings
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.configure`. Confirmed when both sides have them."""
+        """Replace the settings of a queue; once a migration was started, on both backends."""
         check_name("key", key)
         number, result = await self._router.authority(key)
         result.followed_by(settings)
@@ -223,15 +223,16 @@ class MigratingControl(JointControl):
         return results.model_copy(update={"moved_to": None}) if ours(results) else results
 
     async def maintain(self) -> Maintained:
-        """See `taskqueue_core.capabilities.Control.maintain`. Closes what an old publisher has opened, too."""
+        """Run maintenance on both backends, then correct queue settings that contradict the migration's phase."""
         done = await super().maintain()
         with contextlib.suppress(BackendUnavailable, SettingsConflict, TimeoutError):
-            async with asyncio.timeout(_LEISURE):  # the next pass continues
+            # What is interrupted here, the next maintenance pass completes.
+            async with asyncio.timeout(_LEISURE):
                 await self._care()
         return done
 
     async def _care(self) -> None:
-        """Compare the settings of some queues on both sides, other ones each time."""
+        """Compare the settings of the next batch of queues on both backends, and correct differences."""
         if any(member.down_for for member in self._router.members):
             return
         phase = await self._router.phase(fresh=True)

@@ -1,4 +1,4 @@
-"""Publishing while a queue moves: one side is asked for the ids that it knows, the other takes in the rest."""
+"""Publishing during a migration: tasks whose ids the closed side knows are sent there, the others to the open side."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Tas
 
 _ROUNDS = 4
 _POLL_SECONDS = 1.0
-"""seconds after which a publish that was refused during a change of sides may be tried again"""
+"""suggested delay, in seconds, for a publish that was refused because its queue changes sides"""
 _SKEW = 1.0
-"""seconds by which clocks are trusted to agree"""
+"""seconds by which the clocks of the two stores may differ"""
 
 
 class MigratingPublisher:
-    """See `taskqueue_core.backend.Publisher`. An id has one copy over both sides."""
+    """Implementation of `Publisher` during a migration. A task id is stored on one side only."""
 
     def __init__(self, router: MigrationRouter, joint: CompositeBackend) -> None:
-        """Publish where ``router`` says."""
         self._router = router
         self._joint = joint
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """See `taskqueue_core.backend.Publisher.publish`."""
         answers: dict[int, Confirmation] = {}
         remaining = list(range(len(tasks)))
         try:
@@ -51,13 +49,13 @@ class MigratingPublisher:
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
     ) -> list[int]:
-        """Publish some of the tasks; return the indexes of those that no side accepts at this moment."""
+        """Publish some of the tasks; return the indexes of those that neither side accepts now."""
         groups: dict[int | None, list[int]] = {}
         for index in indexes:
             groups.setdefault(await self._router.open_side(tasks[index].key), []).append(index)
         remaining = groups.pop(None, [])
         for number, group in groups.items():
-            if number is None:  # for the type checker: those were taken out
+            if number is None:  # removed above; only the type checker needs this
                 continue
             known = await self._known(1 - number, tasks, group)
             elsewhere = await self._send(1 - number, tasks, known, answers)
@@ -68,7 +66,10 @@ class MigratingPublisher:
         return sorted(remaining)
 
     async def _on_the_move(self, tasks: Sequence[Task], indexes: list[int]) -> list[int]:
-        """Return the places of the tasks that the migration refuses, and not an operator: their queues turn."""
+        """Return the indexes of the tasks that were refused because their queues are changing sides.
+
+        The others are in queues that an operator has closed.
+        """
         turning = []
         for index in indexes:
             _, settings = await self._router.authority(tasks[index].key)
@@ -83,7 +84,7 @@ class MigratingPublisher:
         indexes: list[int],
         answers: dict[int, Confirmation],
     ) -> list[int]:
-        """Publish on one side; return the places of those that it refuses because it is closed."""
+        """Publish tasks on one side; return the indexes of those that it refuses because the queue is closed there."""
         if not indexes:
             return []
         confirmations = await self._router.members[number].backend.publisher.publish(
@@ -93,7 +94,7 @@ class MigratingPublisher:
         return [index for index in indexes if answers[index].code is Refusal.MOVED]
 
     async def _known(self, number: int, tasks: Sequence[Task], indexes: list[int]) -> list[int]:
-        """Return the places of the tasks whose ids a side remembers."""
+        """Return the indexes of the tasks whose ids a side remembers."""
         by_key: dict[str, list[int]] = {}
         for index in indexes:
             by_key.setdefault(tasks[index].key, []).append(index)
@@ -108,7 +109,8 @@ class MigratingPublisher:
         except BackendUnavailable:
             if router.mode is MigrationMode.STRICT or number != router.old_member:
                 raise
-            return []  # what it knows may be stored a second time: better than not at all
+            # A duplicate may be stored a second time, which is better than refusing every task.
+            return []
         known = {p for batch, results in zip(by_key.values(), matches, strict=True)
                  for p, item in zip(batch, results, strict=True) if item}  # fmt: skip
         return [index for index in indexes if index in known]
@@ -117,7 +119,8 @@ class MigratingPublisher:
         control = self._router.members[number].control
         now = self._router.members[number].backend.now()
         known = [False] * len(ids)
-        for name in self._router.copied_to.get(key) or (key,):  # it is the copies that are known
+        # With fan-out, only the queues that store the copies know the ids.
+        for name in self._router.copied_to.get(key) or (key,):
             statuses = await control.statuses(name, *ids)
             if any(statuses):
                 window = (await control.settings(name)).dedupe_window
@@ -134,7 +137,7 @@ class MigratingPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """See `taskqueue_core.backend.Publisher.schedule_retry`: on the side that has the task."""
+        """Schedule the next attempt on the side that has the task."""
         inner = None
         if settles is not None:
             number, inner = self._joint.to_member(settles)
@@ -144,7 +147,7 @@ class MigratingPublisher:
         return await publisher.schedule_retry(task, at, error=error, token=token, settles=inner)
 
     async def _member_of(self, task: Task) -> int:
-        """Return the side that has a task, or else the one that takes in what is new."""
+        """Return the side that has a task, or else the side that accepts new tasks."""
         statuses = await gather_all(
             member.control.statuses(task.key, task.id) for member in self._router.members
         )
@@ -157,12 +160,11 @@ class MigratingPublisher:
         return self._router.old_member if number is None else number
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        """See `taskqueue_core.capabilities.RoomSignals`."""
         return CombinedSignal([member.backend for member in self._router.members], [keys, keys])
 
 
 def _forgettable(status: TaskStatus, window: float, now: float) -> bool:
-    """Whether a side keeps a task for its result alone, and would accept the id again if it were open."""
+    """Whether a side remembers a task only for its result, so that an open queue would accept the id again."""
     ended = not status.state.live and status.state.value != "dead"
     return ended and now >= status.updated_at + window + _SKEW
 

@@ -1,4 +1,4 @@
-"""One backend whose queues may be spread over several partitions of its store."""
+"""The backend for sharded queues, which are spread over several partitions of one store."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
 
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
 _POLL_SECONDS = 0.1
-"""seconds between two checks of what a shard waits for"""
+"""seconds between two checks of whether an older shard is drained"""
 
 
 class ShardedBackend(CompositeBackend):
-    """See `taskqueue_core.backend.Backend`: as the one inside, and it keeps the setting ``shards``.
+    """A `Backend` that adds the setting ``shards`` to another backend.
 
-    A queue that was never sharded is passed through.
+    Calls for a queue that was never sharded are passed on unchanged.
     """
 
     def __init__(self, inner: Backend) -> None:
-        """Own ``inner``, which needs ``control``."""
+        """Take ownership of ``inner``, which must support ``control``."""
         self.inner = inner
         super().__init__(Member("store", inner, needed=True))
         self.generations = ShardGenerations(self.members[0].control)
@@ -59,18 +59,17 @@ class ShardedBackend(CompositeBackend):
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The dead letters."""
+        """The dead letters of all shards. Raises `CapabilityMissing` if the wrapped backend has none."""
         if not has(self.inner, Capability.DEAD_LETTERS):
             raise CapabilityMissing(f"{type(self.inner).__name__} has no dead letters")
         return JointDeadLetters(self)
 
     @property
     def slots(self) -> SlotPool:
-        """The slot pool of the backend inside."""
+        """The slot pool of the wrapped backend."""
         return slots_of(self.inner)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> ShardedSubscription:
-        """See `taskqueue_core.backend.Backend.subscribe`."""
         check_name("consumer", consumer)
         unique = checked_keys(keys)
         for key in unique:
@@ -82,35 +81,33 @@ class ShardedBackend(CompositeBackend):
         return self.inner.now()
 
     async def health(self) -> Health:
-        """Ask the backend."""
+        """Return the health of the wrapped backend."""
         return await self.inner.health()
 
     def refresh_plans(self) -> None:
-        """Have every subscription look at its plan: this process has changed something."""
+        """Make every subscription compute its receive plan again, because this process has changed shards."""
         for subscription in self._subscriptions:
             subscription.refresh_now()
 
-    # what the parts ask for
-
     async def parts(self, key: str) -> Sequence[QueuePart]:
-        """Return every shard of every generation."""
+        """Return every shard of every generation of a queue, oldest generation first."""
         await self.generations.refresh()
         chain = self.generations.known(key)
         return [QueuePart(0, name) for generation in chain for name in generation.shard_keys(key)]
 
     def public_key(self, part: QueuePart) -> str | None:
-        """Return the queue that a shard is of."""
+        """Return the name of the queue that a shard belongs to; ``None`` for the marker queue."""
         shard = Shard.read(part.key)
         if shard is None:
             return None if part.key == MARKER else part.key
         return shard.key
 
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Receive from what is known not to be sharded, and of the others from what needs no look at the store."""
+        """Return the first shard of each queue, which can be received from without a look at the settings."""
         return ReceivePlan(tuple(QueuePart(0, key) for key in keys), 0)
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return every shard whose tasks may be delivered: none before everything older than it."""
+        """Return the shards that may deliver now. A shard waits until the older shards that precede it are drained."""
         await self.generations.refresh()
         sharded = [key for key in keys if self.generations.known(key) != (FIRST,)]
         matches = await gather_all(self._open(key) for key in sharded)
@@ -120,7 +117,7 @@ class ShardedBackend(CompositeBackend):
         return ReceivePlan(tuple(parts), _POLL_SECONDS if held else REMEMBERED)
 
     async def _open(self, key: str) -> list[str | None]:
-        """Return a queue's shards that may be received from, but for the first one, and ``None`` if others wait."""
+        """Return a queue's shards that may deliver, without the first one, and ``None`` if other shards must wait."""
         chain = self.generations.known(key)
         names: list[str | None] = []
         before: list[bool] = [await self._empty(FIRST.shard_key(key, 0))]
@@ -139,7 +136,7 @@ class ShardedBackend(CompositeBackend):
         return names
 
     async def _empty(self, position: str) -> bool:
-        """Whether nothing of a closed place can come before what its successors have."""
+        """Whether a closed shard has no task left that precedes the tasks of later shards."""
         if position in self._drained:
             return True
         if is_drained(await self.members[0].control.stats(position)):
@@ -147,11 +144,11 @@ class ShardedBackend(CompositeBackend):
         return position in self._drained
 
     def in_turn(self) -> bool:
-        """Return true: no part of a plan must wait for another."""
+        """Return true: no shard waits for another shard of the same plan."""
         return True
 
-    def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is one
-        """Call the queue by its name, and mark the receipt with the shard."""
+    def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is only one member
+        """Replace the shard's name by that of its queue, and prefix the receipt with the shard."""
         shard = Shard.read(delivery.task.key)
         if shard is None:
             return delivery
@@ -164,7 +161,7 @@ class ShardedBackend(CompositeBackend):
         )
 
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Take the mark away, and call the task by its shard."""
+        """Remove the shard's prefix from the receipt, and name the shard as the task's queue."""
         parts = _MARK.match(delivery.receipt) if delivery.receipt.startswith("<") else None
         if parts is None:
             return 0, delivery
@@ -174,27 +171,30 @@ class ShardedBackend(CompositeBackend):
         return 0, structs.replace(delivery, task=renamed(delivery.task, name), receipt=receipt)
 
     def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Take the mark away."""
+        """Return the receipt without its shard's prefix."""
         parts = _MARK.match(receipt)
         return [(QueuePart(0, ""), receipt if parts is None else receipt[parts.end() :])]
 
-    def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:  # noqa: ARG002 - it is the same
-        """Return the delivery as its worker knows it."""
+    def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:  # noqa: ARG002 - from_member makes the same receipt
+        """Return an adopted delivery as consumers see it, with the same receipt as before."""
         return self.from_member(member, delivery)
 
     def renamed(self, part: QueuePart, task: Task) -> Task:
-        """Call a task by its queue."""
+        """Return the task of a shard with the name of its queue."""
         return renamed(task, self.public_key(part) or task.key)
 
 
 def related(shard: int, before: Generation, after: Generation) -> Iterable[int]:
-    """Return the shards of the generation before whose tasks would go to this one now."""
+    """Return the shards of the previous generation whose tasks would now be published to ``shard``."""
     step = gcd(before.shards, after.shards)
     return range(shard % step, before.shards, step)
 
 
 def is_drained(stats: QueueStats) -> bool:
-    """Whether a closed place has nothing that comes before what was published later: what was never due has not."""
+    """Whether a closed shard has no task left that precedes later ones.
+
+    Scheduled tasks count only if the shard had retries: a task that was never delivered precedes no other task.
+    """
     ledger: Ledger = stats.ledger
     retries = ledger.scheduled if stats.retried else 0
     return not (ledger.waiting or ledger.in_flight or retries)

@@ -1,4 +1,4 @@
-"""The operator's side of sharded queues: settings that hold in every shard, and the change of their number."""
+"""``control`` of sharded queues: settings apply to all shards, and changing ``shards`` changes their number."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from taskqueue_core.sharding.generations import (
 )
 
 _CARED_FOR = 10
-"""sharded queues that one pass of maintenance completes"""
+"""maximum number of sharded queues that one maintenance pass checks"""
 
 
 class ShardedControl(JointControl):
-    """A queue's settings are those of its first place, and every shard has a copy."""
+    """``control`` of sharded queues. A queue's settings are stored in its first shard, and copied to every other."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ShardedControl(JointControl):
         generations: ShardGenerations,
         on_change: Callable[[], None],
     ) -> None:
-        """Look after the queues of ``composite``; call ``on_change`` after this process has changed their shards."""
+        """Call ``on_change`` after this process has changed the shards of a queue."""
         super().__init__(composite)
         self._generations = generations
         self._on_change = on_change
@@ -42,7 +42,6 @@ class ShardedControl(JointControl):
         self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.settings`."""
         settings = self._outside(await self._inner.settings(key))
         if Generation.read(settings.moved_to) is None:
             return settings
@@ -52,7 +51,7 @@ class ShardedControl(JointControl):
         return settings.model_copy(update={"shards": last.shards, "moved_to": moved})
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
-        """See `taskqueue_core.capabilities.Control.configure`. Confirmed when every shard has them."""
+        """Replace the settings of a queue, and return when every shard has them."""
         check_name("key", key)
         reject_shard_name("key", key)
         first = await self._inner.settings(key)
@@ -67,7 +66,8 @@ class ShardedControl(JointControl):
             await self._demand_no_copies(key)
         moved_to = first.moved_to
         await write_marker(self._inner)
-        if whole:  # closed by this change of settings, so that only one process can do it
+        # If several processes do this at once, only one has its settings accepted below.
+        if whole:
             following = Generation(1, settings.shards)
             moved_to = following.moved_to
             await gather_all(
@@ -80,7 +80,7 @@ class ShardedControl(JointControl):
         return requested.model_copy(update={"version": results.version})
 
     async def _inside(self, settings: QueueSettings) -> QueueSettings:
-        """Call the queues that copies go to as the store does. Raises `InvalidInput` for one with several shards."""
+        """Replace the queues in ``bound_to`` by their shards. Raises `InvalidInput` for a queue with several shards."""
         names: list[str] = []
         for other in settings.bound_to:
             last = (await self._generations.read(other))[-1]
@@ -90,7 +90,7 @@ class ShardedControl(JointControl):
         return settings.model_copy(update={"bound_to": tuple(names)}) if names else settings
 
     def _outside(self, settings: QueueSettings) -> QueueSettings:
-        """Call them by their names again."""
+        """Replace the shards in ``bound_to`` by the names of their queues."""
         if not settings.bound_to:
             return settings
         names = [
@@ -125,9 +125,10 @@ class ShardedControl(JointControl):
         self._on_change()
 
     async def maintain(self) -> Maintained:
-        """See `taskqueue_core.capabilities.Control.maintain`. Completes what was interrupted, too."""
+        """Run maintenance, then complete changes of shards that were interrupted."""
         done = await super().maintain()
-        with contextlib.suppress(BackendUnavailable, SettingsConflict):  # the next pass continues
+        # What is interrupted here, the next maintenance pass completes.
+        with contextlib.suppress(BackendUnavailable, SettingsConflict):
             await self._care()
         return done
 

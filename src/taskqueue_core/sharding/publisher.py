@@ -1,4 +1,4 @@
-"""Publishing to shards: ids are looked up in previous generations, and the last one accepts the rest."""
+"""Publishing to sharded queues: ids are looked up in older generations; the last generation accepts all other tasks."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ _ROUNDS = 5
 
 
 class ShardedPublisher:
-    """See `taskqueue_core.backend.Publisher`. Tasks of queues without shards are passed on unchanged."""
+    """Implementation of `Publisher` for sharded queues. Tasks of queues without shards are passed on unchanged."""
 
     def __init__(
         self, composite: CompositeBackend, inner: Backend, generations: ShardGenerations
     ) -> None:
-        """Publish to the shards of ``composite``, which are queues of ``inner``."""
         self._composite = composite
         self._inner = inner
         self._generations = generations
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        """See `taskqueue_core.backend.Publisher.publish`."""
         keys = {task.key for task in tasks}
         for key in keys:
             reject_shard_name("key", key)
@@ -63,7 +61,7 @@ class ShardedPublisher:
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
     ) -> list[int]:
-        """Publish at the last generation that is known; return those whose queue has a later one."""
+        """Publish to the last known generation; return the indexes of tasks whose queue has a newer generation."""
         by_key: dict[str, list[int]] = {}
         for index in indexes:
             by_key.setdefault(tasks[index].key, []).append(index)
@@ -82,7 +80,7 @@ class ShardedPublisher:
         return await self._grown(tasks, moved)
 
     async def _grown(self, tasks: Sequence[Task], moved: Sequence[int]) -> list[int]:
-        """Return those of the tasks whose queues have a generation that was not known."""
+        """Return the indexes of the tasks whose queue has a generation that this process did not know."""
         grown: dict[str, bool] = {}
         for index in moved:
             key = tasks[index].key
@@ -106,7 +104,7 @@ class ShardedPublisher:
     async def _known(
         self, key: str, chain: tuple[Generation, ...], tasks: Sequence[Task], indexes: list[int]
     ) -> dict[int, str]:
-        """Return where, in generations before the last one, ids are known."""
+        """Return the tasks whose ids an older generation knows: their indexes, mapped to the key of the shard."""
         requested: dict[str, list[int]] = {}
         for generation in chain[:-1]:
             for index in indexes:
@@ -131,7 +129,7 @@ class ShardedPublisher:
         targets: dict[int, str],
         answers: dict[int, Confirmation],
     ) -> list[int]:
-        """Publish each task where it belongs; return those that are refused there because the place is closed."""
+        """Publish each task to its target; return the indexes of those refused because the target is closed."""
         if not indexes:
             return []
         confirmations = await self._inner.publisher.publish(
@@ -154,7 +152,7 @@ class ShardedPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        """See `taskqueue_core.backend.Publisher.schedule_retry`: in the shard that has the task."""
+        """Schedule the next attempt in the shard that has the task."""
         inner = None
         if settles is not None:
             _, inner = self._composite.to_member(settles)
@@ -171,6 +169,5 @@ class ShardedPublisher:
         )
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        """See `taskqueue_core.capabilities.RoomSignals`."""
         names = [name for key in keys for name in self._generations.known(key)[-1].shard_keys(key)]
         return CombinedSignal([self._inner], [names])
