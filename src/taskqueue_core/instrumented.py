@@ -5,7 +5,7 @@ A batch causes one hook call and one span. Without plugins and OpenTelemetry pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import cast
 
 from taskqueue_core import telemetry
@@ -33,14 +33,9 @@ from taskqueue_core.tasks import (
     Confirmation,
     Delivery,
     Health,
-    Ledger,
-    QueueStats,
     Received,
-    Refusal,
     Settled,
     Task,
-    TaskStatus,
-    WorkerInfo,
 )
 
 _LOST_TOO_OFTEN = Bury("max_losses_exceeded", None)
@@ -125,19 +120,12 @@ class InstrumentedPublisher:
         guard = self._guard
         if guard is not None and not guard.checked:
             await guard.check()
-        if telemetry.active():
-            with telemetry.publishing(tasks) as carrying:
-                confirmations = await self._inner.publish(*carrying)
-            tasks = carrying
-        else:
-            confirmations = await self._inner.publish(*tasks)
+        with telemetry.publishing(tasks) as carrying:
+            confirmations = await self._inner.publish(*carrying)
         if self._hooks.listening:
-            self._hooks.fire("published", tasks=tasks, confirmations=confirmations)
+            self._hooks.fire("published", tasks=carrying, confirmations=confirmations)
         if guard is not None:
-            for confirmation in confirmations:
-                if confirmation.code is Refusal.MOVED:
-                    await guard.check_refused(confirmations)
-                    break
+            await guard.check_refused(confirmations)
         return confirmations
 
     async def schedule_retry(
@@ -149,12 +137,7 @@ class InstrumentedPublisher:
         token: str | None = None,
         settles: Delivery | None = None,
     ) -> Confirmation:
-        if telemetry.active():
-            with telemetry.operation("retry", (task,)):
-                confirmation = await self._inner.schedule_retry(
-                    task, at, error=error, token=token, settles=settles
-                )
-        else:
+        with telemetry.operation("retry", (task,)):
             confirmation = await self._inner.schedule_retry(
                 task, at, error=error, token=token, settles=settles
             )
@@ -188,13 +171,10 @@ class InstrumentedSubscription(SubscriptionBase):
     async def receive(self, limit: int, timeout: float | None) -> Received:
         if self._guard is not None and not self._guard.checked:
             await self._guard.check()
-        if telemetry.active():
-            with telemetry.operation("receive") as operation:
-                received = await self._inner.receive(limit, timeout)
-                if operation is not None:
-                    operation.tasks = _tasks(received.deliveries)
-        else:
+        with telemetry.operation("receive") as operation:
             received = await self._inner.receive(limit, timeout)
+            if operation is not None:
+                operation.tasks = _tasks(received.deliveries)
         if self._hooks.listening:
             if received.deliveries:
                 self._hooks.fire(
@@ -207,32 +187,29 @@ class InstrumentedSubscription(SubscriptionBase):
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
-        try:
-            if telemetry.active():
-                with telemetry.operation("ack", _tasks(deliveries)):
-                    outcomes = await self._inner.ack(*deliveries, results=results)
-            else:
-                outcomes = await self._inner.ack(*deliveries, results=results)
-        except LeaseLost:
-            self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=_STALE)
-            raise
-        if self._hooks.listening:
-            self._hooks.fire("settled", deliveries=deliveries, verb="ack", outcomes=outcomes)
-        return outcomes
+        return await self._settle("ack", deliveries, self._inner.ack(*deliveries, results=results))
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
         verb = "lost" if lost else "redeliver"
+        outcomes = await self._settle(
+            verb, deliveries, self._inner.redeliver(*deliveries, lost=lost)
+        )
+        for delivery, outcome in zip(deliveries, outcomes, strict=True):
+            if outcome is Settled.DEAD:
+                self._hooks.fire("dead_lettered", delivery=delivery, verdict=_LOST_TOO_OFTEN)
+        return outcomes
+
+    async def _settle(
+        self, verb: str, deliveries: Sequence[Delivery], call: Awaitable[tuple[Settled, ...]]
+    ) -> tuple[Settled, ...]:
         try:
             with telemetry.operation(verb, _tasks(deliveries)):
-                outcomes = await self._inner.redeliver(*deliveries, lost=lost)
+                outcomes = await call
         except LeaseLost:
             self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=_STALE)
             raise
-        self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=outcomes)
-        if Settled.DEAD in outcomes:
-            for delivery, outcome in zip(deliveries, outcomes, strict=True):
-                if outcome is Settled.DEAD:
-                    self._hooks.fire("dead_lettered", delivery=delivery, verdict=_LOST_TOO_OFTEN)
+        if self._hooks.listening:
+            self._hooks.fire("settled", deliveries=deliveries, verb=verb, outcomes=outcomes)
         return outcomes
 
     async def dead_letter(
@@ -258,36 +235,16 @@ class InstrumentedControl:
         self._inner = inner
         self._hooks = hooks
         self._guard = guard
-
-    async def queues(self) -> tuple[str, ...]:
-        return await self._inner.queues()
-
-    async def settings(self, key: str) -> QueueSettings:
-        return await self._inner.settings(key)
-
-    async def ledger(self, key: str) -> Ledger:
-        return await self._inner.ledger(key)
-
-    async def stats(self, key: str) -> QueueStats:
-        return await self._inner.stats(key)
-
-    async def statuses(self, key: str, *task_ids: str) -> tuple[TaskStatus | None, ...]:
-        return await self._inner.statuses(key, *task_ids)
-
-    async def results(self, key: str, *task_ids: str) -> tuple[bytes | None, ...]:
-        return await self._inner.results(key, *task_ids)
-
-    async def progress(self, delivery: Delivery, value: float | str) -> bool:
-        return await self._inner.progress(delivery, value)
-
-    async def cancel(self, key: str, task_id: str) -> bool:
-        return await self._inner.cancel(key, task_id)
-
-    async def purge(self, key: str) -> int:
-        return await self._inner.purge(key)
-
-    async def workers(self) -> tuple[WorkerInfo, ...]:
-        return await self._inner.workers()
+        self.queues = inner.queues
+        self.settings = inner.settings
+        self.ledger = inner.ledger
+        self.stats = inner.stats
+        self.statuses = inner.statuses
+        self.results = inner.results
+        self.progress = inner.progress
+        self.cancel = inner.cancel
+        self.purge = inner.purge
+        self.workers = inner.workers
 
     async def configure(self, key: str, settings: QueueSettings) -> QueueSettings:
         if self._guard is not None:

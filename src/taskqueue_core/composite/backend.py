@@ -8,18 +8,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
+from msgspec import structs
+
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
-from taskqueue_core.capabilities import (
-    Control,
-    DeadLetters,
-    RoomSignal,
-    control_of,
-    dead_letters_of,
-)
+from taskqueue_core.capabilities import Control, RoomSignal, SlotPool, control_of, slots_of
+from taskqueue_core.concurrency import first_completed, gather_all
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.tasks import Delivery, Task
+from taskqueue_core.tasks import Delivery, Task, TaskStatus
 
 S = TypeVar("S", bound="CompositeSubscription")
 T = TypeVar("T")
@@ -41,11 +39,6 @@ class Member:
         self.backend = backend
         self.control: Control = control_of(backend)
         self._down_until = -math.inf
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """The dead letters of the member's backend. Raises `CapabilityMissing` if it has none."""
-        return dead_letters_of(self.backend)
 
     @property
     def down_for(self) -> float:
@@ -98,13 +91,8 @@ class CompositeSubscription(Protocol):
 
     closed: bool
 
-    def refresh_now(self) -> None:
-        """Compute the receive plan again at once."""
-        ...
-
-    async def close(self) -> None:
-        """Close the subscription."""
-        ...
+    def refresh_now(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class CompositeBackend(ABC):
@@ -112,11 +100,19 @@ class CompositeBackend(ABC):
 
     publisher: Publisher
     control: Control
+    in_turn = True
+    """whether subscriptions receive from all parts in rotation; if not, from the oldest part first"""
 
     def __init__(self, *members: Member) -> None:
         """Take ownership of the members' backends. A subclass sets `publisher` and `control`."""
         self.members = members
+        self.capabilities = _shared_capabilities([member.backend for member in members])
         self._subscriptions: set[CompositeSubscription] = set()
+
+    @property
+    def slots(self) -> SlotPool:
+        """The slot pool of the last member. Raises `CapabilityMissing` unless all members have slots."""
+        return [slots_of(member.backend) for member in self.members][-1]
 
     def remember(self, subscription: S) -> S:
         """Register a subscription, so that `aclose` closes it, and return it."""
@@ -133,17 +129,61 @@ class CompositeBackend(ABC):
         for member in reversed(self.members):
             await member.backend.aclose()
 
-    @abstractmethod
     def now(self) -> float:
-        """Return the current time of the store, in Unix seconds."""
+        """Return the current time of the last member's store, in Unix seconds."""
+        return self.members[-1].backend.now()
 
     @abstractmethod
     async def parts(self, key: str) -> Sequence[QueuePart]:
         """Return every part of the queue ``key``, oldest first."""
 
+    async def each_part(self, key: str, call: Callable[[Member, str], Awaitable[T]]) -> list[T]:
+        """Call ``call`` for every part of a queue, with its member and its key there; return the results."""
+        parts = await self.parts(key)
+        return await gather_all(call(self.members[part.member], part.key) for part in parts)
+
+    async def locate(
+        self, key: str, task_ids: Sequence[str]
+    ) -> list[tuple[QueuePart, TaskStatus] | None]:
+        """Return, for each task id, the part that has the task or had it last, with its status there; else ``None``."""
+        parts = await self.parts(key)
+        answers = await asyncio.gather(
+            *(self._statuses(part, task_ids) for part in parts), return_exceptions=True
+        )
+        found: list[list[tuple[QueuePart, TaskStatus]]] = [[] for _ in task_ids]
+        errors: list[BaseException] = []
+        for part, answer in zip(parts, answers, strict=True):
+            if isinstance(answer, BaseException):
+                errors.append(answer)
+                continue
+            for candidates, status in zip(found, answer, strict=True):
+                if status is not None:
+                    candidates.append((part, structs.replace(status, key=key)))
+        # A part that failed may hold the tasks that were not found.
+        if errors and not (found and all(found)):
+            raise errors[0]
+        return [
+            max(candidates, key=lambda pair: (pair[1].state.live, pair[1].updated_at), default=None)
+            for candidates in found
+        ]
+
+    async def _statuses(
+        self, part: QueuePart, task_ids: Sequence[str]
+    ) -> tuple[TaskStatus | None, ...]:
+        member = self.members[part.member]
+        call = partial(member.control.statuses, part.key, *task_ids)
+        statuses = await self.at_leisure(member, call, None)
+        if statuses is None:
+            raise BackendUnavailable("a backend that may hold the tasks is unavailable")
+        return statuses
+
     @abstractmethod
     def public_key(self, part: QueuePart) -> str | None:
         """Return the public name of the queue that a part belongs to; ``None`` for a hidden queue."""
+
+    def public_name(self, member: int, key: str) -> str:
+        """Return the public name of a member's queue, or ``key`` itself for a hidden queue."""
+        return self.public_key(QueuePart(member, key)) or key
 
     @abstractmethod
     def first_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
@@ -158,34 +198,39 @@ class CompositeBackend(ABC):
         """Return a member's delivery as consumers see it, with a receipt that identifies its origin."""
 
     @abstractmethod
-    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Return the number of the member that issued a delivery, and the delivery as the member knows it."""
+    def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
+        """Return the parts of the queue ``key`` that may have issued a receipt, likeliest first.
 
-    @abstractmethod
-    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return the parts that may have issued a receipt, likeliest first, each with the receipt as it is known there.
-
-        A part with an empty key stands for any queue of the member.
+        Each comes with the receipt as it is known there. If ``key`` is empty, so may be the keys of the parts.
         """
 
-    @abstractmethod
+    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
+        """Return the number of the member that issued a delivery, and the delivery as the member knows it."""
+        part, receipt = self.origins(delivery.receipt, delivery.task.key)[0]
+        if receipt == delivery.receipt:
+            return part.member, delivery
+        task = renamed(delivery.task, part.key)
+        return part.member, structs.replace(delivery, task=task, receipt=receipt)
+
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
         """Return a delivery that a member's `adopt` returned, as consumers see it. Its receipt is still ``receipt``."""
-
-    @abstractmethod
-    def renamed(self, part: QueuePart, task: Task) -> Task:
-        """Return a member's task with the public name of its queue."""
+        return structs.replace(self.from_member(member, delivery), receipt=receipt)
 
     async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - overriding methods use them
         """Return the result of ``call``, or ``otherwise`` if ``member`` is optional and unavailable."""
         return await call()
 
-    @abstractmethod
-    def in_turn(self) -> bool:
-        """Whether a subscription receives from its sources in rotation; if not, it asks the oldest source first."""
+
+def renamed(task: Task, key: str) -> Task:
+    """Return a copy of the task in another queue, without validating its fields again."""
+    if task.key == key:
+        return task
+    copy: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
+    structs.force_setattr(copy, "key", key)
+    return copy
 
 
-def shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
+def _shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
     """Return the capabilities that all of the backends have."""
     all_of = [backend.capabilities for backend in backends]
     names = frozenset(Capability).intersection(*(capabilities.names for capabilities in all_of))
@@ -212,18 +257,8 @@ class CombinedSignal:
 
     async def wait(self, timeout: float) -> None:
         """Wait until any of the signals is notified, for at most ``timeout`` seconds."""
-        waits = [asyncio.ensure_future(signal.wait(timeout)) for signal in self._signals]
-        if not waits:
-            await asyncio.sleep(timeout)
-            return
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        for waiter in done:
-            waiter.result()
+        waits = [signal.wait(timeout) for signal in self._signals]
+        await first_completed(*waits, asyncio.sleep(timeout))
 
     async def __aenter__(self) -> Self:
         """Open all signals."""

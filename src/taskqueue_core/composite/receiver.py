@@ -77,9 +77,7 @@ class MultiReceiver(SubscriptionBase):
 
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
         """Open a source that receives from the queues ``keys`` of member ``number``."""
-        member = self._composite.members[number]
-        subscription = member.backend.subscribe(keys, self.consumer)
-        source = Source(member, number, keys, subscription, self._composite.from_member)
+        source = Source(self._composite, number, keys, self.consumer)
         self.sources.append(source)
         return source
 
@@ -112,7 +110,8 @@ class MultiReceiver(SubscriptionBase):
         taken: list[Delivery] = []
         self._receiving = True
         try:
-            await self._undone()
+            if self._undoing is not None:  # the deliveries of an earlier receive are being released
+                await asyncio.wait({self._undoing}, timeout=_UNSEEN)
             while not self.closed:
                 await self._refresh_plan()
                 alone = self._alone()
@@ -165,7 +164,7 @@ class MultiReceiver(SubscriptionBase):
             for source in self.sources
             if not (source.retired or source.aside) or source.kept or source.question
         ]
-        if self._composite.in_turn() and len(live) > 1:
+        if self._composite.in_turn and len(live) > 1:
             self.sources.append(self.sources.pop(0))
         first = self._first()
         return (
@@ -253,9 +252,7 @@ class MultiReceiver(SubscriptionBase):
         live = [source for source in self.sources if not source.retired]
         dues = [source.due_at for source in live if source.due_at is not None]
         expired = tuple(
-            structs.replace(
-                item, key=self._composite.public_key(QueuePart(source.number, item.key)) or item.key
-            )
+            structs.replace(item, key=self._composite.public_name(source.number, item.key))
             for source in self.sources
             for item in source.expired
         )
@@ -276,11 +273,6 @@ class MultiReceiver(SubscriptionBase):
         taken.clear()
         if not self.closed and any(source.kept or source.question for source in self.sources):
             self._undoing = asyncio.create_task(self._undo())
-
-    async def _undone(self) -> None:
-        """Wait until the deliveries of an earlier receive are released, at most ``_UNSEEN`` seconds."""
-        if self._undoing is not None:
-            await asyncio.wait({self._undoing}, timeout=_UNSEEN)
 
     async def _undo(self) -> None:
         questions = {source.question for source in self.sources if source.question is not None}

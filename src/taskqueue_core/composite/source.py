@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
-from taskqueue_core.backend import Subscription
-from taskqueue_core.composite.backend import Member
+from taskqueue_core.composite.backend import CompositeBackend
 from taskqueue_core.errors import BackendUnavailable, SubscriptionClosed, TaskQueueError
 from taskqueue_core.tasks import Delivery, Expired, Received
 
@@ -16,18 +14,13 @@ class Source:
     """A member's subscription with at most one receive in progress, and the deliveries received but not returned."""
 
     def __init__(
-        self,
-        member: Member,
-        number: int,
-        keys: tuple[str, ...],
-        subscription: Subscription,
-        from_member: Callable[[int, Delivery], Delivery],
+        self, composite: CompositeBackend, number: int, keys: tuple[str, ...], consumer: str
     ) -> None:
-        """Receive from ``subscription``, which belongs to member ``number`` and covers ``keys``."""
-        self.member = member
+        """Subscribe to the queues ``keys`` of member ``number``."""
+        self.member = composite.members[number]
         self.number = number
         self.keys = keys
-        self.subscription = subscription
+        self.subscription = self.member.backend.subscribe(keys, consumer)
         self.retired = False
         """whether receiving has ended; the subscription stays open until its deliveries are settled"""
         self.aside = False
@@ -44,7 +37,7 @@ class Source:
         self.withdrawn = False
         """whether the receive in ``question`` is being cancelled"""
         self._waits = False
-        self._outward = from_member
+        self._composite = composite
 
     @property
     def is_askable(self) -> bool:
@@ -98,7 +91,7 @@ class Source:
         self.again, self.due_at = received.again, received.due_at
         self.expired += received.expired
         for delivery in received.deliveries:
-            result = self._outward(self.number, delivery)
+            result = self._composite.from_member(self.number, delivery)
             self.out[delivery.receipt] = result.receipt
             self.kept.append(result)
 

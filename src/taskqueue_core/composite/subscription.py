@@ -38,39 +38,30 @@ class JointSubscription(MultiReceiver):
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
     ) -> tuple[Settled, ...]:
         checked = checked_results(deliveries, results)
-
-        async def call(
-            source: Source, deliveries: list[Delivery], at: list[int]
-        ) -> Sequence[Settled]:
-            return await source.subscription.ack(
-                *deliveries, results=[checked[index] for index in at]
-            )
-
-        return await self._settle(deliveries, call)
+        return await self._settle(
+            deliveries,
+            lambda subscription, batch, indexes: subscription.ack(
+                *batch, results=[checked[index] for index in indexes]
+            ),
+        )
 
     async def redeliver(self, *deliveries: Delivery, lost: bool = False) -> tuple[Settled, ...]:
-        async def call(
-            source: Source, deliveries: list[Delivery], _: list[int]
-        ) -> Sequence[Settled]:
-            return await source.subscription.redeliver(*deliveries, lost=lost)
-
-        return await self._settle(deliveries, call)
+        return await self._settle(
+            deliveries, lambda subscription, batch, _: subscription.redeliver(*batch, lost=lost)
+        )
 
     async def dead_letter(
         self, delivery: Delivery, reason: str, error: str | None = None
     ) -> Settled:
-        async def call(
-            source: Source, deliveries: list[Delivery], _: list[int]
-        ) -> Sequence[Settled]:
-            subscription: Any = source.subscription
-            return [await subscription.dead_letter(deliveries[0], reason, error)]
+        async def call(subscription: Any, batch: list[Delivery], _: list[int]) -> list[Settled]:
+            return [await subscription.dead_letter(batch[0], reason, error)]
 
         return (await self._settle([delivery], call))[0]
 
     async def _settle(
         self,
         deliveries: Sequence[Delivery],
-        call: Callable[[Source, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
+        call: Callable[[Any, list[Delivery], list[int]], Awaitable[Sequence[Settled]]],
     ) -> tuple[Settled, ...]:
         """Settle with one call per source. An unavailable source does not prevent the calls to the others."""
         groups: dict[Source, list[int]] = {}
@@ -78,11 +69,13 @@ class JointSubscription(MultiReceiver):
         for index, delivery in enumerate(deliveries):
             number, result = self._composite.to_member(delivery)
             inner.append(result)
-            groups.setdefault(self._owner(number, result), []).append(index)
+            source = self._source_of(number, result.task.key, result.receipt)
+            groups.setdefault(source, []).append(index)
 
         async def settled(source: Source, indexes: list[int]) -> Sequence[Settled]:
             try:
-                outcomes = await call(source, [inner[index] for index in indexes], indexes)
+                batch = [inner[index] for index in indexes]
+                outcomes = await call(source.subscription, batch, indexes)
             except LeaseLost:
                 outcomes = [Settled.LEASE_LOST] * len(indexes)
             for index in indexes:
@@ -99,17 +92,18 @@ class JointSubscription(MultiReceiver):
                 matches[place] = outcome
         return answer(matches)
 
-    def _owner(self, number: int, delivery: Delivery) -> Source:
-        """Return the source that issued a delivery, or else any source of the same member."""
-        of_side = [source for source in self.sources if source.number == number]
-        for source in of_side:
-            if delivery.receipt in source.out:
-                return source
-        return of_side[0] if of_side else self._bystander(number, delivery.task.key)
+    def _source_of(self, number: int, key: str, receipt: str) -> Source:
+        """Return the member's source that issued a receipt, or else one that covers a queue, or any source.
 
-    def _bystander(self, number: int, key: str) -> Source:
-        """Open a source that is used to settle and adopt, but never to receive."""
-        source = self.open(number, (key,))
+        If the member has none, open a source that is used to settle and adopt, but never to receive.
+        """
+        of_member = [source for source in self.sources if source.number == number]
+        for source in of_member:
+            if receipt in source.out:
+                return source
+        if of_member:
+            return max(of_member, key=lambda source: key in source.keys)
+        source = self.open(number, (key or self.keys[0],))
         source.retired = True
         return source
 
@@ -117,16 +111,17 @@ class JointSubscription(MultiReceiver):
         if self.closed:
             raise SubscriptionClosed("the subscription is closed")
         answers: list[Delivery | None] = [None] * len(receipts)
-        requested = [list(self._composite.member_receipts(receipt)) for receipt in receipts]
+        requested = [list(self._composite.origins(receipt, "")) for receipt in receipts]
         while any(requested):
             groups: dict[Source, list[tuple[int, str]]] = {}
             for index, origins in enumerate(requested):
                 if origins:
-                    at, name = origins.pop(0)
-                    groups.setdefault(self._adopter(at.member, at.key), []).append((index, name))
+                    part, name = origins.pop(0)
+                    source = self._source_of(part.member, part.key, name)
+                    groups.setdefault(source, []).append((index, name))
             for source, group in groups.items():
-                for place, delivery in await self._adopt(source, receipts, group):
-                    answers[place], requested[place] = delivery, []
+                for index, delivery in await self._adopt(source, receipts, group):
+                    answers[index], requested[index] = delivery, []
         return tuple(answers)
 
     async def _adopt(
@@ -144,13 +139,6 @@ class JointSubscription(MultiReceiver):
                 value = self._composite.adopted(source.number, receipts[index], delivery)
                 adopted.append((index, value))
         return adopted
-
-    def _adopter(self, number: int, key: str) -> Source:
-        of_side = [source for source in self.sources if source.number == number]
-        for source in of_side:
-            if key in source.keys:
-                return source
-        return of_side[0] if of_side else self._bystander(number, key or self.keys[0])
 
     async def revoked(self) -> tuple[str, ...]:
         self._watching = True

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
-from taskqueue_core.backend import Backend, Capability
+from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import (
     DeadLetters,
-    Maintained,
     QueueSettings,
-    SlotPool,
-    slots_of,
 )
 from taskqueue_core.composite.backend import (
     CompositeBackend,
     Member,
     QueuePart,
     ReceivePlan,
-    shared_capabilities,
 )
 from taskqueue_core.composite.control import JointControl, JointDeadLetters
 from taskqueue_core.composite.subscription import JointSubscription
-from taskqueue_core.errors import BackendUnavailable, CapabilityMissing, SettingsConflict
+from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.limits import check_name
 from taskqueue_core.migration.publisher import MigratingPublisher
 from taskqueue_core.migration.routing import (
@@ -41,14 +35,14 @@ from taskqueue_core.migration.routing import (
     StrictOrderGate,
     ours,
 )
-from taskqueue_core.tasks import Delivery, Health, Task
+from taskqueue_core.tasks import Delivery, Health
 
 T = TypeVar("T")
 
 _MARKS = ("<old>", "<new>")
 _LEISURE = 2.0
 """seconds after which health, maintenance and closing give up on the backend that is being drained"""
-_CARED_FOR = 50
+_REPAIRED = 50
 """maximum number of queues whose settings one maintenance pass compares"""
 
 
@@ -76,38 +70,24 @@ class MigratingBackend(CompositeBackend):
 
         In mode ``available``, queries to the backend that is being drained time out after ``patience`` seconds.
         """
-        self._new = new
         members = Member(names[OLD], old), Member(names[NEW], new)
         super().__init__(*members)
         self.router = MigrationRouter(members, mode, patience)
-        self.capabilities = shared_capabilities([old, new])
         self.mode = mode
+        self.in_turn = mode is MigrationMode.AVAILABLE
         self._gate = StrictOrderGate(self.router)
         self._natives: dict[str, int] = {}
-        self.publisher = MigratingPublisher(self.router, self)
+        self.publisher = MigratingPublisher(self, self.router)
         self.control = MigratingControl(self)
 
     @property
     def dead_letters(self) -> DeadLetters:
         """The dead letters of both backends. Raises `CapabilityMissing` unless both support them."""
-        if Capability.DEAD_LETTERS not in self.capabilities.names:
-            raise CapabilityMissing("one backend of the migration has no dead letters")
         return JointDeadLetters(self)
-
-    @property
-    def slots(self) -> SlotPool:
-        """The slot pool of the new backend. Raises `CapabilityMissing` unless both backends have slots."""
-        if Capability.SLOTS not in self.capabilities.names:
-            raise CapabilityMissing("one backend of the migration has no slots")
-        return slots_of(self._new)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:
         check_name("consumer", consumer)
         return self.remember(JointSubscription(self, checked_keys(keys), consumer))
-
-    def now(self) -> float:
-        """Return the time of the new backend."""
-        return self._new.now()
 
     async def health(self) -> Health:
         """Return the health of both backends. In mode ``available``, only the one that accepts new tasks must be ok."""
@@ -147,10 +127,6 @@ class MigratingBackend(CompositeBackend):
             return await self._gate.plan(keys)
         return self.first_plan(keys)
 
-    def in_turn(self) -> bool:
-        """Whether both backends are received from in rotation: only in mode ``available``."""
-        return self.mode is MigrationMode.AVAILABLE
-
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
         """Prefix the receipt with its side if the old backend issued it, or if it looks like a prefixed receipt."""
         receipt = delivery.receipt
@@ -158,34 +134,22 @@ class MigratingBackend(CompositeBackend):
             return structs.replace(delivery, receipt=_MARKS[member] + receipt)
         return delivery
 
-    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Return the side that issued the delivery, and the delivery without the prefix of its receipt."""
-        for member, mark in enumerate(_MARKS):
-            if delivery.receipt.startswith(mark):
-                return member, structs.replace(
-                    delivery, receipt=delivery.receipt.removeprefix(mark)
-                )
-        return self._natives.get(delivery.receipt, NEW), delivery
-
-    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
+    def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
         """Return the sides that may have issued a receipt.
 
         A receipt without a prefix may be from the old side, issued before the migration.
         """
         for member, mark in enumerate(_MARKS):
             if receipt.startswith(mark):
-                return [(QueuePart(member, ""), receipt.removeprefix(mark))]
-        return [(QueuePart(NEW, ""), receipt), (QueuePart(OLD, ""), receipt)]
+                return [(QueuePart(member, key), receipt.removeprefix(mark))]
+        first = self._natives.get(receipt, NEW)
+        return [(QueuePart(member, key), receipt) for member in (first, 1 - first)]
 
     def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:
         """Return an adopted delivery with the receipt that the worker has, and remember which side issued it."""
         if not receipt.startswith(_MARKS):
             self._natives[receipt] = member
-        return structs.replace(delivery, receipt=receipt)
-
-    def renamed(self, part: QueuePart, task: Task) -> Task:  # noqa: ARG002 - keys are the same on both sides
-        """Return the task unchanged, because keys are the same on both backends."""
-        return task
+        return super().adopted(member, receipt, delivery)
 
     async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
         """Call a member; in mode ``available``, return ``otherwise`` if the drained backend does not answer in time."""
@@ -203,7 +167,6 @@ class MigratingControl(JointControl):
     def __init__(self, backend: MigratingBackend) -> None:
         super().__init__(backend)
         self._router = backend.router
-        self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
         _, settings = await self._router.authority(key)
@@ -222,28 +185,15 @@ class MigratingControl(JointControl):
         self._router.copied_to[key] = results.bound_to
         return results.model_copy(update={"moved_to": None}) if ours(results) else results
 
-    async def maintain(self) -> Maintained:
-        """Run maintenance on both backends, then correct queue settings that contradict the migration's phase."""
-        done = await super().maintain()
-        with contextlib.suppress(BackendUnavailable, SettingsConflict, TimeoutError):
-            # What is interrupted here, the next maintenance pass completes.
-            async with asyncio.timeout(_LEISURE):
-                await self._care()
-        return done
-
-    async def _care(self) -> None:
-        """Compare the settings of the next batch of queues on both backends, and correct differences."""
+    async def _repair(self) -> None:
         if any(member.down_for for member in self._router.members):
             return
-        phase = await self._router.phase(fresh=True)
-        if phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED):
-            return
-        keys = await self.queues()
-        start = next(self._cared) * _CARED_FOR
-        for key in keys[start : start + _CARED_FOR]:
-            members = await self._router.read(key)
-            if members.open_side != phase.towards:
-                await self._router.turn(key, phase.towards)
-            await self._router.mirror(key, members[phase.towards], 1 - phase.towards)
-        if start + _CARED_FOR >= len(keys):
-            self._cared = itertools.count()
+        async with asyncio.timeout(_LEISURE):
+            phase = await self._router.phase(fresh=True)
+            if phase in (MigrationPhase.IDLE, MigrationPhase.INTERRUPTED):
+                return
+            for key in self._next_keys(await self.queues(), _REPAIRED):
+                members = await self._router.read(key)
+                if members.open_side != phase.towards:
+                    await self._router.turn(key, phase.towards)
+                await self._router.mirror(key, members[phase.towards], 1 - phase.towards)

@@ -10,12 +10,17 @@ from math import gcd
 from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
-from taskqueue_core.backend import Backend, Capabilities, Capability
-from taskqueue_core.capabilities import DeadLetters, SlotPool, has, slots_of
-from taskqueue_core.composite.backend import CompositeBackend, Member, QueuePart, ReceivePlan
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import DeadLetters
+from taskqueue_core.composite.backend import (
+    CompositeBackend,
+    Member,
+    QueuePart,
+    ReceivePlan,
+    renamed,
+)
 from taskqueue_core.composite.control import JointDeadLetters
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import CapabilityMissing
 from taskqueue_core.limits import check_name
 from taskqueue_core.shard_guard import MARKER
 from taskqueue_core.sharding.control import ShardedControl
@@ -26,11 +31,10 @@ from taskqueue_core.sharding.generations import (
     Shard,
     ShardGenerations,
     reject_shard_name,
-    renamed,
 )
 from taskqueue_core.sharding.publisher import ShardedPublisher
 from taskqueue_core.sharding.subscription import ShardedSubscription
-from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats, Task
+from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats
 
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
 _POLL_SECONDS = 0.1
@@ -48,26 +52,14 @@ class ShardedBackend(CompositeBackend):
         self.inner = inner
         super().__init__(Member("store", inner, needed=True))
         self.generations = ShardGenerations(self.members[0].control)
-        self.publisher = ShardedPublisher(self, inner, self.generations)
+        self.publisher = ShardedPublisher(self, self.generations)
         self.control = ShardedControl(self, self.generations, self.refresh_plans)
         self._drained: set[str] = set()
 
     @property
-    def capabilities(self) -> Capabilities:
-        """The capabilities of the wrapped backend."""
-        return self.inner.capabilities
-
-    @property
     def dead_letters(self) -> DeadLetters:
         """The dead letters of all shards. Raises `CapabilityMissing` if the wrapped backend has none."""
-        if not has(self.inner, Capability.DEAD_LETTERS):
-            raise CapabilityMissing(f"{type(self.inner).__name__} has no dead letters")
         return JointDeadLetters(self)
-
-    @property
-    def slots(self) -> SlotPool:
-        """The slot pool of the wrapped backend."""
-        return slots_of(self.inner)
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> ShardedSubscription:
         check_name("consumer", consumer)
@@ -75,10 +67,6 @@ class ShardedBackend(CompositeBackend):
         for key in unique:
             reject_shard_name("keys", key)
         return self.remember(ShardedSubscription(self, unique, consumer))
-
-    def now(self) -> float:
-        """Return the store's time."""
-        return self.inner.now()
 
     async def health(self) -> Health:
         """Return the health of the wrapped backend."""
@@ -143,10 +131,6 @@ class ShardedBackend(CompositeBackend):
             self._drained.add(position)
         return position in self._drained
 
-    def in_turn(self) -> bool:
-        """Return true: no shard waits for another shard of the same plan."""
-        return True
-
     def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is only one member
         """Replace the shard's name by that of its queue, and prefix the receipt with the shard."""
         shard = Shard.read(delivery.task.key)
@@ -160,28 +144,14 @@ class ShardedBackend(CompositeBackend):
             shard=shard.shard if shards > 1 else None,
         )
 
-    def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:
-        """Remove the shard's prefix from the receipt, and name the shard as the task's queue."""
-        parts = _MARK.match(delivery.receipt) if delivery.receipt.startswith("<") else None
+    def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
+        """Return the shard that issued a receipt, and the receipt without the prefix that names the shard."""
+        parts = _MARK.match(receipt) if receipt.startswith("<") else None
         if parts is None:
-            return 0, delivery
-        generation = Generation(int(parts[2]), int(parts[3]))
-        name = generation.shard_key(delivery.task.key, int(parts[1]))
-        receipt = delivery.receipt[parts.end() :]
-        return 0, structs.replace(delivery, task=renamed(delivery.task, name), receipt=receipt)
-
-    def member_receipts(self, receipt: str) -> Sequence[tuple[QueuePart, str]]:
-        """Return the receipt without its shard's prefix."""
-        parts = _MARK.match(receipt)
-        return [(QueuePart(0, ""), receipt if parts is None else receipt[parts.end() :])]
-
-    def adopted(self, member: int, receipt: str, delivery: Delivery) -> Delivery:  # noqa: ARG002 - from_member makes the same receipt
-        """Return an adopted delivery as consumers see it, with the same receipt as before."""
-        return self.from_member(member, delivery)
-
-    def renamed(self, part: QueuePart, task: Task) -> Task:
-        """Return the task of a shard with the name of its queue."""
-        return renamed(task, self.public_key(part) or task.key)
+            return [(QueuePart(0, key), receipt)]
+        if key:
+            key = Generation(int(parts[2]), int(parts[3])).shard_key(key, int(parts[1]))
+        return [(QueuePart(0, key), receipt[parts.end() :])]
 
 
 def related(shard: int, before: Generation, after: Generation) -> Iterable[int]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable
 
-from taskqueue_core.capabilities import Maintained, QueueSettings
-from taskqueue_core.composite.backend import CompositeBackend, QueuePart
+from taskqueue_core.capabilities import QueueSettings
+from taskqueue_core.composite.backend import CompositeBackend
 from taskqueue_core.composite.control import JointControl
 from taskqueue_core.concurrency import gather_all
-from taskqueue_core.errors import BackendUnavailable, InvalidInput, SettingsConflict
+from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.shard_guard import write_marker
 from taskqueue_core.sharding.generations import (
@@ -21,7 +20,7 @@ from taskqueue_core.sharding.generations import (
     reject_shard_name,
 )
 
-_CARED_FOR = 10
+_REPAIRED = 10
 """maximum number of sharded queues that one maintenance pass checks"""
 
 
@@ -39,7 +38,6 @@ class ShardedControl(JointControl):
         self._generations = generations
         self._on_change = on_change
         self._inner = composite.members[0].control
-        self._cared = itertools.count()
 
     async def settings(self, key: str) -> QueueSettings:
         settings = self._outside(await self._inner.settings(key))
@@ -93,9 +91,7 @@ class ShardedControl(JointControl):
         """Replace the shards in ``bound_to`` by the names of their queues."""
         if not settings.bound_to:
             return settings
-        names = [
-            self._composite.public_key(QueuePart(0, name)) or name for name in settings.bound_to
-        ]
+        names = [self._composite.public_name(0, name) for name in settings.bound_to]
         return settings.model_copy(update={"bound_to": tuple(names)})
 
     def _check(self, key: str, settings: QueueSettings) -> None:
@@ -124,20 +120,11 @@ class ShardedControl(JointControl):
         await generations.succeed(key, settings.shards, settings)
         self._on_change()
 
-    async def maintain(self) -> Maintained:
-        """Run maintenance, then complete changes of shards that were interrupted."""
-        done = await super().maintain()
-        # What is interrupted here, the next maintenance pass completes.
-        with contextlib.suppress(BackendUnavailable, SettingsConflict):
-            await self._care()
-        return done
-
-    async def _care(self) -> None:
+    async def _repair(self) -> None:
+        """Complete changes of the number of shards that were interrupted."""
         generations = self._generations
         await generations.refresh()
-        keys = sorted(generations.sharded)
-        start = next(self._cared) * _CARED_FOR
-        for key in keys[start : start + _CARED_FOR]:
+        for key in self._next_keys(sorted(generations.sharded), _REPAIRED):
             chain = await generations.read(key)
             for generation, following in itertools.pairwise(chain):
                 await generations.close_all(key, generation, following)
@@ -148,5 +135,3 @@ class ShardedControl(JointControl):
                 if generation != FIRST
                 for name in generation.shard_keys(key)
             )
-        if start + _CARED_FOR >= len(keys):
-            self._cared = itertools.count()

@@ -10,8 +10,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 from zlib import crc32
 
-from msgspec import structs
-
 from taskqueue_core.capabilities import Control, QueueSettings
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput
@@ -100,18 +98,8 @@ def _named(key: str, shard: int, generation: Generation) -> str:
     return f"{name}-0000"
 
 
-def renamed(task: Task, key: str) -> Task:
-    """Return a copy of the task in another queue, without validating its fields again."""
-    if task.key == key:
-        return task
-    copy: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
-    structs.force_setattr(copy, "key", key)
-    return copy
-
-
 REMEMBERED = 2.0
 """seconds for which the known generations are assumed to be complete; a refused publish reads them at once"""
-_SHARD_FIELDS = ("version", "moved_to", "shards")
 
 
 class ShardGenerations:
@@ -147,21 +135,6 @@ class ShardGenerations:
                 if shard is not None and shard.generation.number > self.known(shard.key)[-1].number:
                     behind.add(shard.key)
             await gather_all(self.read(key) for key in behind)
-
-    async def where(self, task: Task) -> str | None:
-        """Return the key of the shard that has a task, or had it last; ``None`` if no shard knows the task."""
-        chain = await self.read(task.key)
-        if len(chain) == 1:
-            return None
-        names = [name for generation in chain for name in generation.shard_keys(task.key)]
-        statuses = await gather_all(self._control.statuses(name, task.id) for name in names)
-        results = [
-            (status, name)
-            for name, (status,) in zip(names, statuses, strict=True)
-            if status is not None
-        ]
-        best = max(results, key=lambda pair: (pair[0].state.live, pair[0].updated_at), default=None)
-        return best and best[1]
 
     async def read(self, key: str) -> tuple[Generation, ...]:
         """Read the generations of a queue from its settings; return them oldest first."""
