@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Protocol, Self
@@ -104,9 +104,7 @@ class _Instruments:
         )
 
 
-@lru_cache(maxsize=4)
-def _instruments(provider: metrics.MeterProvider) -> _Instruments:
-    return _Instruments(provider)
+_instruments = lru_cache(maxsize=4)(_Instruments)
 
 
 def _measures() -> _Instruments:
@@ -181,13 +179,8 @@ class Operation:
 
     def _record(self, seconds: float, error: str | None) -> None:
         attributes = _attributes(self._name, self.tasks)
-        destination = attributes.get(_DESTINATION)
-        span = trace.get_tracer(_NAME).start_span(
-            self._name if destination is None else f"{self._name} {destination}",
-            kind=SpanKind.CLIENT,
-            attributes=attributes,
-            links=_links(self.tasks),
-            start_time=self._began,
+        span = _start(
+            attributes, kind=SpanKind.CLIENT, links=_links(self.tasks), start_time=self._began
         )
         _end(span, error)
         measures = _measures()
@@ -197,11 +190,49 @@ class Operation:
             measures.consumed.add(len(self.tasks), labels)
 
 
+def _start(attributes: dict[str, Any], **options: Any) -> trace.Span:
+    names = [attributes["messaging.operation.name"], attributes.get(_DESTINATION)]
+    return trace.get_tracer(_NAME).start_span(
+        " ".join(name for name in names if name is not None), attributes=attributes, **options
+    )
+
+
 def _end(span: trace.Span, error: str | None) -> None:
     if error is not None:
         span.set_attribute("error.type", error)
         span.set_status(Status(StatusCode.ERROR))
     span.end()
+
+
+@contextmanager
+def _observed(
+    kind: SpanKind,
+    attributes: dict[str, Any],
+    record: Callable[[float, dict[str, Any]], None],
+    *,
+    linked: Sequence[Carrier] = (),
+) -> Iterator[trace.Span]:
+    """Give the span of a block; then call ``record`` with the block's duration in seconds and the metric attributes.
+
+    The span has links to the publishers of the ``linked`` tasks. For a single task, it is a child of its publisher's.
+    """
+    span: trace.Span = trace.INVALID_SPAN
+    with _harmless():
+        headers = linked[0].headers if len(linked) == 1 else {}
+        context = _propagator.extract(headers) if _PARENT in headers else None
+        span = _start(attributes, kind=kind, context=context, links=_links(linked))
+    start, error = time.perf_counter(), None
+    try:
+        yield span
+    except BaseException as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        seconds = time.perf_counter() - start
+        with _harmless():
+            _end(span, error)
+        with _harmless():
+            record(seconds, _metric_attributes(attributes, error))
 
 
 def consumed(tasks: Sequence[Carrier]) -> None:
@@ -222,32 +253,16 @@ def publishing(tasks: tuple[Task, ...]) -> Iterator[tuple[Task, ...]]:
     if all(_PARENT in task.headers for task in tasks):
         yield tasks
         return
-    attributes = _attributes("send", tasks)
-    destination = attributes.get(_DESTINATION)
-    span: trace.Span = trace.INVALID_SPAN
-    context: dict[str, str] = {}
-    with _harmless():
-        span = trace.get_tracer(_NAME).start_span(
-            "send" if destination is None else f"send {destination}",
-            kind=SpanKind.PRODUCER,
-            attributes=attributes,
-        )
-        _propagator.inject(context, trace.set_span_in_context(span))
-    start, error = time.perf_counter(), None
-    try:
+
+    def record(seconds: float, labels: dict[str, Any]) -> None:
+        _measures().operations.record(seconds, labels)
+        _measures().sent.add(len(tasks), labels)
+
+    with _observed(SpanKind.PRODUCER, _attributes("send", tasks), record) as span:
+        context: dict[str, str] = {}
+        with _harmless():
+            _propagator.inject(context, trace.set_span_in_context(span))
         yield tuple(_carrying(task, context) for task in tasks) if context else tasks
-    except BaseException as failure:
-        error = type(failure).__name__
-        raise
-    finally:
-        seconds = time.perf_counter() - start
-        with _harmless():
-            _end(span, error)
-        with _harmless():
-            labels = _metric_attributes(attributes, error)
-            measures = _measures()
-            measures.operations.record(seconds, labels)
-            measures.sent.add(len(tasks), labels)
 
 
 def _carrying(task: Task, context: dict[str, str]) -> Task:
@@ -267,36 +282,17 @@ def _size(headers: dict[str, str]) -> int:
     return sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
 
 
-class Processing:
-    """A context manager that makes a span current, and records the duration of its block."""
+@contextmanager
+def processing(tasks: Sequence[Carrier]) -> Iterator[None]:
+    """Record the span and duration of a handler; see `taskqueue_core.telemetry.processing`."""
 
-    __slots__ = ("_attributes", "_span", "_start", "_token")
+    def record(seconds: float, labels: dict[str, Any]) -> None:
+        _measures().process.record(seconds, labels)
 
-    def __init__(self, tasks: Sequence[Carrier]) -> None:
-        self._attributes = attributes = _attributes("process", tasks)
-        headers = tasks[0].headers if len(tasks) == 1 else {}
-        destination = attributes.get(_DESTINATION)
-        self._span: trace.Span = trace.INVALID_SPAN
-        with _harmless():
-            self._span = trace.get_tracer(_NAME).start_span(
-                "process" if destination is None else f"process {destination}",
-                context=_propagator.extract(headers) if _PARENT in headers else None,
-                kind=SpanKind.CONSUMER,
-                attributes=attributes,
-                links=_links(tasks),
-            )
-
-    def __enter__(self) -> None:
-        """Make the span current."""
-        self._token = attach(trace.set_span_in_context(self._span))
-        self._start = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the span and record its duration."""
-        seconds = time.perf_counter() - self._start
-        error = None if kind is None else kind.__name__
-        detach(self._token)
-        with _harmless():
-            _end(self._span, error)
-        with _harmless():
-            _measures().process.record(seconds, _metric_attributes(self._attributes, error))
+    attributes = _attributes("process", tasks)
+    with _observed(SpanKind.CONSUMER, attributes, record, linked=tasks) as span:
+        token = attach(trace.set_span_in_context(span))
+        try:
+            yield
+        finally:
+            detach(token)

@@ -84,7 +84,7 @@ def processing(tasks: Sequence[Carrier]) -> AbstractContextManager[None]:
     """
     if not active():
         return _nothing
-    observed: AbstractContextManager[None] = _spans().Processing(tasks)
+    observed: AbstractContextManager[None] = _spans().processing(tasks)
     return observed
 
 

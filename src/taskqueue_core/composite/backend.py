@@ -120,6 +120,11 @@ class CompositeBackend(ABC):
         self._subscriptions.add(subscription)
         return subscription
 
+    def refresh_plans(self) -> None:
+        """Make every subscription compute its receive plan again, because this process has changed it."""
+        for subscription in self._subscriptions:
+            subscription.refresh_now()
+
     async def aclose(self) -> None:
         """Close every subscription and every member."""
         for subscription in tuple(self._subscriptions):

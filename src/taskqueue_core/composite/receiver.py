@@ -180,7 +180,7 @@ class MultiReceiver(SubscriptionBase):
         for source in order:
             if len(taken) >= limit or self.closed:
                 break
-            if source.question is not None and source.withdrawn:
+            if source.question is not None and source.question.cancelling():
                 await asyncio.wait({source.question}, timeout=RECEIVE_BACKOFF)
             source.absorb()
             taken += source.give(limit - len(taken))

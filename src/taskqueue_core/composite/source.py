@@ -34,8 +34,6 @@ class Source:
         """receipts of unsettled deliveries: the member's receipt, mapped to the public one"""
         self.kept: deque[Delivery] = deque()
         self.expired: list[Expired] = []
-        self.withdrawn = False
-        """whether the receive in ``question`` is being cancelled"""
         self._waits = False
         self._composite = composite
 
@@ -56,14 +54,14 @@ class Source:
 
     def ask(self, limit: int, timeout: float | None) -> asyncio.Task[Received]:
         """Start a receive; `absorb` collects its result."""
-        self._waits, self.withdrawn = timeout != 0, False
+        self._waits = timeout != 0
         self.question = asyncio.create_task(self.subscription.receive(limit, timeout))
         return self.question
 
     def give_up_waiting(self) -> None:
         """Cancel a receive that waits for tasks. A receive with timeout 0 ends by itself."""
-        if self.question is not None and self._waits and not self.withdrawn:
-            self.withdrawn = self.question.cancel()
+        if self.question is not None and self._waits and not self.question.cancelling():
+            self.question.cancel()
 
     def absorb(self) -> None:
         """Collect the result of a finished receive. Its error is raised unless the member is unavailable or closed."""

@@ -73,11 +73,6 @@ class Sides(NamedTuple):
         closed = ours(self.old), ours(self.new)
         return None if closed[OLD] == closed[NEW] else int(closed[OLD])
 
-    @property
-    def both_closed(self) -> bool:
-        """Whether neither side accepts new tasks."""
-        return ours(self.old) and ours(self.new)
-
 
 class MigrationRouter:
     """Reads and changes the settings that decide which side accepts the tasks of a queue.
@@ -96,10 +91,6 @@ class MigrationRouter:
         """for each queue, the queues that receive copies of its tasks, as this process last read them"""
         self._open: dict[str, int] = {}
         self._phase: tuple[float, MigrationPhase] | None = None
-
-    def moved_to(self, number: int) -> str:
-        """Return the value of ``moved_to`` in the settings of a queue whose new tasks go to side ``number``."""
-        return _WORD + self.members[number].name
 
     async def ask(self, number: int, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of ``call``, with a timeout if it calls the drained side in mode ``available``.
@@ -176,7 +167,7 @@ class MigrationRouter:
         except BackendUnavailable:
             return await self._without(key, phase.towards)
         number = members.open_side
-        if number is None and not members.both_closed:
+        if number is None and not ours(members.old):  # then it is open on both sides
             number = phase.towards
             if phase is not MigrationPhase.IDLE:
                 await self.close(key, 1 - number)
@@ -197,25 +188,21 @@ class MigrationRouter:
         """Discard the cached side of a queue, so that its settings are read again."""
         self._open.pop(key, None)
 
-    async def close(self, key: str, number: int) -> None:
-        """Close a queue on one side to new tasks. That side still detects duplicates of the ids that it knows."""
-        name = self.moved_to(1 - number)
+    async def _update(self, number: int, key: str, **changes: object) -> None:
         await change_settings(
-            self.members[number].control,
-            key,
-            lambda settings: (
-                settings if ours(settings) else settings.model_copy(update={"moved_to": name})
-            ),
+            self.members[number].control, key, lambda settings: settings.model_copy(update=changes)
         )
 
+    async def close(self, key: str, number: int) -> None:
+        """Close a queue on one side to new tasks. That side still detects duplicates of the ids that it knows."""
+        await self._update(number, key, moved_to=_WORD + self.members[1 - number].name)
+
     async def reopen(self, key: str, number: int) -> None:
-        """Open a queue on one side. The queue must be closed on the other side."""
+        """Open a queue on one side, unless an operator has closed it. It must be closed on the other side."""
         await change_settings(
             self.members[number].control,
             key,
-            lambda settings: (
-                settings.model_copy(update={"moved_to": None}) if ours(settings) else settings
-            ),
+            lambda value: value.model_copy(update={"moved_to": None}) if ours(value) else value,
         )
 
     async def turn(self, key: str, number: int) -> None:
@@ -227,11 +214,7 @@ class MigrationRouter:
     async def turn_all(self, number: int) -> None:
         """Move the intake of all queues that do not exist yet to one side."""
         await self.close(MARKER, 1 - number)
-        await change_settings(
-            self.members[number].control,
-            MARKER,
-            lambda settings: settings.model_copy(update={"moved_to": None, "paused": False}),
-        )
+        await self._update(number, MARKER, moved_to=None, paused=False)
         new = await self.members[NEW].control.settings(MARKER)
         # A version above 0 records that the migration was started.
         if number == NEW and not new.version:
@@ -241,11 +224,7 @@ class MigrationRouter:
 
     async def seal(self) -> None:
         """Record that the drained side was found empty."""
-        await change_settings(
-            self.members[NEW].control,
-            MARKER,
-            lambda settings: settings.model_copy(update={"paused": True}),
-        )
+        await self._update(NEW, MARKER, paused=True)
         self._phase = None
 
     async def mirror(self, key: str, settings: QueueSettings, number: int) -> None:
@@ -297,16 +276,14 @@ class StrictOrderGate:
         return (part,)
 
     async def _passed(self, part: QueuePart, members: Sides, stats: QueueStats) -> bool:
-        ledger = stats.ledger
+        """Whether the drained side of a queue is empty, and its rate limit allows a delivery by the other side."""
+        ledger, towards = stats.ledger, 1 - part.member
         live = ledger.waiting or ledger.scheduled or ledger.in_flight
-        towards = NEW if part.member == OLD else OLD
-        if live or members.open_side != towards:
-            used = stats.delivered or ledger.published
-            if live or used:
-                self._empty_since.pop(part, None)
-                return False
-            # The queue was never used on this side and will not be: the first publish closes it here.
-            return True
+        # A queue that was never used on this side will not be: the first publish closes it here.
+        used = stats.delivered or ledger.published
+        if live or (used and members.open_side != towards):
+            self._empty_since.pop(part, None)
+            return False
         limit = members[part.member].rate_limit
         if limit is None or not stats.delivered:
             return True

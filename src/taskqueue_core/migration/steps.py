@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput, TaskQueueError
 from taskqueue_core.migration.backend import MigratingBackend
 from taskqueue_core.migration.routing import MARKER, NEW, OLD, MigrationPhase, MigrationRouter, ours
-from taskqueue_core.tasks import Ledger
 
 _SIDES = ("old", "new")
 
@@ -119,30 +117,22 @@ async def status(backend: MigratingBackend) -> MigrationStatus:
     for key in keys:
         settings = [await member.control.settings(key) for member in router.members]
         ledgers = await gather_all(member.control.ledger(key) for member in router.members)
-        queues.append(_queue_status(key, phase, settings, ledgers))
+        closed = [ours(setting) for setting in settings]
+        left = ledgers[remaining]
+        queues.append(
+            QueueOnTheMove(
+                key=key,
+                takes_in=None if all(closed) else _SIDES[closed.index(False)],
+                waiting=left.waiting,
+                scheduled=left.scheduled,
+                in_flight=left.in_flight,
+                dead=left.dead,
+                moved=ledgers[phase.towards].published,
+            )
+        )
         remembered = max(remembered, settings[remaining].dedupe_window)
     return MigrationStatus(
         phase=phase, leaves=_SIDES[remaining], queues=tuple(queues), remembered=remembered
-    )
-
-
-def _queue_status(
-    key: str, phase: MigrationPhase, settings: list[QueueSettings], ledgers: list[Ledger]
-) -> QueueOnTheMove:
-    closed = [ours(setting) for setting in settings]
-    towards = phase.towards
-    takes_in = None if all(closed) else _SIDES[closed.index(False)]
-    if not any(closed):
-        takes_in = _SIDES[OLD]
-    ledger = ledgers[1 - towards]
-    return QueueOnTheMove(
-        key=key,
-        takes_in=takes_in,
-        waiting=ledger.waiting,
-        scheduled=ledger.scheduled,
-        in_flight=ledger.in_flight,
-        dead=ledger.dead,
-        moved=ledgers[towards].published,
     )
 
 

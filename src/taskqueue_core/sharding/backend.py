@@ -53,7 +53,7 @@ class ShardedBackend(CompositeBackend):
         super().__init__(Member("store", inner, needed=True))
         self.generations = ShardGenerations(self.members[0].control)
         self.publisher = ShardedPublisher(self, self.generations)
-        self.control = ShardedControl(self, self.generations, self.refresh_plans)
+        self.control = ShardedControl(self, self.generations)
         self._drained: set[str] = set()
 
     @property
@@ -71,11 +71,6 @@ class ShardedBackend(CompositeBackend):
     async def health(self) -> Health:
         """Return the health of the wrapped backend."""
         return await self.inner.health()
-
-    def refresh_plans(self) -> None:
-        """Make every subscription compute its receive plan again, because this process has changed shards."""
-        for subscription in self._subscriptions:
-            subscription.refresh_now()
 
     async def parts(self, key: str) -> Sequence[QueuePart]:
         """Return every shard of every generation of a queue, oldest generation first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.composite.backend import CompositeBackend
@@ -27,16 +26,9 @@ _REPAIRED = 10
 class ShardedControl(JointControl):
     """``control`` of sharded queues. A queue's settings are stored in its first shard, and copied to every other."""
 
-    def __init__(
-        self,
-        composite: CompositeBackend,
-        generations: ShardGenerations,
-        on_change: Callable[[], None],
-    ) -> None:
-        """Call ``on_change`` after this process has changed the shards of a queue."""
+    def __init__(self, composite: CompositeBackend, generations: ShardGenerations) -> None:
         super().__init__(composite)
         self._generations = generations
-        self._on_change = on_change
         self._inner = composite.members[0].control
 
     async def settings(self, key: str) -> QueueSettings:
@@ -118,7 +110,7 @@ class ShardedControl(JointControl):
             for name in generation.shard_keys(key)
         )
         await generations.succeed(key, settings.shards, settings)
-        self._on_change()
+        self._composite.refresh_plans()
 
     async def _repair(self) -> None:
         """Complete changes of the number of shards that were interrupted."""

@@ -139,18 +139,16 @@ class ShardGenerations:
     async def read(self, key: str) -> tuple[Generation, ...]:
         """Read the generations of a queue from its settings; return them oldest first."""
         chain = self.known(key)
-        while following := await self.after(chain[-1].shard_key(key, 0)):
+        while True:
+            last = chain[-1].shard_key(key, 0)
+            following = Generation.read((await self._control.settings(last)).moved_to)
+            if following is None:
+                break
+            self._closed.add(last)
             chain = (*chain, following)
         if len(chain) > len(self.known(key)):
             self._known[key] = chain
         return self.known(key)
-
-    async def after(self, position: str) -> Generation | None:
-        """Return the generation that replaced a shard; ``None`` if the shard is not closed."""
-        following = Generation.read((await self._control.settings(position)).moved_to)
-        if following is not None:
-            self._closed.add(position)
-        return following
 
     async def demand_closed(self, position: str, following: Generation) -> None:
         """Close a shard to new tasks, unless this process knows that it is closed."""
@@ -197,9 +195,7 @@ class ShardGenerations:
             return settings.model_copy(update=own)
 
         assert generation.number  # noqa: S101 - the shard of the first generation is the queue itself
-        await change_settings(self._control, position, edit)
+        written = await change_settings(self._control, position, edit)
         # A queue with settings is listed, so that other processes find the shard by its name.
-        if not (await self._control.settings(position)).version:
-            await self._control.configure(position, settings.model_copy(update={
-                "version": 0, "shards": 1, "moved_to": moved,
-            }))  # fmt: skip
+        if not written.version:
+            await self._control.configure(position, written)
