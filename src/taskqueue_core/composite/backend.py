@@ -7,15 +7,13 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
-from taskqueue_core.capabilities import Control, RoomSignal, SlotPool, control_of, slots_of
-from taskqueue_core.concurrency import first_completed, gather_all
+from taskqueue_core.capabilities import Control, SlotPool, control_of, slots_of
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import Delivery, Task, TaskStatus
 
@@ -142,24 +140,31 @@ class CompositeBackend(ABC):
     async def parts(self, key: str) -> Sequence[QueuePart]:
         """Return every part of the queue ``key``, oldest first."""
 
-    async def each_part(self, key: str, call: Callable[[Member, str], Awaitable[T]]) -> list[T]:
-        """Call ``call`` for every part of a queue, with its member and its key there; return the results."""
-        parts = await self.parts(key)
-        return await gather_all(call(self.members[part.member], part.key) for part in parts)
-
     async def locate(
         self, key: str, task_ids: Sequence[str]
     ) -> list[tuple[QueuePart, TaskStatus] | None]:
         """Return, for each task id, the part that has the task or had it last, with its status there; else ``None``."""
         parts = await self.parts(key)
+        calls = [
+            (
+                member := self.members[part.member],
+                partial(member.control.statuses, part.key, *task_ids),
+            )
+            for part in parts
+        ]
         answers = await asyncio.gather(
-            *(self._statuses(part, task_ids) for part in parts), return_exceptions=True
+            *(self.at_leisure(member, call, None) for member, call in calls), return_exceptions=True
         )
         found: list[list[tuple[QueuePart, TaskStatus]]] = [[] for _ in task_ids]
         errors: list[BaseException] = []
         for part, answer in zip(parts, answers, strict=True):
             if isinstance(answer, BaseException):
                 errors.append(answer)
+                continue
+            if answer is None:
+                errors.append(
+                    BackendUnavailable("a backend that may hold the tasks is unavailable")
+                )
                 continue
             for candidates, status in zip(found, answer, strict=True):
                 if status is not None:
@@ -171,16 +176,6 @@ class CompositeBackend(ABC):
             max(candidates, key=lambda pair: (pair[1].state.live, pair[1].updated_at), default=None)
             for candidates in found
         ]
-
-    async def _statuses(
-        self, part: QueuePart, task_ids: Sequence[str]
-    ) -> tuple[TaskStatus | None, ...]:
-        member = self.members[part.member]
-        call = partial(member.control.statuses, part.key, *task_ids)
-        statuses = await self.at_leisure(member, call, None)
-        if statuses is None:
-            raise BackendUnavailable("a backend that may hold the tasks is unavailable")
-        return statuses
 
     @abstractmethod
     def public_key(self, part: QueuePart) -> str | None:
@@ -245,34 +240,3 @@ def _shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
         durable=all(capabilities.durable for capabilities in all_of),
         atomic_retry=all(capabilities.atomic_retry for capabilities in all_of),
     )
-
-
-class CombinedSignal:
-    """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
-
-    def __init__(self, backends: Sequence[Backend], keys: Sequence[Sequence[str]]) -> None:
-        """Use the signals of the backends that have them; ``keys`` has one list of queues per backend."""
-        publishers: list[Any] = [backend.publisher for backend in backends]
-        self._signals: list[RoomSignal] = [
-            publisher.room_signal(*key)
-            for publisher, key in zip(publishers, keys, strict=True)
-            if key and hasattr(publisher, "room_signal")
-        ]
-        self._open = AsyncExitStack()
-
-    async def wait(self, timeout: float) -> None:
-        """Wait until any of the signals is notified, for at most ``timeout`` seconds."""
-        waits = [signal.wait(timeout) for signal in self._signals]
-        await first_completed(*waits, asyncio.sleep(timeout))
-
-    async def __aenter__(self) -> Self:
-        """Open all signals."""
-        async with AsyncExitStack() as opened:
-            for signal in self._signals:
-                await opened.enter_async_context(signal)
-            self._open = opened.pop_all()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close all signals."""
-        await self._open.aclose()

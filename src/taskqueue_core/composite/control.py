@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 from msgspec import structs
 
-from taskqueue_core.capabilities import Maintained, dead_letters_of
+from taskqueue_core.capabilities import Control, Maintained, dead_letters_of
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart, renamed
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, SettingsConflict
@@ -24,6 +25,8 @@ from taskqueue_core.tasks import (
     WorkerInfo,
 )
 
+T = TypeVar("T")
+
 
 class JointControl(ABC):
     """All of `Control` except the settings, for a composite backend: combines the answers of the parts of a queue."""
@@ -31,6 +34,11 @@ class JointControl(ABC):
     def __init__(self, composite: CompositeBackend) -> None:
         self._composite = composite
         self._repaired = 0
+
+    async def _each(self, key: str, call: Callable[[Control, str], Awaitable[T]]) -> list[T]:
+        parts = await self._composite.parts(key)
+        members = self._composite.members
+        return await gather_all(call(members[part.member].control, part.key) for part in parts)
 
     async def queues(self) -> tuple[str, ...]:
         results = await gather_all(member.control.queues() for member in self._composite.members)
@@ -40,15 +48,10 @@ class JointControl(ABC):
 
     async def ledger(self, key: str) -> Ledger:
         """Return the sum of the ledgers of all parts. Each ledger is read in one step, and balances."""
-        ledgers = await self._composite.each_part(
-            key, lambda member, name: member.control.ledger(name)
-        )
-        return reduce(add, ledgers)
+        return reduce(add, await self._each(key, lambda control, name: control.ledger(name)))
 
     async def stats(self, key: str) -> QueueStats:
-        parts = await self._composite.each_part(
-            key, lambda member, name: member.control.stats(name)
-        )
+        parts = await self._each(key, lambda control, name: control.stats(name))
         oldest = [stats.oldest_waiting for stats in parts if stats.oldest_waiting is not None]
         return QueueStats(
             key=key,
@@ -84,16 +87,10 @@ class JointControl(ABC):
         return await self._composite.members[number].control.progress(inner, value)
 
     async def cancel(self, key: str, task_id: str) -> bool:
-        return any(
-            await self._composite.each_part(
-                key, lambda member, name: member.control.cancel(name, task_id)
-            )
-        )
+        return any(await self._each(key, lambda control, name: control.cancel(name, task_id)))
 
     async def purge(self, key: str) -> int:
-        return sum(
-            await self._composite.each_part(key, lambda member, name: member.control.purge(name))
-        )
+        return sum(await self._each(key, lambda control, name: control.purge(name)))
 
     async def workers(self) -> tuple[WorkerInfo, ...]:
         """Return the workers of all members. A connection that exists once per member counts once."""

@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
 
 from msgspec import structs
 
+from taskqueue_core.backend import Backend
+from taskqueue_core.capabilities import RoomSignal
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart, renamed
+from taskqueue_core.concurrency import first_completed
 from taskqueue_core.errors import BackendUnavailable, PublishUnconfirmed
 from taskqueue_core.tasks import Confirmation, Delivery, Published, Refusal, Task
 
 _ROUNDS = 5
+_POLL_SECONDS = 1.0
+"""suggested delay, in seconds, for a publish that was refused because its queue is being moved"""
 
 
 class JointPublisher(ABC):
     """Base of a composite backend's `Publisher`. A subclass decides which part of a queue accepts a task."""
 
+    moving: str
+    """the reason given for refusing a task while its queue is being moved"""
+
     def __init__(self, composite: CompositeBackend) -> None:
         self._composite = composite
 
-    async def _publish(
-        self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
-    ) -> list[int]:
-        """Publish some of the tasks, in several rounds if necessary; return the indexes of those still refused."""
+    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
+        answers: dict[int, Confirmation] = {}
+        remaining = list(range(len(tasks)))
         try:
-            for _ in range(_ROUNDS if indexes else 0):
-                indexes = await self._round(tasks, indexes, answers)
-                if not indexes:
+            for _ in range(_ROUNDS if tasks else 0):
+                remaining = await self._round(tasks, remaining, answers)
+                if not remaining:
                     break
         except BackendUnavailable as error:
             if any(answer.status is Published.ACCEPTED for answer in answers.values()):
                 raise PublishUnconfirmed("only part of the batch was accepted") from error
             raise
-        return indexes
+        for index in remaining:
+            answers[index] = Confirmation(
+                key=tasks[index].key,
+                task_id=tasks[index].id,
+                status=Published.REFUSED,
+                code=Refusal.MOVED,
+                reason=self.moving,
+                retry_after=_POLL_SECONDS,
+            )
+        return tuple([answers[index] for index in range(len(tasks))])
 
     @abstractmethod
     async def _round(
@@ -88,6 +107,37 @@ class JointPublisher(ABC):
     @abstractmethod
     async def _open_part(self, task: Task) -> QueuePart:
         """Return the part that accepts a new task."""
+
+    def room_signal(self, *keys: str) -> RoomSignal:
+        return _CombinedSignal([member.backend for member in self._composite.members], keys)
+
+
+class _CombinedSignal:
+    """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
+
+    def __init__(self, backends: Sequence[Backend], keys: Sequence[str]) -> None:
+        """Use the signals of the backends that have them."""
+        publishers: list[Any] = [backend.publisher for backend in backends]
+        self._signals: list[RoomSignal] = [
+            publisher.room_signal(*keys)
+            for publisher in publishers
+            if hasattr(publisher, "room_signal")
+        ]
+        self._open = AsyncExitStack()
+
+    async def wait(self, timeout: float) -> None:
+        waits = [signal.wait(timeout) for signal in self._signals]
+        await first_completed(*waits, asyncio.sleep(timeout))
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opened:
+            for signal in self._signals:
+                await opened.enter_async_context(signal)
+            self._open = opened.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
 
 
 def by_key(tasks: Sequence[Task], indexes: Iterable[int]) -> dict[str, list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import structs
@@ -283,18 +282,17 @@ class MultiReceiver(SubscriptionBase):
     async def _hand_back(self, source: Source) -> None:
         source.absorb()
         deliveries = source.give(len(source.kept))
-        if deliveries:
-            try:
-                await source.subscription.redeliver(
-                    *[self._composite.to_member(d)[1] for d in deliveries]
-                )
-            except BackendUnavailable:
-                source.take_back(deliveries)
-                return
-            except TaskQueueError:  # the deliveries have already ended
-                pass
-            for delivery in deliveries:
-                source.forget(self._composite.to_member(delivery)[1].receipt)
+        inner = [self._composite.to_member(delivery)[1] for delivery in deliveries]
+        try:
+            if inner:
+                await source.subscription.redeliver(*inner)
+        except BackendUnavailable:
+            source.take_back(deliveries)
+            return
+        except TaskQueueError:  # the deliveries have already ended
+            pass
+        for delivery in inner:
+            source.forget(delivery.receipt)
 
     def _watch_unseen(self) -> None:
         """Start a timer that releases deliveries which no receive has returned."""
@@ -309,15 +307,6 @@ class MultiReceiver(SubscriptionBase):
             if self._undoing is None or self._undoing.done():
                 self._undoing = asyncio.create_task(self._undo())
             self._watch_unseen()
-
-    async def stop(self, close: Callable[[Source], Awaitable[None]]) -> None:
-        """End a waiting receive, then call ``close`` for every source."""
-        self.closed = True
-        if self._grace is not None:
-            self._grace.cancel()
-        for source in self.sources:
-            source.give_up_waiting()
-        await asyncio.gather(*(close(source) for source in self.sources))
 
 
 def _remaining(end: float | None, now: float) -> float | None:

@@ -71,18 +71,16 @@ class Source:
         self.question = None
         if question.cancelled():
             return
-        error = question.exception()
-        if error is None:
-            self.error = None
-            self.member.note_up()
+        try:
             self.take(question.result())
-        elif isinstance(error, BackendUnavailable):
+        except SubscriptionClosed as error:
+            self.error = error
+        except BackendUnavailable as error:
             self.error = error
             self.member.note_down()
-        elif isinstance(error, SubscriptionClosed):
-            self.error = error
         else:
-            raise error
+            self.error = None
+            self.member.note_up()
 
     def take(self, received: Received) -> None:
         """Store the deliveries and expired tasks of a receive until they are returned."""

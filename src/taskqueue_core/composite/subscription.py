@@ -28,11 +28,11 @@ class JointSubscription(MultiReceiver):
     """Implementation of `Subscription`, and of its optional capabilities, for a composite backend."""
 
     def __init__(self, composite: CompositeBackend, keys: tuple[str, ...], consumer: str) -> None:
-        super().__init__(composite, keys, consumer)
         self._revoked: list[str] = []
         self._news = asyncio.Event()
         self._watchers: dict[Source, asyncio.Task[None]] = {}
         self._watching = False
+        super().__init__(composite, keys, consumer)
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
@@ -120,25 +120,18 @@ class JointSubscription(MultiReceiver):
                     source = self._source_of(part.member, part.key, name)
                     groups.setdefault(source, []).append((index, name))
             for source, group in groups.items():
-                for index, delivery in await self._adopt(source, receipts, group):
-                    answers[index], requested[index] = delivery, []
+                subscription: Any = source.subscription
+                nothing: tuple[Delivery | None, ...] = (None,) * len(group)
+                call = partial(subscription.adopt, *(name for _, name in group))
+                result = await self._composite.at_leisure(source.member, call, nothing)
+                for (index, name), delivery in zip(group, result, strict=True):
+                    if delivery is not None:
+                        source.out[name] = receipts[index]
+                        answers[index] = self._composite.adopted(
+                            source.number, receipts[index], delivery
+                        )
+                        requested[index] = []
         return tuple(answers)
-
-    async def _adopt(
-        self, source: Source, receipts: Sequence[str], batch: list[tuple[int, str]]
-    ) -> list[tuple[int, Delivery]]:
-        subscription: Any = source.subscription
-        nothing: tuple[Delivery | None, ...] = (None,) * len(batch)
-        result = await self._composite.at_leisure(
-            source.member, partial(subscription.adopt, *(name for _, name in batch)), nothing
-        )
-        adopted: list[tuple[int, Delivery]] = []
-        for (index, name), delivery in zip(batch, result, strict=True):
-            if delivery is not None:
-                source.out[name] = receipts[index]
-                value = self._composite.adopted(source.number, receipts[index], delivery)
-                adopted.append((index, value))
-        return adopted
 
     async def revoked(self) -> tuple[str, ...]:
         self._watching = True
@@ -153,7 +146,7 @@ class JointSubscription(MultiReceiver):
     def open(self, number: int, keys: tuple[str, ...]) -> Source:
         """Open a source, and watch it for revoked receipts if `revoked` is in use."""
         source = super().open(number, keys)
-        if getattr(self, "_watching", False):
+        if self._watching:
             self._watch(source)
         return source
 
@@ -176,17 +169,17 @@ class JointSubscription(MultiReceiver):
                 self._news.set()
 
     async def close(self) -> None:
-        errors: list[TaskQueueError] = []
-
-        async def close(source: Source) -> None:
-            try:
-                await self._composite.at_leisure(source.member, source.subscription.close, None)
-            except TaskQueueError as error:
-                errors.append(error)
-
-        await self.stop(close)
-        self._news.set()
-        for watcher in self._watchers.values():
-            watcher.cancel()
-        if errors:
-            raise errors[0]
+        self.closed = True
+        if self._grace is not None:
+            self._grace.cancel()
+        for source in self.sources:
+            source.give_up_waiting()
+        try:
+            await gather_all(
+                self._composite.at_leisure(source.member, source.subscription.close, None)
+                for source in self.sources
+            )
+        finally:
+            self._news.set()
+            for watcher in self._watchers.values():
+                watcher.cancel()

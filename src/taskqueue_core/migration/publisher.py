@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from taskqueue_core.capabilities import RoomSignal
-from taskqueue_core.composite.backend import CombinedSignal, CompositeBackend, QueuePart
+from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.composite.publisher import JointPublisher, by_key
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.migration.routing import NEW, OLD, MigrationMode, MigrationRouter, ours
-from taskqueue_core.tasks import Confirmation, Published, Refusal, State, Task, TaskStatus
+from taskqueue_core.tasks import Confirmation, State, Task, TaskStatus
 
-_POLL_SECONDS = 1.0
-"""suggested delay, in seconds, for a publish that was refused because its queue changes sides"""
 _SKEW = 1.0
 """seconds by which the clocks of the two stores may differ"""
 
@@ -22,22 +19,11 @@ _SKEW = 1.0
 class MigratingPublisher(JointPublisher):
     """Implementation of `Publisher` during a migration. A task id is stored on one side only."""
 
+    moving = "the queue is being moved to another backend"
+
     def __init__(self, composite: CompositeBackend, router: MigrationRouter) -> None:
         super().__init__(composite)
         self._router = router
-
-    async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        answers: dict[int, Confirmation] = {}
-        for index in await self._publish(tasks, list(range(len(tasks))), answers):
-            answers[index] = Confirmation(
-                key=tasks[index].key,
-                task_id=tasks[index].id,
-                status=Published.REFUSED,
-                code=Refusal.MOVED,
-                reason="the queue is being moved to another backend",
-                retry_after=_POLL_SECONDS,
-            )
-        return tuple([answers[index] for index in range(len(tasks))])
 
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
@@ -101,9 +87,6 @@ class MigratingPublisher(JointPublisher):
     async def _open_part(self, task: Task) -> QueuePart:
         number = await self._router.open_side(task.key)
         return QueuePart(self._router.old_member if number is None else number, task.key)
-
-    def room_signal(self, *keys: str) -> RoomSignal:
-        return CombinedSignal([member.backend for member in self._router.members], [keys, keys])
 
 
 def _forgettable(status: TaskStatus, window: float, now: float) -> bool:

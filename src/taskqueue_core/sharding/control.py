@@ -7,12 +7,10 @@ import itertools
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.composite.backend import CompositeBackend
 from taskqueue_core.composite.control import JointControl
-from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import InvalidInput
 from taskqueue_core.limits import LIMITS, check_name
 from taskqueue_core.shard_guard import write_marker
 from taskqueue_core.sharding.generations import (
-    FIRST,
     LONGEST,
     Generation,
     ShardGenerations,
@@ -60,13 +58,13 @@ class ShardedControl(JointControl):
         if whole:
             following = Generation(1, settings.shards)
             moved_to = following.moved_to
-            await gather_all(
-                self._generations.copy(name, settings, following)
-                for name in following.shard_keys(key)
-            )
+            await self._generations.copy(key, settings, following)
         retained = {"shards": 1, "moved_to": moved_to}
         results = await self._inner.configure(key, settings.model_copy(update=retained))
-        await self._spread(key, settings.model_copy(update={"version": results.version}))
+        settings = settings.model_copy(update={"version": results.version})
+        await self._generations.copy(key, settings, *(await self._generations.read(key))[1:])
+        await self._generations.succeed(key, settings.shards, settings)
+        self._composite.refresh_plans()
         return requested.model_copy(update={"version": results.version})
 
     async def _inside(self, settings: QueueSettings) -> QueueSettings:
@@ -101,17 +99,6 @@ class ShardedControl(JointControl):
             if key in self._outside(await self._inner.settings(other)).bound_to:
                 raise InvalidInput("shards", "several", f"1: {other!r} is bound to this queue")
 
-    async def _spread(self, key: str, settings: QueueSettings) -> None:
-        generations = self._generations
-        chain = await generations.read(key)
-        await gather_all(
-            generations.copy(name, settings, generation)
-            for generation in chain[1:]
-            for name in generation.shard_keys(key)
-        )
-        await generations.succeed(key, settings.shards, settings)
-        self._composite.refresh_plans()
-
     async def _repair(self) -> None:
         """Complete changes of the number of shards that were interrupted."""
         generations = self._generations
@@ -121,9 +108,4 @@ class ShardedControl(JointControl):
             for generation, following in itertools.pairwise(chain):
                 await generations.close_all(key, generation, following)
             settings = await self._inside(await self.settings(key))
-            await gather_all(
-                generations.copy(name, settings, generation)
-                for generation in chain
-                if generation != FIRST
-                for name in generation.shard_keys(key)
-            )
+            await generations.copy(key, settings, *chain[1:])

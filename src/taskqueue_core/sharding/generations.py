@@ -174,9 +174,7 @@ class ShardGenerations:
         """
         while (chain := await self.read(key))[-1].shards != shards:
             last, following = chain[-1], Generation(chain[-1].number + 1, shards)
-            await gather_all(
-                self.copy(name, settings, following) for name in following.shard_keys(key)
-            )
+            await self.copy(key, settings, following)
             following = await self.close(last.shard_key(key, 0), following)
             await self.close_all(key, last, following)
 
@@ -184,8 +182,15 @@ class ShardGenerations:
         """Close every shard of a generation."""
         await gather_all(self.demand_closed(name, following) for name in generation.shard_keys(key))
 
-    async def copy(self, position: str, settings: QueueSettings, generation: Generation) -> None:
-        """Copy the settings of a queue to one of its shards, except the version and the next generation."""
+    async def copy(self, key: str, settings: QueueSettings, *generations: Generation) -> None:
+        """Copy a queue's settings to all shards of some generations, except the version and the next generation."""
+        await gather_all(
+            self._copy(name, settings)
+            for generation in generations
+            for name in generation.shard_keys(key)
+        )
+
+    async def _copy(self, position: str, settings: QueueSettings) -> None:
         moved = settings.moved_to if Generation.read(settings.moved_to) is None else None
 
         def edit(result: QueueSettings) -> QueueSettings:
@@ -194,7 +199,6 @@ class ShardGenerations:
             own["moved_to"] = result.moved_to if closed else moved
             return settings.model_copy(update=own)
 
-        assert generation.number  # noqa: S101 - the shard of the first generation is the queue itself
         written = await change_settings(self._control, position, edit)
         # A queue with settings is listed, so that other processes find the shard by its name.
         if not written.version:

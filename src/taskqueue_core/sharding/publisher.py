@@ -5,36 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskqueue_core.capabilities import RoomSignal
-from taskqueue_core.composite.backend import CombinedSignal, CompositeBackend, QueuePart
+from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.composite.publisher import JointPublisher, by_key
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.sharding.generations import ShardGenerations, reject_shard_name, shard_of
-from taskqueue_core.tasks import Confirmation, Refusal, Task
+from taskqueue_core.tasks import Confirmation, Task
 
 
 class ShardedPublisher(JointPublisher):
     """Implementation of `Publisher` for sharded queues. Tasks of queues without shards are passed on unchanged."""
 
+    moving = "the number of shards is being changed"
+
     def __init__(self, composite: CompositeBackend, generations: ShardGenerations) -> None:
         super().__init__(composite)
-        self._inner = composite.members[0].backend
         self._generations = generations
 
     async def publish(self, *tasks: Task) -> tuple[Confirmation, ...]:
-        keys = {task.key for task in tasks}
-        for key in keys:
+        for key in {task.key for task in tasks}:
             reject_shard_name("key", key)
-        answers: dict[int, Confirmation] = {}
-        remaining = list(range(len(tasks)))
-        if keys.isdisjoint(self._generations.sharded):
-            confirmations = await self._inner.publisher.publish(*tasks)
-            if not any(answer.code is Refusal.MOVED for answer in confirmations):
-                return confirmations
-            answers = dict(enumerate(confirmations))
-            moved = [index for index, item in answers.items() if item.code is Refusal.MOVED]
-            remaining = await self._grown(tasks, moved)
-        await self._publish(tasks, remaining, answers)
-        return tuple([answers[index] for index in range(len(tasks))])
+        return await super().publish(*tasks)
 
     async def _round(
         self, tasks: Sequence[Task], indexes: list[int], answers: dict[int, Confirmation]
@@ -87,4 +77,4 @@ class ShardedPublisher(JointPublisher):
 
     def room_signal(self, *keys: str) -> RoomSignal:
         names = [name for key in keys for name in self._generations.known(key)[-1].shard_keys(key)]
-        return CombinedSignal([self._inner], [names])
+        return super().room_signal(*names)
