@@ -20,6 +20,8 @@ from taskqueue_core.tasks import Delivery, Task, TaskStatus
 S = TypeVar("S", bound="CompositeSubscription")
 T = TypeVar("T")
 
+_PATIENCE = 2.0
+"""seconds after which a call to an optional member is given up"""
 _PAUSE = 1.0
 """seconds after a failed call for which optional calls to the same member are skipped"""
 
@@ -145,26 +147,21 @@ class CompositeBackend(ABC):
     ) -> list[tuple[QueuePart, TaskStatus] | None]:
         """Return, for each task id, the part that has the task or had it last, with its status there; else ``None``."""
         parts = await self.parts(key)
-        calls = [
-            (
-                member := self.members[part.member],
-                partial(member.control.statuses, part.key, *task_ids),
-            )
-            for part in parts
-        ]
         answers = await asyncio.gather(
-            *(self.at_leisure(member, call, None) for member, call in calls), return_exceptions=True
+            *(
+                self.ask(
+                    member := self.members[part.member],
+                    partial(member.control.statuses, part.key, *task_ids),
+                )
+                for part in parts
+            ),
+            return_exceptions=True,
         )
         found: list[list[tuple[QueuePart, TaskStatus]]] = [[] for _ in task_ids]
         errors: list[BaseException] = []
         for part, answer in zip(parts, answers, strict=True):
             if isinstance(answer, BaseException):
                 errors.append(answer)
-                continue
-            if answer is None:
-                errors.append(
-                    BackendUnavailable("a backend that may hold the tasks is unavailable")
-                )
                 continue
             for candidates, status in zip(found, answer, strict=True):
                 if status is not None:
@@ -216,9 +213,22 @@ class CompositeBackend(ABC):
         """Return a delivery that a member's `adopt` returned, as consumers see it. Its receipt is still ``receipt``."""
         return structs.replace(self.from_member(member, delivery), receipt=receipt)
 
-    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:  # noqa: ARG002 - overriding methods use them
-        """Return the result of ``call``, or ``otherwise`` if ``member`` is optional and unavailable."""
-        return await call()
+    def is_optional(self, member: Member) -> bool:  # noqa: ARG002 - overriding methods use it
+        """Whether the backend works without a member, so that calls to it have a timeout."""
+        return False
+
+    async def ask(self, member: Member, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a call to a member. Raises `BackendUnavailable` if an optional member is too slow."""
+        return await (member.within(_PATIENCE, call) if self.is_optional(member) else call())
+
+    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
+        """Return the result of a call to a member, or ``otherwise`` if it is optional and unavailable."""
+        try:
+            return await self.ask(member, call)
+        except BackendUnavailable:
+            if not self.is_optional(member):
+                raise
+            return otherwise
 
 
 def renamed(task: Task, key: str) -> Task:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
@@ -22,7 +21,6 @@ from taskqueue_core.composite.backend import (
 )
 from taskqueue_core.composite.control import JointControl, JointDeadLetters
 from taskqueue_core.composite.subscription import JointSubscription
-from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.limits import check_name
 from taskqueue_core.migration.publisher import MigratingPublisher
 from taskqueue_core.migration.routing import (
@@ -32,16 +30,13 @@ from taskqueue_core.migration.routing import (
     MigrationMode,
     MigrationPhase,
     MigrationRouter,
-    StrictOrderGate,
     ours,
 )
 from taskqueue_core.tasks import Delivery, Health
 
-T = TypeVar("T")
-
 _MARKS = ("<old>", "<new>")
 _LEISURE = 2.0
-"""seconds after which health, maintenance and closing give up on the backend that is being drained"""
+"""seconds after which the health of the drained backend and the repair of settings are given up"""
 _REPAIRED = 50
 """maximum number of queues whose settings one maintenance pass compares"""
 
@@ -75,7 +70,6 @@ class MigratingBackend(CompositeBackend):
         self.router = MigrationRouter(members, mode, patience)
         self.mode = mode
         self.in_turn = mode is MigrationMode.AVAILABLE
-        self._gate = StrictOrderGate(self.router)
         self._natives: dict[str, int] = {}
         self.publisher = MigratingPublisher(self, self.router)
         self.control = MigratingControl(self)
@@ -124,7 +118,7 @@ class MigratingBackend(CompositeBackend):
 
     async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
         if self.mode is MigrationMode.STRICT:
-            return await self._gate.plan(keys)
+            return await self.router.strict_plan(keys)
         return self.first_plan(keys)
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:
@@ -151,14 +145,8 @@ class MigratingBackend(CompositeBackend):
             self._natives[receipt] = member
         return super().adopted(member, receipt, delivery)
 
-    async def at_leisure(self, member: Member, call: Callable[[], Awaitable[T]], otherwise: T) -> T:
-        """Call a member; in mode ``available``, return ``otherwise`` if the drained backend does not answer in time."""
-        if self.mode is MigrationMode.STRICT or member is not self.members[self.router.old_member]:
-            return await call()
-        try:
-            return await member.within(_LEISURE, call)
-        except BackendUnavailable:
-            return otherwise
+    def is_optional(self, member: Member) -> bool:
+        return self.router.is_optional(self.members.index(member))
 
 
 class MigratingControl(JointControl):

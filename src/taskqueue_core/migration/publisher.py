@@ -9,7 +9,7 @@ from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.composite.publisher import JointPublisher, by_key
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.migration.routing import NEW, OLD, MigrationMode, MigrationRouter, ours
+from taskqueue_core.migration.routing import NEW, OLD, MigrationRouter, ours
 from taskqueue_core.tasks import Confirmation, State, Task, TaskStatus
 
 _SKEW = 1.0
@@ -60,7 +60,7 @@ class MigratingPublisher(JointPublisher):
                 for key, batch in groups.items()
             )
         except BackendUnavailable:
-            if router.mode is MigrationMode.STRICT or number != router.old_member:
+            if not router.is_optional(number):
                 raise
             # A duplicate may be stored a second time, which is better than refusing every task.
             return {}

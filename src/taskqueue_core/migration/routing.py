@@ -23,6 +23,10 @@ MARKER = "_taskqueue.migration"
 _WORD = "backend:"
 _REMEMBERED = 1.0
 """seconds for which the phase is cached; a stale phase does no harm"""
+_POLL_SECONDS = 0.1
+"""seconds between two checks of whether a waiting side may be received from"""
+_LATER = 1.0
+"""seconds between two checks of the phase while no side waits"""
 _OF_THE_STORE = ("version", "moved_to", "durability", "replicas", "journal", "shards")
 """settings of a queue that may differ between the two sides"""
 
@@ -91,15 +95,16 @@ class MigrationRouter:
         """for each queue, the queues that receive copies of its tasks, as this process last read them"""
         self._open: dict[str, int] = {}
         self._phase: tuple[float, MigrationPhase] | None = None
+        self._empty_since: dict[QueuePart, float] = {}
+
+    def is_optional(self, number: int) -> bool:
+        """Whether the migration works without a side: in mode ``available``, without the side that is being drained."""
+        return self.mode is MigrationMode.AVAILABLE and number == self.old_member
 
     async def ask(self, number: int, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of ``call``, with a timeout if it calls the drained side in mode ``available``.
-
-        Raises `BackendUnavailable`.
-        """
-        if self.mode is MigrationMode.STRICT or number != self.old_member:
-            return await call()
-        return await self.members[number].within(self.patience, call)
+        """Return the result of a call to a side. Raises `BackendUnavailable` if an optional side is too slow."""
+        member = self.members[number]
+        return await (member.within(self.patience, call) if self.is_optional(number) else call())
 
     @property
     def old_member(self) -> int:
@@ -236,24 +241,10 @@ class MigrationRouter:
 
         await change_settings(self.members[number].control, key, edit)
 
-
-_POLL_SECONDS = 0.1
-"""seconds between two checks of whether a waiting side may be received from"""
-_LATER = 1.0
-"""seconds between two checks of the phase while no side waits"""
-
-
-class StrictOrderGate:
-    """Decides, in mode ``strict``, which side of each queue may be received from."""
-
-    def __init__(self, router: MigrationRouter) -> None:
-        self._router = router
-        self._empty_since: dict[QueuePart, float] = {}
-
-    async def plan(self, keys: tuple[str, ...]) -> ReceivePlan:
-        """Return the parts that may be received from, those of the drained side first."""
-        phase = await self._router.phase()
-        results = await gather_all(self._of(key, phase) for key in keys)
+    async def strict_plan(self, keys: tuple[str, ...]) -> ReceivePlan:
+        """Return the parts that may be received from in mode ``strict``, those of the drained side first."""
+        phase = await self.phase()
+        results = await gather_all(self._strict_parts(key, phase) for key in keys)
         parts = [part for parts in results for part in parts]
         held = any(len(parts) == 1 for parts in results) and phase is not MigrationPhase.IDLE
         return ReceivePlan(
@@ -261,14 +252,14 @@ class StrictOrderGate:
             _POLL_SECONDS if held else _LATER,
         )
 
-    async def _of(self, key: str, phase: MigrationPhase) -> tuple[QueuePart, ...]:
+    async def _strict_parts(self, key: str, phase: MigrationPhase) -> tuple[QueuePart, ...]:
         towards = phase.towards
         if phase is MigrationPhase.IDLE:
             return (QueuePart(towards, key),)
         part = QueuePart(1 - towards, key)
         try:
-            members = await self._router.read(key)
-            stats = await self._router.members[part.member].control.stats(key)
+            members = await self.read(key)
+            stats = await self.members[part.member].control.stats(key)
         except BackendUnavailable:  # the drained side may have tasks, so the other side waits
             return (part,)
         if await self._passed(part, members, stats):
@@ -287,5 +278,5 @@ class StrictOrderGate:
         limit = members[part.member].rate_limit
         if limit is None or not stats.delivered:
             return True
-        now = self._router.members[towards].backend.now()
+        now = self.members[towards].backend.now()
         return now >= self._empty_since.setdefault(part, now) + limit.period
