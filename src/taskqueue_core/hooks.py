@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from math import inf
 from typing import Any
@@ -176,16 +176,12 @@ class Hooks:
 
     def fire(self, hook: str, **arguments: Any) -> None:
         """Call every implementation of ``hook``; log errors that they raise."""
-        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
-            self._call(hook, implementation, arguments)
+        for _ in self._results(hook, arguments):
+            pass
 
     def first(self, hook: str, **arguments: Any) -> Any:
         """Return the first result that is not ``None``. A plugin that raises an error is skipped."""
-        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
-            answer = self._call(hook, implementation, arguments)
-            if answer is not None:
-                return answer
-        return None
+        return next((item for item in self._results(hook, arguments) if item is not None), None)
 
     def _check_plain(self, plugin: object) -> None:
         for hook in self._manager.get_hookcallers(plugin) or ():
@@ -198,13 +194,13 @@ class Hooks:
                         plugin, f"{hook.name} must be a plain function, neither async nor a wrapper"
                     )
 
-    # pluggy's own call stops at the first implementation that fails, so implementations are called one by one.
-    def _call(self, hook: str, implementation: pluggy.HookImpl, arguments: dict[str, Any]) -> Any:
-        try:
-            return implementation.function(*(arguments[name] for name in implementation.argnames))
-        except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
-            _log.exception("plugin %s failed in hook %s", implementation.plugin_name, hook)
-            return None
+    def _results(self, hook: str, arguments: dict[str, Any]) -> Iterator[Any]:
+        # pluggy's own call stops at the first implementation that fails, so implementations are called one by one.
+        for plugin in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+            try:
+                yield plugin.function(*(arguments[name] for name in plugin.argnames))
+            except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged with its trace
+                _log.exception("plugin %s failed in hook %s", plugin.plugin_name, hook)
 
 
 PLUGIN_GROUP = "taskqueue.plugins"

@@ -56,7 +56,6 @@ class InstrumentedBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the wrapped backend."""
         return self.inner.capabilities
 
     @property
@@ -66,12 +65,10 @@ class InstrumentedBackend:
 
     @property
     def dead_letters(self) -> DeadLetters:
-        """The dead letters of the wrapped backend."""
         return cast("HasDeadLetters", self.inner).dead_letters
 
     @property
     def slots(self) -> SlotPool:
-        """The slot pool of the wrapped backend."""
         return cast("HasSlots", self.inner).slots
 
     @property
@@ -85,20 +82,16 @@ class InstrumentedBackend:
             await self._guard.check()
 
     def subscribe(self, keys: Iterable[str], consumer: str) -> Subscription:
-        """Open a subscription with hooks and telemetry."""
         inner = self.inner.subscribe(keys, consumer)
         return InstrumentedSubscription(inner, consumer, self.hooks, self._guard)
 
     def now(self) -> float:
-        """Return the store's time."""
         return self.inner.now()
 
     async def health(self) -> Health:
-        """Return the health of the wrapped backend."""
         return await self.inner.health()
 
     async def aclose(self) -> None:
-        """Close the wrapped backend."""
         await self.inner.aclose()
 
 

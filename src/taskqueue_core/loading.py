@@ -72,15 +72,30 @@ def check_backend(backend: object, token: str) -> None:
 
 
 def _factory(name: str) -> Callable[[], Any]:
-    for point in entry_points(group=BACKEND_GROUP):
-        if point.name == name:
-            return _callable(name, lambda: point.load())  # noqa: B023, PLW0108 - called before the next iteration
+    point = next(iter(entry_points(group=BACKEND_GROUP, name=name)), None)
     path, _, attribute = name.partition(":")
-    if not all(
-        part.isidentifier() for part in [*path.split("."), *filter(None, attribute.split("."))]
-    ):
+    parts = [*path.split("."), *filter(None, attribute.split("."))]
+    if point is None and not all(part.isidentifier() for part in parts):
         raise BackendNotFound(_not_found(name, "it is neither a name nor a module path"))
-    return _callable(name, lambda: _attribute(name, path, attribute or FACTORY))
+    try:
+        result: object = point.load() if point else _attribute(name, path, attribute or FACTORY)
+    except ConfigurationError:
+        raise
+    except ModuleNotFoundError as error:
+        raise InvalidBackend(
+            f"backend {name!r}: importing it needs the module {error.name!r}, which is not installed; "
+            f"{_how_to_install(name)}"
+        ) from error
+    except Exception as error:
+        raise InvalidBackend(
+            f"backend {name!r}: importing it failed: {_describe(error)}"
+        ) from error
+    if not callable(result):
+        raise InvalidBackend(
+            f"backend {name!r}: got {type(result).__name__}; "
+            "allowed: a callable without arguments that returns a backend"
+        )
+    return result
 
 
 def _attribute(token: str, path: str, attribute: str) -> object:
@@ -100,28 +115,6 @@ def _attribute(token: str, path: str, attribute: str) -> object:
             )
         module = getattr(module, name)
     return module
-
-
-def _callable(name: str, load: Callable[[], object]) -> Callable[[], Any]:
-    try:
-        result = load()
-    except ConfigurationError:
-        raise
-    except ModuleNotFoundError as error:
-        raise InvalidBackend(
-            f"backend {name!r}: importing it needs the module {error.name!r}, which is not installed; "
-            f"{_how_to_install(name)}"
-        ) from error
-    except Exception as error:
-        raise InvalidBackend(
-            f"backend {name!r}: importing it failed: {_describe(error)}"
-        ) from error
-    if not callable(result):
-        raise InvalidBackend(
-            f"backend {name!r}: got {type(result).__name__}; "
-            "allowed: a callable without arguments that returns a backend"
-        )
-    return result
 
 
 def _how_to_install(name: str) -> str:

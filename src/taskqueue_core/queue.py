@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from typing import Any, cast
 
 import msgspec
@@ -53,11 +53,8 @@ async def connect(backend: str | Backend | None = None) -> AsyncIterator[Queue]:
     one.
     """
     if isinstance(backend, str | None):
-        opened = open_backend(backend)
-        try:
+        async with aclosing(open_backend(backend)) as opened:
             yield Queue(opened)
-        finally:
-            await opened.aclose()
     else:
         yield Queue(backend)
 

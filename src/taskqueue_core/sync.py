@@ -52,8 +52,14 @@ class _Loop:
         ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._closed = False
         self._lock = threading.Lock()
+
+        async def run() -> None:
+            stop = asyncio.Event()
+            ready.set_result((asyncio.get_running_loop(), stop))
+            await stop.wait()
+
         self._thread = threading.Thread(
-            target=asyncio.run, args=(_until_stopped(ready),), name="taskqueue", daemon=True
+            target=lambda: asyncio.run(run()), name="taskqueue", daemon=True
         )
         self._thread.start()
         self._loop, self._stop = ready.result()
@@ -76,14 +82,6 @@ class _Loop:
             self._closed = True
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-
-
-async def _until_stopped(
-    ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]],
-) -> None:
-    stop = asyncio.Event()
-    ready.set_result((asyncio.get_running_loop(), stop))
-    await stop.wait()
 
 
 class SyncQueue:

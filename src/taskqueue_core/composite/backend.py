@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol, TypeVar
 from msgspec import structs
 
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
-from taskqueue_core.capabilities import Control, SlotPool, control_of, slots_of
+from taskqueue_core.capabilities import Control, SlotPool, control_of, dead_letters_of, slots_of
+from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable
-from taskqueue_core.tasks import Delivery, Task, TaskStatus
+from taskqueue_core.tasks import DeadLetter, Delivery, Task, TaskStatus
 
-S = TypeVar("S", bound="CompositeSubscription")
 T = TypeVar("T")
 
 _PATIENCE = 2.0
@@ -110,15 +110,19 @@ class CompositeBackend(ABC):
         self._subscriptions: set[CompositeSubscription] = set()
 
     @property
+    def dead_letters(self) -> JointDeadLetters:
+        """The dead letters of all members. Raises `CapabilityMissing` unless all members have them."""
+        return JointDeadLetters(self)
+
+    @property
     def slots(self) -> SlotPool:
         """The slot pool of the last member. Raises `CapabilityMissing` unless all members have slots."""
         return [slots_of(member.backend) for member in self.members][-1]
 
-    def remember(self, subscription: S) -> S:
-        """Register a subscription, so that `aclose` closes it, and return it."""
+    def remember(self, subscription: CompositeSubscription) -> None:
+        """Register a subscription, so that `aclose` closes it."""
         self._subscriptions = {item for item in self._subscriptions if not item.closed}
         self._subscriptions.add(subscription)
-        return subscription
 
     def refresh_plans(self) -> None:
         """Make every subscription compute its receive plan again, because this process has changed it."""
@@ -229,6 +233,66 @@ class CompositeBackend(ABC):
             if not self.is_optional(member):
                 raise
             return otherwise
+
+
+class JointDeadLetters:
+    """Implementation of `DeadLetters` for a composite backend. The dead letters of the oldest part are listed first."""
+
+    def __init__(self, composite: CompositeBackend) -> None:
+        """Raise `CapabilityMissing` unless all members have dead letters."""
+        self._composite = composite
+        self._of_member = [dead_letters_of(member.backend) for member in composite.members]
+
+    async def list(
+        self, key: str, *, limit: int = 100, after: str | None = None
+    ) -> tuple[DeadLetter, ...]:
+        parts = await self._composite.parts(key)
+        start = 0
+        if after is not None:
+            start, after = await self._page(parts, after)
+        matches: list[DeadLetter] = []
+        for part in parts[start:]:
+            results = await self._of_member[part.member].list(
+                part.key, limit=limit - len(matches), after=after
+            )
+            after = None
+            matches += [self._renamed(dead_letter, key) for dead_letter in results]
+            if len(matches) >= limit:
+                break
+        return tuple(matches)
+
+    async def get(self, key: str, task_id: str) -> DeadLetter | None:
+        for part in await self._composite.parts(key):
+            dead_letter = await self._of_member[part.member].get(part.key, task_id)
+            if dead_letter is not None:
+                return self._renamed(dead_letter, key)
+        return None
+
+    def _renamed(self, dead_letter: DeadLetter, key: str) -> DeadLetter:
+        return structs.replace(dead_letter, task=renamed(dead_letter.task, key))
+
+    async def _page(self, parts: Sequence[QueuePart], after: str) -> tuple[int, str | None]:
+        """Return the index of the part that holds the dead letter ``after``, and the id to continue after."""
+        for number, part in enumerate(parts):
+            if await self._of_member[part.member].get(part.key, after) is not None:
+                return number, after
+        return 0, None
+
+    async def redrive(self, key: str, *task_ids: str) -> int:
+        parts = await self._composite.parts(key)
+        return sum(
+            await gather_all(
+                self._of_member[part.member].redrive(part.key, *task_ids) for part in parts
+            )
+        )
+
+    async def discard(self, key: str, *task_ids: str) -> int:
+        parts = await self._composite.parts(key)
+        return sum(
+            await gather_all(
+                self._of_member[part.member].discard(part.key, *task_ids) for part in parts
+            )
+        )
 
 
 def renamed(task: Task, key: str) -> Task:

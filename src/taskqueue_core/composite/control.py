@@ -1,4 +1,4 @@
-"""``control`` and dead letters of a composite backend: sums over its parts, and calls to the part that holds a task."""
+"""The ``control`` of a composite backend: sums over its parts, and calls to the part that holds a task."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from taskqueue_core.capabilities import Control, Maintained, dead_letters_of
-from taskqueue_core.composite.backend import CompositeBackend, QueuePart, renamed
+from taskqueue_core.capabilities import Control, Maintained
+from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable, SettingsConflict
 from taskqueue_core.tasks import (
-    DeadLetter,
     Delivery,
     Ledger,
     QueueStats,
-    State,
     TaskStatus,
     WorkerInfo,
 )
@@ -73,14 +71,14 @@ class JointControl(ABC):
         for task_id, pair in zip(task_ids, located, strict=True):
             if pair is not None:
                 wanted.setdefault(pair[0], []).append(task_id)
-        outcomes = await gather_all(
-            self._composite.members[part.member].control.results(part.key, *ids)
-            for part, ids in wanted.items()
-        )
-        matches: dict[str, bytes | None] = {}
-        for ids, results in zip(wanted.values(), outcomes, strict=True):
-            matches.update(zip(ids, results, strict=True))
-        return tuple(matches.get(task_id) for task_id in task_ids)
+        found: dict[str, bytes | None] = {}
+
+        async def read(part: QueuePart, ids: list[str]) -> None:
+            control = self._composite.members[part.member].control
+            found.update(zip(ids, await control.results(part.key, *ids), strict=True))
+
+        await gather_all(read(part, ids) for part, ids in wanted.items())
+        return tuple(found.get(task_id) for task_id in task_ids)
 
     async def progress(self, delivery: Delivery, value: float | str) -> bool:
         number, inner = self._composite.to_member(delivery)
@@ -149,64 +147,3 @@ class JointControl(ABC):
         if self._repaired >= len(keys):
             self._repaired = 0
         return keys[start : start + number]
-
-
-class JointDeadLetters:
-    """Implementation of `DeadLetters` for a composite backend. The dead letters of the oldest part are listed first."""
-
-    def __init__(self, composite: CompositeBackend) -> None:
-        """Raise `CapabilityMissing` unless all members have dead letters."""
-        self._composite = composite
-        self._of_member = [dead_letters_of(member.backend) for member in composite.members]
-
-    async def list(
-        self, key: str, *, limit: int = 100, after: str | None = None
-    ) -> tuple[DeadLetter, ...]:
-        parts = await self._composite.parts(key)
-        start = 0
-        if after is not None:
-            start, after = await self._page(parts, after)
-        matches: list[DeadLetter] = []
-        for part in parts[start:]:
-            results = await self._of_member[part.member].list(
-                part.key, limit=limit - len(matches), after=after
-            )
-            after = None
-            matches += [self._renamed(dead_letter, key) for dead_letter in results]
-            if len(matches) >= limit:
-                break
-        return tuple(matches)
-
-    async def get(self, key: str, task_id: str) -> DeadLetter | None:
-        for part in await self._composite.parts(key):
-            dead_letter = await self._of_member[part.member].get(part.key, task_id)
-            if dead_letter is not None:
-                return self._renamed(dead_letter, key)
-        return None
-
-    def _renamed(self, dead_letter: DeadLetter, key: str) -> DeadLetter:
-        return structs.replace(dead_letter, task=renamed(dead_letter.task, key))
-
-    async def _page(self, parts: Sequence[QueuePart], after: str) -> tuple[int, str | None]:
-        """Return the index of the part that holds the dead letter ``after``, and the id to continue after."""
-        for number, part in enumerate(parts):
-            (status,) = await self._composite.members[part.member].control.statuses(part.key, after)
-            if status is not None and status.state is State.DEAD:
-                return number, after
-        return 0, None
-
-    async def redrive(self, key: str, *task_ids: str) -> int:
-        parts = await self._composite.parts(key)
-        return sum(
-            await gather_all(
-                self._of_member[part.member].redrive(part.key, *task_ids) for part in parts
-            )
-        )
-
-    async def discard(self, key: str, *task_ids: str) -> int:
-        parts = await self._composite.parts(key)
-        return sum(
-            await gather_all(
-                self._of_member[part.member].discard(part.key, *task_ids) for part in parts
-            )
-        )

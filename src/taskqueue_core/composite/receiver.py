@@ -139,7 +139,8 @@ class MultiReceiver(SubscriptionBase):
         if len(self.sources) != 1:
             return None
         (source,) = self.sources
-        return source if source.member.needed and source.idle_here and not source.retired else None
+        alone = source.member.needed and source.is_askable and not source.kept
+        return source if alone else None
 
     async def _straight(self, source: Source, limit: int, remaining: float | None) -> None:
         """Receive from a single source, and stop waiting when the plan expires."""
@@ -292,7 +293,7 @@ class MultiReceiver(SubscriptionBase):
         except TaskQueueError:  # the deliveries have already ended
             pass
         for delivery in inner:
-            source.forget(delivery.receipt)
+            source.out.pop(delivery.receipt, None)
 
     def _watch_unseen(self) -> None:
         """Start a timer that releases deliveries which no receive has returned."""

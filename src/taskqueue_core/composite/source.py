@@ -43,11 +43,6 @@ class Source:
         return self.question is None and not self.retired and not self.member.down_for
 
     @property
-    def idle_here(self) -> bool:
-        """Whether no receive is in progress and all received deliveries have been returned."""
-        return not (self.kept or self.question)
-
-    @property
     def idle(self) -> bool:
         """Whether no receive is in progress and all received deliveries have been settled."""
         return not (self.out or self.kept or self.question)
@@ -98,7 +93,3 @@ class Source:
     def take_back(self, deliveries: list[Delivery]) -> None:
         """Put deliveries back, ahead of the others that were not returned yet."""
         self.kept.extendleft(reversed(deliveries))
-
-    def forget(self, receipt: str) -> None:
-        """Remove a receipt whose delivery has ended."""
-        self.out.pop(receipt, None)

@@ -33,6 +33,7 @@ class JointSubscription(MultiReceiver):
         self._watchers: dict[Source, asyncio.Task[None]] = {}
         self._watching = False
         super().__init__(composite, keys, consumer)
+        composite.remember(self)
 
     async def ack(
         self, *deliveries: Delivery, results: Sequence[bytes | None] = ()
@@ -72,25 +73,22 @@ class JointSubscription(MultiReceiver):
             source = self._source_of(number, result.task.key, result.receipt)
             groups.setdefault(source, []).append(index)
 
-        async def settled(source: Source, indexes: list[int]) -> Sequence[Settled]:
-            try:
-                batch = [inner[index] for index in indexes]
-                outcomes = await call(source.subscription, batch, indexes)
-            except LeaseLost:
-                outcomes = [Settled.LEASE_LOST] * len(indexes)
-            for index in indexes:
-                source.forget(inner[index].receipt)
-            return outcomes
+        outcomes = [Settled.LEASE_LOST] * len(deliveries)
+
+        async def settle(source: Source, indexes: list[int]) -> None:
+            batch = [inner[index] for index in indexes]
+            with contextlib.suppress(LeaseLost):
+                settled = await call(source.subscription, batch, indexes)
+                for index, outcome in zip(indexes, settled, strict=True):
+                    outcomes[index] = outcome
+            for delivery in batch:
+                source.out.pop(delivery.receipt, None)
 
         if len(groups) == 1:
-            ((source, _),) = groups.items()
-            return answer(await settled(source, list(range(len(deliveries)))))
-        answers = await gather_all(settled(source, group) for source, group in groups.items())
-        matches = [Settled.LEASE_LOST] * len(deliveries)
-        for group, outcomes in zip(groups.values(), answers, strict=True):
-            for place, outcome in zip(group, outcomes, strict=True):
-                matches[place] = outcome
-        return answer(matches)
+            await settle(*groups.popitem())
+        else:
+            await gather_all(settle(source, indexes) for source, indexes in groups.items())
+        return answer(outcomes)
 
     def _source_of(self, number: int, key: str, receipt: str) -> Source:
         """Return the member's source that issued a receipt, or else one that covers a queue, or any source.

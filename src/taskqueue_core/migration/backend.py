@@ -10,7 +10,6 @@ from msgspec import structs
 from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import (
-    DeadLetters,
     QueueSettings,
 )
 from taskqueue_core.composite.backend import (
@@ -19,7 +18,7 @@ from taskqueue_core.composite.backend import (
     QueuePart,
     ReceivePlan,
 )
-from taskqueue_core.composite.control import JointControl, JointDeadLetters
+from taskqueue_core.composite.control import JointControl
 from taskqueue_core.composite.subscription import JointSubscription
 from taskqueue_core.limits import check_name
 from taskqueue_core.migration.publisher import MigratingPublisher
@@ -30,6 +29,7 @@ from taskqueue_core.migration.routing import (
     MigrationMode,
     MigrationPhase,
     MigrationRouter,
+    only_open_side,
     ours,
 )
 from taskqueue_core.tasks import Delivery, Health
@@ -74,25 +74,17 @@ class MigratingBackend(CompositeBackend):
         self.publisher = MigratingPublisher(self, self.router)
         self.control = MigratingControl(self)
 
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """The dead letters of both backends. Raises `CapabilityMissing` unless both support them."""
-        return JointDeadLetters(self)
-
     def subscribe(self, keys: Iterable[str], consumer: str) -> JointSubscription:
         check_name("consumer", consumer)
-        return self.remember(JointSubscription(self, checked_keys(keys), consumer))
+        return JointSubscription(self, checked_keys(keys), consumer)
 
     async def health(self) -> Health:
         """Return the health of both backends. In mode ``available``, only the one that accepts new tasks must be ok."""
         old, new = await asyncio.gather(self._health(OLD), self._health(NEW))
-        remaining = self.router.old_member
-        well = [old.ok or remaining == OLD, new.ok or remaining == NEW]
-        if self.mode is MigrationMode.STRICT:
-            well = [old.ok, new.ok]
+        ok = all(side.ok or self.router.is_optional(n) for n, side in enumerate((old, new)))
         details = {f"{name}_{k}": v for name, health in (("old", old), ("new", new))
                    for k, v in {"ok": health.ok, "backend": health.backend, **health.details}.items()}  # fmt: skip
-        return Health(ok=all(well), backend=new.backend, details=details)
+        return Health(ok=ok, backend=new.backend, details=details)
 
     async def _health(self, number: int) -> Health:
         member = self.members[number]
@@ -182,6 +174,6 @@ class MigratingControl(JointControl):
                 return
             for key in self._next_keys(await self.queues(), _REPAIRED):
                 members = await self._router.read(key)
-                if members.open_side != phase.towards:
+                if only_open_side(members) != phase.towards:
                     await self._router.turn(key, phase.towards)
                 await self._router.mirror(key, members[phase.towards], 1 - phase.towards)

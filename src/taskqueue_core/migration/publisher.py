@@ -51,37 +51,30 @@ class MigratingPublisher(JointPublisher):
     ) -> dict[int, QueuePart]:
         """Return the tasks whose ids a side remembers: their indexes, mapped to their queue on this side."""
         router = self._router
-        groups = by_key(tasks, indexes)
+        member = router.members[number]
+        known: dict[int, QueuePart] = {}
+
+        async def look_up(key: str, batch: list[int]) -> None:
+            # With fan-out, only the queues that store the copies know the ids.
+            for name in router.copied_to.get(key) or (key,):
+                now = member.backend.now()
+                statuses = await member.control.statuses(name, *[tasks[i].id for i in batch])
+                if any(statuses):
+                    window = (await member.control.settings(name)).dedupe_window
+                    for index, status in zip(batch, statuses, strict=True):
+                        if status is not None and not _forgettable(status, window, now):
+                            known[index] = QueuePart(number, key)
+
         try:
-            matches = await gather_all(
-                router.ask(
-                    number, partial(self._remembered, number, key, [tasks[p].id for p in batch])
-                )
-                for key, batch in groups.items()
+            await gather_all(
+                router.ask(number, partial(look_up, key, batch))
+                for key, batch in by_key(tasks, indexes).items()
             )
         except BackendUnavailable:
             if not router.is_optional(number):
                 raise
             # A duplicate may be stored a second time, which is better than refusing every task.
             return {}
-        return {
-            index: QueuePart(number, key)
-            for (key, batch), results in zip(groups.items(), matches, strict=True)
-            for index, is_known in zip(batch, results, strict=True)
-            if is_known
-        }
-
-    async def _remembered(self, number: int, key: str, ids: list[str]) -> list[bool]:
-        control = self._router.members[number].control
-        now = self._router.members[number].backend.now()
-        known = [False] * len(ids)
-        # With fan-out, only the queues that store the copies know the ids.
-        for name in self._router.copied_to.get(key) or (key,):
-            statuses = await control.statuses(name, *ids)
-            if any(statuses):
-                window = (await control.settings(name)).dedupe_window
-                for index, status in enumerate(statuses):
-                    known[index] |= status is not None and not _forgettable(status, window, now)
         return known
 
     async def _open_part(self, task: Task) -> QueuePart:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from taskqueue_core.capabilities import QueueSettings
 from taskqueue_core.composite.backend import Member, QueuePart, ReceivePlan
@@ -65,17 +65,10 @@ def ours(settings: QueueSettings) -> bool:
     return settings.moved_to is not None and settings.moved_to.startswith(_WORD)
 
 
-class Sides(NamedTuple):
-    """The settings of one queue on both sides."""
-
-    old: QueueSettings
-    new: QueueSettings
-
-    @property
-    def open_side(self) -> int | None:
-        """The side that is open while the other is closed; ``None`` if both are open or both are closed."""
-        closed = ours(self.old), ours(self.new)
-        return None if closed[OLD] == closed[NEW] else int(closed[OLD])
+def only_open_side(settings: Sequence[QueueSettings]) -> int | None:
+    """Return the side on which a queue is open; ``None`` if it is open on both sides or closed on both."""
+    closed = [ours(value) for value in settings]
+    return None if closed[OLD] == closed[NEW] else int(closed[OLD])
 
 
 class MigrationRouter:
@@ -111,13 +104,12 @@ class MigrationRouter:
         """The side that is being drained, according to the cached phase."""
         return OLD if self._phase is None else 1 - self._phase[1].towards
 
-    async def read(self, key: str) -> Sides:
+    async def read(self, key: str) -> list[QueueSettings]:
         """Return the settings of a queue on both sides."""
-        settings = await gather_all(
+        return await gather_all(
             self.ask(number, partial(member.control.settings, key))
             for number, member in enumerate(self.members)
         )
-        return Sides(*settings)
 
     async def phase(self, *, fresh: bool = False) -> MigrationPhase:
         """Return the phase, at most one second old, or just read if ``fresh``. The new side records the start."""
@@ -155,7 +147,7 @@ class MigrationRouter:
         except BackendUnavailable:
             alive = await self._without(key, phase.towards)
             return alive, await self.members[alive].control.settings(key)
-        number = members.open_side
+        number = only_open_side(members)
         number = phase.towards if number is None else number
         return number, members[number]
 
@@ -171,8 +163,8 @@ class MigrationRouter:
             members = await self.read(key)
         except BackendUnavailable:
             return await self._without(key, phase.towards)
-        number = members.open_side
-        if number is None and not ours(members.old):  # then it is open on both sides
+        number = only_open_side(members)
+        if number is None and not ours(members[OLD]):  # then it is open on both sides
             number = phase.towards
             if phase is not MigrationPhase.IDLE:
                 await self.close(key, 1 - number)
@@ -266,13 +258,15 @@ class MigrationRouter:
             return (part, QueuePart(towards, key))
         return (part,)
 
-    async def _passed(self, part: QueuePart, members: Sides, stats: QueueStats) -> bool:
+    async def _passed(
+        self, part: QueuePart, members: list[QueueSettings], stats: QueueStats
+    ) -> bool:
         """Whether the drained side of a queue is empty, and its rate limit allows a delivery by the other side."""
         ledger, towards = stats.ledger, 1 - part.member
         live = ledger.waiting or ledger.scheduled or ledger.in_flight
         # A queue that was never used on this side will not be: the first publish closes it here.
         used = stats.delivered or ledger.published
-        if live or (used and members.open_side != towards):
+        if live or (used and only_open_side(members) != towards):
             self._empty_since.pop(part, None)
             return False
         limit = members[part.member].rate_limit

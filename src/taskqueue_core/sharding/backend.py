@@ -11,7 +11,6 @@ from msgspec import structs
 
 from taskqueue_core.authoring.helpers import checked_keys
 from taskqueue_core.backend import Backend
-from taskqueue_core.capabilities import DeadLetters
 from taskqueue_core.composite.backend import (
     CompositeBackend,
     Member,
@@ -19,7 +18,6 @@ from taskqueue_core.composite.backend import (
     ReceivePlan,
     renamed,
 )
-from taskqueue_core.composite.control import JointDeadLetters
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.limits import check_name
 from taskqueue_core.shard_guard import MARKER
@@ -56,20 +54,14 @@ class ShardedBackend(CompositeBackend):
         self.control = ShardedControl(self, self.generations)
         self._drained: set[str] = set()
 
-    @property
-    def dead_letters(self) -> DeadLetters:
-        """The dead letters of all shards. Raises `CapabilityMissing` if the wrapped backend has none."""
-        return JointDeadLetters(self)
-
     def subscribe(self, keys: Iterable[str], consumer: str) -> ShardedSubscription:
         check_name("consumer", consumer)
         unique = checked_keys(keys)
         for key in unique:
             reject_shard_name("keys", key)
-        return self.remember(ShardedSubscription(self, unique, consumer))
+        return ShardedSubscription(self, unique, consumer)
 
     async def health(self) -> Health:
-        """Return the health of the wrapped backend."""
         return await self.inner.health()
 
     async def parts(self, key: str) -> Sequence[QueuePart]:

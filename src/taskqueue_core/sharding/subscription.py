@@ -7,7 +7,6 @@ from msgspec import structs
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart
 from taskqueue_core.composite.source import Source
 from taskqueue_core.composite.subscription import JointSubscription
-from taskqueue_core.sharding.generations import Shard
 from taskqueue_core.tasks import Delivery, Received
 
 _STREAK = 10
@@ -47,14 +46,12 @@ class ShardedSubscription(JointSubscription):
 
     def _alone(self) -> Source | None:
         """Return the only source, unless a shard may be preferred."""
-        shard = None if self._served is None else Shard.read(self._served.key)
-        return None if shard is not None and shard.generation.shards > 1 else super()._alone()
+        return None if self._served is not None else super()._alone()
 
     def _first(self) -> Source | None:
         """Return the source of the shard that delivered last, or ``None`` after too many receives in a row."""
         part = self._served
-        shard = None if part is None else Shard.read(part.key)
-        if part is None or shard is None or shard.generation.shards == 1:
+        if part is None:
             return None
         if self._streak >= _STREAK:
             self._streak = 0
