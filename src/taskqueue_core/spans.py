@@ -63,14 +63,13 @@ class Carrier(Protocol):
         ...
 
 
-def _is_set(provider: object) -> bool:
-    # The API's own placeholder for a missing provider records nothing.
-    return not type(provider).__module__.startswith(_SDKLESS)
-
-
 def listening() -> bool:
     """Whether the program has set a provider."""
-    return _is_set(trace.get_tracer_provider()) or _is_set(metrics.get_meter_provider())
+    # The API's own placeholder for a missing provider records nothing.
+    return not all(
+        type(provider).__module__.startswith(_SDKLESS)
+        for provider in (trace.get_tracer_provider(), metrics.get_meter_provider())
+    )
 
 
 class _Instruments:

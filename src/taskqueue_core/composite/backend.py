@@ -13,7 +13,14 @@ from typing import NamedTuple, Protocol, TypeVar
 from msgspec import structs
 
 from taskqueue_core.backend import Backend, Capabilities, Capability, Publisher
-from taskqueue_core.capabilities import Control, SlotPool, control_of, dead_letters_of, slots_of
+from taskqueue_core.capabilities import (
+    Control,
+    DeadLetters,
+    SlotPool,
+    control_of,
+    dead_letters_of,
+    slots_of,
+)
 from taskqueue_core.concurrency import gather_all
 from taskqueue_core.errors import BackendUnavailable
 from taskqueue_core.tasks import DeadLetter, Delivery, Task, TaskStatus
@@ -106,7 +113,13 @@ class CompositeBackend(ABC):
     def __init__(self, *members: Member) -> None:
         """Take ownership of the members' backends. A subclass sets `publisher` and `control`."""
         self.members = members
-        self.capabilities = _shared_capabilities([member.backend for member in members])
+        every = [member.backend.capabilities for member in members]
+        self.capabilities = Capabilities(
+            names=frozenset(Capability).intersection(*(each.names for each in every)),
+            shared=all(each.shared for each in every),
+            durable=all(each.durable for each in every),
+            atomic_retry=all(each.atomic_retry for each in every),
+        )
         self._subscriptions: set[CompositeSubscription] = set()
 
     @property
@@ -246,12 +259,14 @@ class JointDeadLetters:
     async def list(
         self, key: str, *, limit: int = 100, after: str | None = None
     ) -> tuple[DeadLetter, ...]:
-        parts = await self._composite.parts(key)
-        start = 0
+        parts = all_parts = await self._composite.parts(key)
         if after is not None:
-            start, after = await self._page(parts, after)
+            while parts and await self._of_member[parts[0].member].get(parts[0].key, after) is None:
+                parts = parts[1:]
+            if not parts:
+                parts, after = all_parts, None
         matches: list[DeadLetter] = []
-        for part in parts[start:]:
+        for part in parts:
             results = await self._of_member[part.member].list(
                 part.key, limit=limit - len(matches), after=after
             )
@@ -271,28 +286,15 @@ class JointDeadLetters:
     def _renamed(self, dead_letter: DeadLetter, key: str) -> DeadLetter:
         return structs.replace(dead_letter, task=renamed(dead_letter.task, key))
 
-    async def _page(self, parts: Sequence[QueuePart], after: str) -> tuple[int, str | None]:
-        """Return the index of the part that holds the dead letter ``after``, and the id to continue after."""
-        for number, part in enumerate(parts):
-            if await self._of_member[part.member].get(part.key, after) is not None:
-                return number, after
-        return 0, None
-
     async def redrive(self, key: str, *task_ids: str) -> int:
-        parts = await self._composite.parts(key)
-        return sum(
-            await gather_all(
-                self._of_member[part.member].redrive(part.key, *task_ids) for part in parts
-            )
-        )
+        return await self._sum(key, lambda letters, name: letters.redrive(name, *task_ids))
 
     async def discard(self, key: str, *task_ids: str) -> int:
+        return await self._sum(key, lambda letters, name: letters.discard(name, *task_ids))
+
+    async def _sum(self, key: str, call: Callable[[DeadLetters, str], Awaitable[int]]) -> int:
         parts = await self._composite.parts(key)
-        return sum(
-            await gather_all(
-                self._of_member[part.member].discard(part.key, *task_ids) for part in parts
-            )
-        )
+        return sum(await gather_all(call(self._of_member[part.member], part.key) for part in parts))
 
 
 def renamed(task: Task, key: str) -> Task:
@@ -302,15 +304,3 @@ def renamed(task: Task, key: str) -> Task:
     copy: Task = task.__copy__()  # type: ignore[attr-defined] # msgspec has it, untyped
     structs.force_setattr(copy, "key", key)
     return copy
-
-
-def _shared_capabilities(backends: Sequence[Backend]) -> Capabilities:
-    """Return the capabilities that all of the backends have."""
-    all_of = [backend.capabilities for backend in backends]
-    names = frozenset(Capability).intersection(*(capabilities.names for capabilities in all_of))
-    return Capabilities(
-        names=names,
-        shared=all(capabilities.shared for capabilities in all_of),
-        durable=all(capabilities.durable for capabilities in all_of),
-        atomic_retry=all(capabilities.atomic_retry for capabilities in all_of),
-    )

@@ -32,7 +32,7 @@ from taskqueue_core.sharding.generations import (
 )
 from taskqueue_core.sharding.publisher import ShardedPublisher
 from taskqueue_core.sharding.subscription import ShardedSubscription
-from taskqueue_core.tasks import Delivery, Health, Ledger, QueueStats
+from taskqueue_core.tasks import Delivery, Health
 
 _MARK = re.compile(r"<s(\d{1,3})@(\d{1,9})x(\d{1,4})>")
 _POLL_SECONDS = 0.1
@@ -111,11 +111,15 @@ class ShardedBackend(CompositeBackend):
         return names
 
     async def _empty(self, position: str) -> bool:
-        """Whether a closed shard has no task left that precedes the tasks of later shards."""
-        if position in self._drained:
-            return True
-        if is_drained(await self.members[0].control.stats(position)):
-            self._drained.add(position)
+        """Whether a closed shard has no task left that precedes the tasks of later shards.
+
+        Scheduled tasks count only if the shard had retries: a task that was never delivered precedes no other task.
+        """
+        if position not in self._drained:
+            stats = await self.members[0].control.stats(position)
+            retries = stats.ledger.scheduled if stats.retried else 0
+            if not (stats.ledger.waiting or stats.ledger.in_flight or retries):
+                self._drained.add(position)
         return position in self._drained
 
     def from_member(self, member: int, delivery: Delivery) -> Delivery:  # noqa: ARG002 - there is only one member
@@ -145,13 +149,3 @@ def related(shard: int, before: Generation, after: Generation) -> Iterable[int]:
     """Return the shards of the previous generation whose tasks would now be published to ``shard``."""
     step = gcd(before.shards, after.shards)
     return range(shard % step, before.shards, step)
-
-
-def is_drained(stats: QueueStats) -> bool:
-    """Whether a closed shard has no task left that precedes later ones.
-
-    Scheduled tasks count only if the shard had retries: a task that was never delivered precedes no other task.
-    """
-    ledger: Ledger = stats.ledger
-    retries = ledger.scheduled if stats.retried else 0
-    return not (ledger.waiting or ledger.in_flight or retries)
