@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from msgspec import structs
 
-from taskqueue_core.backend import Backend
 from taskqueue_core.capabilities import RoomSignal
 from taskqueue_core.composite.backend import CompositeBackend, QueuePart, renamed
 from taskqueue_core.concurrency import first_completed
@@ -109,15 +108,15 @@ class JointPublisher(ABC):
         """Return the part that accepts a new task."""
 
     def room_signal(self, *keys: str) -> RoomSignal:
-        return _CombinedSignal([member.backend for member in self._composite.members], keys)
+        members = self._composite.members
+        return _CombinedSignal([member.backend.publisher for member in members], keys)
 
 
 class _CombinedSignal:
     """A `RoomSignal` for queues of several backends: a notification from any of them ends the wait."""
 
-    def __init__(self, backends: Sequence[Backend], keys: Sequence[str]) -> None:
-        """Use the signals of the backends that have them."""
-        publishers: list[Any] = [backend.publisher for backend in backends]
+    def __init__(self, publishers: Sequence[Any], keys: Sequence[str]) -> None:
+        """Use the signals of the publishers that have them."""
         self._signals: list[RoomSignal] = [
             publisher.room_signal(*keys)
             for publisher in publishers

@@ -120,7 +120,7 @@ class MigrationRouter:
 
     async def _read_phase(self) -> MigrationPhase:
         try:
-            new = await self.members[NEW].control.settings(MARKER)
+            new = await self._marker(NEW)
         except BackendUnavailable:
             if self.mode is MigrationMode.STRICT or ours(await self._marker(OLD)):
                 raise
@@ -130,11 +130,8 @@ class MigrationRouter:
             return MigrationPhase.IDLE
         if not ours(new):
             return MigrationPhase.FINISHED if new.paused else MigrationPhase.STARTED
-        return (
-            MigrationPhase.INTERRUPTED
-            if ours(await self._marker(OLD))
-            else MigrationPhase.ROLLED_BACK
-        )
+        old = await self._marker(OLD)
+        return MigrationPhase.INTERRUPTED if ours(old) else MigrationPhase.ROLLED_BACK
 
     async def _marker(self, number: int) -> QueueSettings:
         return await self.members[number].control.settings(MARKER)
@@ -212,7 +209,7 @@ class MigrationRouter:
         """Move the intake of all queues that do not exist yet to one side."""
         await self.close(MARKER, 1 - number)
         await self._update(number, MARKER, moved_to=None, paused=False)
-        new = await self.members[NEW].control.settings(MARKER)
+        new = await self._marker(NEW)
         # A version above 0 records that the migration was started.
         if number == NEW and not new.version:
             await self.members[NEW].control.configure(MARKER, new)

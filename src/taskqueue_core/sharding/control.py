@@ -88,10 +88,9 @@ class ShardedControl(JointControl):
         if settings.of_the_whole and settings.shards > 1:
             name = settings.of_the_whole[0]
             raise InvalidInput("shards", "several", f"1: a queue with {name} cannot have shards")
-        if len(key) + LONGEST > LIMITS.name:
-            allowed = (
-                f"1: the name of a sharded queue has at most {LIMITS.name - LONGEST} characters"
-            )
+        most = LIMITS.name - LONGEST
+        if len(key) > most:
+            allowed = f"1: the name of a sharded queue has at most {most} characters"
             raise InvalidInput("shards", "several", allowed)
 
     async def _demand_no_copies(self, key: str) -> None:

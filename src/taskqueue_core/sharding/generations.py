@@ -129,12 +129,9 @@ class ShardGenerations:
                 return
             names = await self._control.queues()
             self._looked_at = now
-            behind: set[str] = set()
-            for name in names:
-                shard = Shard.read(name)
-                if shard is not None and shard.generation.number > self.known(shard.key)[-1].number:
-                    behind.add(shard.key)
-            await gather_all(self.read(key) for key in behind)
+            shards = [shard for name in names if (shard := Shard.read(name)) is not None]
+            newer = [s for s in shards if s.generation.number > self.known(s.key)[-1].number]
+            await gather_all(self.read(key) for key in {shard.key for shard in newer})
 
     async def read(self, key: str) -> tuple[Generation, ...]:
         """Read the generations of a queue from its settings; return them oldest first."""
@@ -183,7 +180,7 @@ class ShardGenerations:
         await gather_all(self.demand_closed(name, following) for name in generation.shard_keys(key))
 
     async def copy(self, key: str, settings: QueueSettings, *generations: Generation) -> None:
-        """Copy a queue's settings to all shards of some generations, except the version and the next generation."""
+        """Copy a queue's settings to all shards of some generations. Each shard keeps its version and successor."""
         await gather_all(
             self._copy(name, settings)
             for generation in generations
