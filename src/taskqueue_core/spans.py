@@ -211,7 +211,7 @@ def _observed(
     *,
     linked: Sequence[Carrier] = (),
 ) -> Iterator[trace.Span]:
-    """Give the span of a block; then call ``record`` with the block's duration in seconds and the metric attributes.
+    """Yield the span of a ``with`` block; then call ``record`` with its duration in seconds and the metric attributes.
 
     The span has links to the publishers of the ``linked`` tasks. For a single task, it is a child of its publisher's.
     """

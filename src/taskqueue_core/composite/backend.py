@@ -215,7 +215,8 @@ class CompositeBackend(ABC):
     def origins(self, receipt: str, key: str) -> Sequence[tuple[QueuePart, str]]:
         """Return the parts of the queue ``key`` that may have issued a receipt, likeliest first.
 
-        Each comes with the receipt as it is known there. If ``key`` is empty, so may be the keys of the parts.
+        Each part comes with the receipt as it is known there. If ``key`` is empty, the queue is unknown, and a part
+        with an empty key stands for any queue of the member.
         """
 
     def to_member(self, delivery: Delivery) -> tuple[int, Delivery]:

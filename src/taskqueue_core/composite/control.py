@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class JointControl(ABC):
-    """All of `Control` except the settings, for a composite backend: combines the answers of the parts of a queue."""
+    """Implementation of `Control` for a composite backend, except for the settings of queues."""
 
     def __init__(self, composite: CompositeBackend) -> None:
         self._composite = composite
@@ -111,7 +111,7 @@ class JointControl(ABC):
         )
 
     async def maintain(self) -> Maintained:
-        """Run maintenance in every member, then correct queue settings that an interrupted change has left."""
+        """Run maintenance in every member, then repair queue settings that an interrupted change left behind."""
         composite = self._composite
         results = await gather_all(
             composite.at_leisure(member, member.control.maintain, Maintained())
@@ -139,10 +139,10 @@ class JointControl(ABC):
 
     @abstractmethod
     async def _repair(self) -> None:
-        """Correct the settings of some queues, other ones in each maintenance pass."""
+        """Repair the settings of some queues; the next maintenance pass continues with the following queues."""
 
     def _next_keys(self, keys: Sequence[str], number: int) -> Sequence[str]:
-        """Return the next ``number`` keys; start again after the last key."""
+        """Return the next ``number`` keys. After the last key, start again with the first."""
         start, self._repaired = self._repaired, self._repaired + number
         if self._repaired >= len(keys):
             self._repaired = 0

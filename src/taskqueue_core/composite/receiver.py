@@ -109,7 +109,7 @@ class MultiReceiver(SubscriptionBase):
         taken: list[Delivery] = []
         self._receiving = True
         try:
-            if self._undoing is not None:  # the deliveries of an earlier receive are being released
+            if self._undoing is not None:  # deliveries of an earlier receive are being released
                 await asyncio.wait({self._undoing}, timeout=_UNSEEN)
             while not self.closed:
                 await self._refresh_plan()

@@ -91,9 +91,9 @@ class JointSubscription(MultiReceiver):
         return answer(outcomes)
 
     def _source_of(self, number: int, key: str, receipt: str) -> Source:
-        """Return the member's source that issued a receipt, or else one that covers a queue, or any source.
+        """Return a source of the member: the one that issued a receipt, else one that covers ``key``, else any.
 
-        If the member has none, open a source that is used to settle and adopt, but never to receive.
+        If the member has no source, open one that is used to settle and adopt, but never to receive.
         """
         of_member = [source for source in self.sources if source.number == number]
         for source in of_member:

@@ -49,7 +49,7 @@ class MigratingPublisher(JointPublisher):
     async def _known(
         self, number: int, tasks: Sequence[Task], indexes: list[int]
     ) -> dict[int, QueuePart]:
-        """Return the tasks whose ids a side remembers: their indexes, mapped to their queue on this side."""
+        """Return the indexes of the tasks whose ids a side remembers, mapped to the queue on that side."""
         router = self._router
         member = router.members[number]
         known: dict[int, QueuePart] = {}

@@ -161,7 +161,7 @@ class MigrationRouter:
         except BackendUnavailable:
             return await self._without(key, phase.towards)
         number = only_open_side(members)
-        if number is None and not ours(members[OLD]):  # then it is open on both sides
+        if number is None and not ours(members[OLD]):  # the queue is open on both sides
             number = phase.towards
             if phase is not MigrationPhase.IDLE:
                 await self.close(key, 1 - number)

@@ -180,7 +180,10 @@ class ShardGenerations:
         await gather_all(self.demand_closed(name, following) for name in generation.shard_keys(key))
 
     async def copy(self, key: str, settings: QueueSettings, *generations: Generation) -> None:
-        """Copy a queue's settings to all shards of some generations. Each shard keeps its version and successor."""
+        """Copy a queue's settings to all shards of the given generations.
+
+        Each shard keeps its own version, and its own ``moved_to`` if a later generation has replaced it.
+        """
         await gather_all(
             self._copy(name, settings)
             for generation in generations

@@ -42,7 +42,7 @@ class ShardedPublisher(JointPublisher):
         return [index for index in moved if tasks[index].key in grown]
 
     async def _known(self, tasks: Sequence[Task], indexes: list[int]) -> dict[int, QueuePart]:
-        """Return the tasks whose ids an older generation knows: their indexes, mapped to the shard.
+        """Return the indexes of the tasks whose ids an older generation knows, mapped to the shard that knows them.
 
         Each task's shard of the previous generation is closed first, so that no two shards accept the same id.
         """
