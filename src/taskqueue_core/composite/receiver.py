@@ -166,14 +166,12 @@ class MultiReceiver(SubscriptionBase):
         ]
         if self._composite.in_turn and len(live) > 1:
             self.sources.append(self.sources.pop(0))
-        first = self._first()
-        return (
-            live if first is None else [first, *(source for source in live if source is not first)]
-        )
+        preferred = self._preferred()
+        return preferred + [source for source in live if source not in preferred]
 
-    def _first(self) -> Source | None:
-        """Return the source to ask before all others, or ``None``."""
-        return None
+    def _preferred(self) -> list[Source]:
+        """Return the sources to ask before all others."""
+        return []
 
     async def _sweep(self, limit: int, taken: list[Delivery]) -> None:
         order = self._order()

@@ -48,18 +48,18 @@ class ShardedSubscription(JointSubscription):
         """Return the only source, unless a shard may be preferred."""
         return None if self._served is not None else super()._alone()
 
-    def _first(self) -> Source | None:
-        """Return the source of the shard that delivered last, or ``None`` after too many receives in a row."""
+    def _preferred(self) -> list[Source]:
+        """Return the source of the shard that delivered last, unless too many receives in a row have preferred it."""
         part = self._served
         if part is None:
-            return None
+            return []
         if self._streak >= _STREAK:
             self._streak = 0
-            return None
+            return []
         source = self._favourites.get(part)
         if source is None or source.retired:
             if len(self._favourites) >= _FAVOURITES:
                 self._favourites.pop(next(iter(self._favourites))).retired = True
             source = self._favourites[part] = self.open(0, (part.key,))
             source.aside = True
-        return source
+        return [source]
