@@ -225,8 +225,7 @@ class MigrationRouter:
         """Copy the settings of a queue to one side, except those that may differ between the sides."""
 
         def edit(result: QueueSettings) -> QueueSettings:
-            own = {name: getattr(result, name) for name in _OF_THE_STORE}
-            return settings.model_copy(update=own)
+            return settings.model_copy(update={n: getattr(result, n) for n in _OF_THE_STORE})
 
         await change_settings(self.members[number].control, key, edit)
 

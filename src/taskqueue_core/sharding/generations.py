@@ -194,9 +194,8 @@ class ShardGenerations:
         moved = settings.moved_to if Generation.read(settings.moved_to) is None else None
 
         def edit(result: QueueSettings) -> QueueSettings:
-            closed = Generation.read(result.moved_to) is not None
-            own: dict[str, object] = {"version": result.version, "shards": 1}
-            own["moved_to"] = result.moved_to if closed else moved
+            kept = moved if Generation.read(result.moved_to) is None else result.moved_to
+            own = {"version": result.version, "shards": 1, "moved_to": kept}
             return settings.model_copy(update=own)
 
         written = await change_settings(self._control, position, edit)

@@ -55,6 +55,8 @@ class ShardedPublisher(JointPublisher):
                     requested.setdefault(name, []).append(index)
                     if generation is older[-1]:
                         await self._generations.demand_closed(name, last)
+        if not requested:
+            return {}
         control = self._composite.members[0].control
         results = await gather_all(
             control.statuses(name, *(tasks[index].id for index in batch))
